@@ -1,0 +1,1 @@
+//! What relay and worker say to each other, and the rules both must agree on.

@@ -1,0 +1,1 @@
+//! The relay: one stable address for OpenAI and Anthropic clients, in front of workers that dial out.

@@ -1,0 +1,1 @@
+//! The worker: sits beside an inference backend and dials out to the relays.

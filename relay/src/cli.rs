@@ -12,7 +12,6 @@ use std::time::Duration;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use modelrelay_protocol::limits;
-use modelrelay_protocol::units::format_size;
 
 use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
@@ -263,6 +262,7 @@ fn setting(argument: &clap::Arg) -> Option<Setting> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use modelrelay_protocol::units::format_size;
 
     fn load(arguments: &[&str]) -> Result<Args, CliError> {
         let program = std::iter::once("modelrelay-relay");

@@ -3,5 +3,7 @@
 pub mod cli;
 pub mod config;
 pub mod lockout;
+pub mod metrics;
 pub mod shutdown;
+pub mod stats;
 pub mod telemetry;

@@ -23,7 +23,7 @@ pub use error::CliError;
 
 /// One stable address for OpenAI and Anthropic clients, in front of workers that dial out.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "modelrelay-relay", version, max_term_width = 110, after_help = AFTER_HELP)]
+#[command(name = "modelrelay-relay", version, max_term_width = 110, allow_negative_numbers = true, after_help = AFTER_HELP)]
 pub struct Args {
     /// Address that clients, and unless told otherwise workers, connect to.
     #[arg(long, env = "LISTEN_ADDR", value_name = "ADDR", default_value = "127.0.0.1:8080", value_parser = values::listen_addr)]
@@ -42,7 +42,8 @@ pub struct Args {
         long,
         env = "WORKER_SECRET",
         value_name = "SECRET",
-        hide_env_values = true
+        hide_env_values = true,
+        allow_hyphen_values = true
     )]
     pub worker_secret: Option<SecretText>,
 
@@ -109,7 +110,8 @@ pub struct Args {
         long,
         env = "MODELRELAY_ADMIN_TOKEN",
         value_name = "TOKEN",
-        hide_env_values = true
+        hide_env_values = true,
+        allow_hyphen_values = true
     )]
     pub admin_token: Option<SecretText>,
 

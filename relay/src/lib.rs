@@ -2,6 +2,8 @@
 
 pub mod cli;
 pub mod config;
+pub mod config_watch;
+pub mod keys;
 pub mod lockout;
 pub mod metrics;
 pub mod shutdown;

@@ -105,7 +105,7 @@ pub struct Args {
     #[arg(long, env = "TRUSTED_PROXIES", value_name = "CIDRS", default_value = "", hide_default_value = true, value_parser = values::proxies)]
     pub trusted_proxies: Proxies,
 
-    /// Bearer token of /admin, /metrics's details and the dashboard; without one /admin answers 403.
+    /// Bearer token of /admin and the dashboard's data; without one /admin answers 403.
     #[arg(
         long,
         env = "MODELRELAY_ADMIN_TOKEN",

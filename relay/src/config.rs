@@ -234,13 +234,27 @@ impl ProviderConfig {
         }
     }
 
-    /// Whether `presented` admits a worker at `now`. Every secret is compared, so that the time tells nothing.
-    pub fn admits(&self, presented: &str, now: SystemTime) -> bool {
+    /// The secret that `presented` is and that admits a worker at `now`. All are compared, so that the time tells nothing.
+    /// Its digest is what a connection remembers for [`ProviderConfig::still_admits`].
+    pub fn admitting_secret(&self, presented: &str, now: SystemTime) -> Option<&WorkerSecret> {
         let admitting = self
             .worker_secrets
             .iter()
             .filter(|secret| secret.admits(presented, now));
-        admitting.count() > 0
+        admitting.fold(None, |first, secret| first.or(Some(secret)))
+    }
+
+    /// Whether `presented` admits a worker at `now`.
+    pub fn admits(&self, presented: &str, now: SystemTime) -> bool {
+        self.admitting_secret(presented, now).is_some()
+    }
+
+    /// Whether a worker that came in with the secret of this digest may stay: the secret is still there, and its time is
+    /// not over.
+    pub fn still_admits(&self, digest: &[u8; 32], now: SystemTime) -> bool {
+        self.worker_secrets
+            .iter()
+            .any(|secret| secret.secret.digest() == digest && secret.is_current(now))
     }
 
     /// How long a request waits while no worker serves its model. A model is `declared` when a slot or `coldModels` names
@@ -254,7 +268,8 @@ impl ProviderConfig {
         self.cold_timeout.unwrap_or(default)
     }
 
-    /// The id behind a name of the catalogue: itself, or the id that it is an alias of.
+    /// The id behind a name of the catalogue: itself, or the id that it is an alias of. Looks through the catalogue; who
+    /// asks per request builds an index.
     pub fn resolve<'a>(&'a self, model: &str) -> Option<&'a str> {
         let entry =
             self.models.as_ref()?.iter().find(|entry| {
@@ -282,14 +297,9 @@ impl WorkerSecret {
 pub struct ConfigError(String);
 
 impl ConfigError {
-    /// Line breaks, of which a file name or a parser's message may have some, become spaces.
+    /// Control characters, of which a file name or a parser's message may have some, become spaces.
     pub(crate) fn new(line: impl AsRef<str>) -> Self {
-        Self(
-            line.as_ref()
-                .split_whitespace()
-                .collect::<Vec<_>>()
-                .join(" "),
-        )
+        Self(line.as_ref().replace(char::is_control, " "))
     }
 
     pub(crate) fn refused(place: &str, value: &str, allowed: &str) -> Self {

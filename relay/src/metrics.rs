@@ -61,7 +61,8 @@ impl Metrics {
         }
     }
 
-    /// The series of a provider, made on first use.
+    /// The series of a configured provider, made on first use. A name that a client or worker chose must be looked up in
+    /// the configuration first; see [`Metrics::worker_of_unknown_provider`].
     pub fn provider(&self, name: &str) -> Arc<ProviderSeries> {
         let known = self
             .providers
@@ -98,6 +99,15 @@ impl Metrics {
         let code = code.to_string();
         let labels = [UNKNOWN, UNKNOWN, endpoint.as_str(), outcome.as_str(), &code];
         self.families.requests.with_label_values(&labels).inc();
+    }
+
+    /// A worker named a provider that there is none of, and was turned away.
+    pub fn worker_of_unknown_provider(&self, result: ConnectionResult) {
+        let labels = [UNKNOWN, result.as_str()];
+        self.families
+            .worker_connections
+            .with_label_values(&labels)
+            .inc();
     }
 
     /// A request's body was read.

@@ -6,9 +6,9 @@ use std::fmt;
 use std::io::IsTerminal;
 use std::str::FromStr;
 
+use tracing::subscriber::{SetGlobalDefaultError, set_global_default};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
 /// How a line looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,22 +25,24 @@ pub enum LogFormat {
 pub struct LogFilter(String);
 
 /// Starts logging for the whole process; an error when somebody did already.
-pub fn init(filter: &LogFilter, format: LogFormat) -> Result<(), TryInitError> {
+///
+/// Only `tracing`'s events are taken. Records of the older `log` crate, which some libraries write, go nowhere on purpose:
+/// the WebSocket library writes whole frames there at its lowest level, and frames hold prompts and answers.
+pub fn init(filter: &LogFilter, format: LogFormat) -> Result<(), SetGlobalDefaultError> {
     let registry = tracing_subscriber::registry().with(filter.to_env_filter());
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
     match format {
-        LogFormat::Text => registry.with(lines).try_init(),
-        LogFormat::Json => registry
-            .with(
-                lines
-                    .json()
-                    .flatten_event(true)
-                    .with_current_span(false)
-                    .with_span_list(false),
-            )
-            .try_init(),
+        LogFormat::Text => set_global_default(registry.with(lines)),
+        LogFormat::Json => {
+            let lines = lines
+                .json()
+                .flatten_event(true)
+                .with_current_span(false)
+                .with_span_list(false);
+            set_global_default(registry.with(lines))
+        }
     }
 }
 

@@ -114,20 +114,16 @@ fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
 /// The parser names the place and what it expected. It also repeats what it found, which must not be a secret.
 fn yaml_error(file: &str, error: &serde_yaml::Error) -> ConfigError {
     let message = error.to_string();
-    match message.split_once("workerSecrets") {
-        Some((before, after)) => {
-            let index: String = after
-                .chars()
-                .take_while(|c| "[]0123456789".contains(*c))
-                .collect();
-            let at = error
-                .location()
-                .map(|at| format!(" at line {} column {}", at.line(), at.column()))
-                .unwrap_or_default();
-            ConfigError::new(format!(
-                "{file}: {before}workerSecrets{index}: not understood, allowed is {{file: NAME}} or {{value: SECRET}}, with notAfter if wanted{at}"
-            ))
-        }
-        None => ConfigError::new(format!("{file}: {message}")),
+    // The path comes first; what may be written at other places, `workerSecrets` among it, is listed after it.
+    let place = message.split(": ").next().unwrap_or_default();
+    if !place.contains("workerSecrets") {
+        return ConfigError::new(format!("{file}: {message}"));
     }
+    let at = error
+        .location()
+        .map(|at| format!(" at line {} column {}", at.line(), at.column()))
+        .unwrap_or_default();
+    ConfigError::new(format!(
+        "{file}: {place}: not understood, allowed is {{file: NAME}} or {{value: SECRET}}, with notAfter if wanted{at}"
+    ))
 }

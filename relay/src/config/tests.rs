@@ -243,6 +243,15 @@ fn a_refusal_names_the_place_the_value_and_what_is_allowed() {
 }
 
 #[test]
+fn an_unknown_field_is_named_with_the_known_ones_and_the_line() {
+    let line = refusal("providers: [{name: a, typo: 1}]");
+    assert!(
+        line.contains("`workerSecrets`") && line.ends_with("at line 1 column 23"),
+        "{line}"
+    );
+}
+
+#[test]
 fn no_refusal_repeats_a_secret() {
     for secrets in [
         "[planted]",
@@ -272,6 +281,21 @@ fn an_empty_secret_admits_nobody_and_is_no_error() {
         config.warnings,
         ["provider a has no worker secret: no worker can join it"]
     );
+}
+
+#[test]
+fn a_worker_stays_while_its_secret_is_there_and_its_time_is_not_over() {
+    let config = load("providers: [{name: a, workerSecrets: [{value: old, notAfter: '2026-12-01T00:00:00Z'}, {value: new}]}]").expect("valid");
+    let provider = &config.providers[0];
+    let end = humantime::parse_rfc3339("2026-12-01T00:00:00Z").expect("a time");
+    let before = end - Duration::from_secs(1);
+    let digest = *provider
+        .admitting_secret("old", before)
+        .expect("admitted")
+        .secret
+        .digest();
+    assert!(provider.still_admits(&digest, before) && !provider.still_admits(&digest, end));
+    assert!(!ProviderConfig::new("a").still_admits(&digest, before));
 }
 
 #[test]

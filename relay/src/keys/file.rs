@@ -4,7 +4,8 @@
 //! folder: whoever looks, after whatever, sees the old keys or the new ones. Memory follows the disk, never the other way
 //! round, so a full disk costs an admin an error and nobody a key. A file that cannot be understood is never overwritten.
 //! Before each change the file is read again: a key that somebody else put there (another relay beside this one, a person)
-//! is taken in, not lost.
+//! is taken in, not lost; the regular [`KeyStore::flush`] reads it too, so that a key revoked elsewhere dies here within a
+//! minute.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -82,7 +83,8 @@ impl KeyStore for FileKeyStore {
 }
 
 impl FileKeyStore {
-    /// A disk may take seconds; the threads that serve requests do not wait for it.
+    /// A disk may take seconds; the threads that serve requests do not wait for it. Once asked for, a change is finished
+    /// even if nobody waits for its answer any more.
     fn run<T: Send + 'static>(
         &self,
         change: impl FnOnce(&Shared) -> Result<T, KeyStoreError> + Send + 'static,
@@ -160,16 +162,18 @@ impl Shared {
         let _one_at_a_time = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let mut records = self.merged(read(&self.path)?);
         let (changed, answer) = edit(&mut records)?;
-        if changed {
-            let renamed = replace(&self.path, &records).map_err(|error| {
+        let renamed = match changed {
+            true => Some(replace(&self.path, &records).map_err(|error| {
                 KeyStoreError::Unavailable(format!(
                     "{}: the API keys cannot be written: {error}",
                     self.path.display()
                 ))
-            })?;
-            self.keys.store(Arc::new(self.keys.load().renewed(records)));
-            renamed.sync_folder(&self.path)?;
-        }
+            })?),
+            false => None,
+        };
+        // Also without a change of ours: somebody else's, a revocation above all, counts from here on.
+        self.keys.store(Arc::new(self.keys.load().renewed(records)));
+        renamed.map_or(Ok(()), |renamed| renamed.sync_folder(&self.path))?;
         Ok(answer)
     }
 

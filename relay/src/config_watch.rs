@@ -77,9 +77,7 @@ impl ConfigWatch {
 
 impl std::fmt::Debug for ConfigWatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ConfigWatch")
-            .field("status", &self.status())
-            .finish_non_exhaustive()
+        f.debug_struct("ConfigWatch").field("status", &self.status()).finish_non_exhaustive()
     }
 }
 
@@ -96,12 +94,7 @@ struct Follower {
     metrics: Arc<Metrics>,
 }
 
-async fn follow(
-    mut follower: Follower,
-    path: PathBuf,
-    interval: Duration,
-    sender: watch::Sender<Arc<Config>>,
-) {
+async fn follow(mut follower: Follower, path: PathBuf, interval: Duration, sender: watch::Sender<Arc<Config>>) {
     let mut ticks = tokio::time::interval(interval);
     // After a suspended machine one look is enough.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -129,16 +122,8 @@ async fn follow(
 impl Follower {
     fn new(args: Args, config: &Config, metrics: Arc<Metrics>) -> Self {
         metrics.config_loaded(&config.hash);
-        let status = ConfigStatus {
-            hash: config.hash.clone(),
-            loaded_at: SystemTime::now(),
-            last_error: None,
-        };
-        Self {
-            args,
-            status: Arc::new(ArcSwap::from_pointee(status)),
-            metrics,
-        }
+        let status = ConfigStatus { hash: config.hash.clone(), loaded_at: SystemTime::now(), last_error: None };
+        Self { args, status: Arc::new(ArcSwap::from_pointee(status)), metrics }
     }
 
     fn look_at(&self, path: &Path) -> Option<Config> {
@@ -151,15 +136,9 @@ impl Follower {
         match look {
             Look::Unchanged => {
                 if before.last_error.is_some() {
-                    tracing::info!(
-                        hash = before.hash,
-                        "configuration file is back to the one in use"
-                    );
+                    tracing::info!(hash = before.hash, "configuration file is back to the one in use");
                     self.metrics.config_loaded(&before.hash);
-                    self.status.store(Arc::new(ConfigStatus {
-                        last_error: None,
-                        ..(*before).clone()
-                    }));
+                    self.status.store(Arc::new(ConfigStatus { last_error: None, ..(*before).clone() }));
                 }
                 None
             }
@@ -169,26 +148,16 @@ impl Follower {
                     tracing::warn!("{warning}");
                 }
                 self.metrics.config_loaded(&config.hash);
-                let status = ConfigStatus {
-                    hash: config.hash.clone(),
-                    loaded_at: SystemTime::now(),
-                    last_error: None,
-                };
+                let status = ConfigStatus { hash: config.hash.clone(), loaded_at: SystemTime::now(), last_error: None };
                 self.status.store(Arc::new(status));
                 Some(*config)
             }
             Look::Refused(error) => {
                 let error = error.to_string();
                 if before.last_error.as_ref() != Some(&error) {
-                    tracing::error!(
-                        error,
-                        "configuration refused, the last good one still counts"
-                    );
+                    tracing::error!(error, "configuration refused, the last good one still counts");
                     self.metrics.config_refused();
-                    self.status.store(Arc::new(ConfigStatus {
-                        last_error: Some(error),
-                        ..(*before).clone()
-                    }));
+                    self.status.store(Arc::new(ConfigStatus { last_error: Some(error), ..(*before).clone() }));
                 }
                 None
             }
@@ -229,18 +198,12 @@ mod tests {
         fs::write(folder.path().join("secret"), "first").expect("a file");
         let (args, config) = load(folder.path());
         let follower = Follower::new(args.clone(), &config, Arc::new(Metrics::new()));
-        Fixture {
-            folder,
-            args,
-            config,
-            follower,
-        }
+        Fixture { folder, args, config, follower }
     }
 
     fn load(folder: &Path) -> (Args, Config) {
         let path = folder.join("relay.yaml");
-        let args =
-            Args::load_from(["relay", "--config", path.to_str().expect("utf-8")]).expect("valid");
+        let args = Args::load_from(["relay", "--config", path.to_str().expect("utf-8")]).expect("valid");
         let config = Config::from_args(&args).expect("valid");
         (args, config)
     }
@@ -251,8 +214,7 @@ mod tests {
         }
 
         fn look(&self) -> Option<Config> {
-            self.follower
-                .look_at(&self.folder.path().join("relay.yaml"))
+            self.follower.look_at(&self.folder.path().join("relay.yaml"))
         }
 
         fn status(&self) -> Arc<ConfigStatus> {
@@ -260,10 +222,7 @@ mod tests {
         }
 
         fn reload_successful(&self) -> bool {
-            let text = self
-                .follower
-                .metrics
-                .render(&crate::metrics::State::default);
+            let text = self.follower.metrics.render(&crate::metrics::State::default);
             text.contains("modelrelay_config_last_reload_successful 1")
         }
     }
@@ -274,10 +233,7 @@ mod tests {
         assert!(fixture.look().is_none());
         fixture.write("relay.yaml", "providers: [{name: two}]");
         let config = fixture.look().expect("a change");
-        assert_eq!(
-            (config.providers[0].name.as_str(), &fixture.status().hash),
-            ("two", &config.hash)
-        );
+        assert_eq!((config.providers[0].name.as_str(), &fixture.status().hash), ("two", &config.hash));
         assert!(fixture.look().is_none());
     }
 
@@ -286,26 +242,17 @@ mod tests {
         let fixture = fixture();
         fixture.write("secret", "second");
         let provider = fixture.look().expect("a change").providers.remove(0);
-        assert!(
-            provider.admits("second", SystemTime::now())
-                && !provider.admits("first", SystemTime::now())
-        );
+        assert!(provider.admits("second", SystemTime::now()) && !provider.admits("first", SystemTime::now()));
     }
 
     #[test]
     fn a_broken_file_keeps_the_last_good_one_and_says_why() {
         let fixture = fixture();
-        fixture.write(
-            "relay.yaml",
-            "providers: [{name: one, queue: {timeout: 30x}}]",
-        );
+        fixture.write("relay.yaml", "providers: [{name: one, queue: {timeout: 30x}}]");
         assert!(fixture.look().is_none() && fixture.look().is_none());
         let status = fixture.status();
         let error = status.last_error.as_deref().expect("an error");
-        assert!(
-            error.contains("providers[0].queue.timeout: \"30x\""),
-            "{error}"
-        );
+        assert!(error.contains("providers[0].queue.timeout: \"30x\""), "{error}");
         assert!(status.hash == fixture.config.hash && !fixture.reload_successful());
         fixture.write("relay.yaml", ONE);
         assert!(fixture.look().is_none());
@@ -319,13 +266,7 @@ mod tests {
         assert!(fixture.look().is_none() && fixture.status().last_error.is_some());
         fs::remove_file(fixture.folder.path().join("relay.yaml")).expect("removed");
         assert!(fixture.look().is_none());
-        assert!(
-            fixture
-                .status()
-                .last_error
-                .as_ref()
-                .is_some_and(|error| error.contains("cannot be read"))
-        );
+        assert!(fixture.status().last_error.as_ref().is_some_and(|error| error.contains("cannot be read")));
     }
 
     #[test]
@@ -333,25 +274,19 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         for (version, name) in [("v1", "one"), ("v2", "two")] {
             fs::create_dir(folder.path().join(version)).expect("a folder");
-            fs::write(
-                folder.path().join(version).join("relay.yaml"),
-                format!("providers: [{{name: {name}}}]"),
-            )
-            .expect("a file");
+            fs::write(folder.path().join(version).join("relay.yaml"), format!("providers: [{{name: {name}}}]"))
+                .expect("a file");
         }
         let link = |version: &str| {
             std::os::unix::fs::symlink(version, folder.path().join("..new")).expect("a link");
             fs::rename(folder.path().join("..new"), folder.path().join("..data")).expect("swapped");
         };
         link("v1");
-        std::os::unix::fs::symlink("..data/relay.yaml", folder.path().join("relay.yaml"))
-            .expect("a link");
+        std::os::unix::fs::symlink("..data/relay.yaml", folder.path().join("relay.yaml")).expect("a link");
         let (args, config) = load(folder.path());
         let follower = Follower::new(args, &config, Arc::new(Metrics::new()));
         link("v2");
-        let config = follower
-            .look_at(&folder.path().join("relay.yaml"))
-            .expect("a change");
+        let config = follower.look_at(&folder.path().join("relay.yaml")).expect("a change");
         assert_eq!(config.providers[0].name, "two");
     }
 
@@ -360,29 +295,19 @@ mod tests {
         let fixture = fixture();
         let metrics = Arc::new(Metrics::new());
         let interval = Duration::from_millis(1);
-        let mut watch = ConfigWatch::start_every(
-            interval,
-            fixture.args.clone(),
-            fixture.config.clone(),
-            metrics,
-        );
+        let mut watch = ConfigWatch::start_every(interval, fixture.args.clone(), fixture.config.clone(), metrics);
         fixture.write("relay.yaml", "providers: [{name: two}]");
         // An editor that is slower than the interval may be seen halfway; what counts is where it ends.
         let config = watch.next().await;
         assert_eq!(
-            (
-                config.providers[0].name.as_str(),
-                &watch.status().hash,
-                &watch.current().hash
-            ),
+            (config.providers[0].name.as_str(), &watch.status().hash, &watch.current().hash),
             ("two", &config.hash, &config.hash)
         );
     }
 
     #[tokio::test]
     async fn without_a_file_nothing_is_followed() {
-        let args =
-            Args::load_from(["relay", "--worker-secret", "0123456789abcdef"]).expect("valid");
+        let args = Args::load_from(["relay", "--worker-secret", "0123456789abcdef"]).expect("valid");
         let config = Config::from_args(&args).expect("valid");
         let watch = ConfigWatch::start(args, config, Arc::new(Metrics::new()));
         assert_eq!(watch.current().providers.len(), 1);

@@ -109,11 +109,7 @@ pub struct KeyLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub models: Option<Vec<String>>,
     /// It is useless from then on; RFC 3339, UTC.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        with = "record::optional_time"
-    )]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "record::optional_time")]
     pub expires_at: Option<SystemTime>,
     /// Requests that it may have in flight at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -243,18 +239,12 @@ impl KeySet {
     /// The keys of `records`, with the live counts of those that were here before.
     fn renewed(&self, records: Vec<KeyRecord>) -> Self {
         let keys = records.into_iter().map(|record| {
-            let usage = self
-                .keys
-                .get(&record.id)
-                .map(|key| Arc::clone(&key.usage))
-                .unwrap_or_default();
+            let usage = self.keys.get(&record.id).map(|key| Arc::clone(&key.usage)).unwrap_or_default();
             let stored = record.last_used_at.map_or(0, unix_millis);
             usage.last_used.fetch_max(stored, Ordering::Relaxed);
             (record.id.clone(), Arc::new(Key { record, usage }))
         });
-        Self {
-            keys: keys.collect(),
-        }
+        Self { keys: keys.collect() }
     }
 
     /// What to keep: every key with its last use so far, oldest first.
@@ -283,36 +273,22 @@ impl Key {
 
     /// Whether it may use this provider.
     pub fn allows_provider(&self, provider: &str) -> bool {
-        self.limits()
-            .providers
-            .as_ref()
-            .is_none_or(|allowed| allowed.iter().any(|name| name == provider))
+        self.limits().providers.as_ref().is_none_or(|allowed| allowed.iter().any(|name| name == provider))
     }
 
     /// Whether it may use a model by this name. A caller asks for what the client wrote and for the id behind it: either
     /// may be what the key lists.
     pub fn allows_model(&self, model: &str) -> bool {
-        self.limits()
-            .models
-            .as_ref()
-            .is_none_or(|allowed| allowed.iter().any(|name| name == model))
+        self.limits().models.as_ref().is_none_or(|allowed| allowed.iter().any(|name| name == model))
     }
 
     /// Counts a request in, if there is room.
     pub fn acquire(&self) -> Result<KeyLease, KeyLimit> {
         let limit = self.limits().max_in_flight;
         let room = |count: u32| limit.is_none_or(|most| count < most).then(|| count + 1);
-        match self
-            .usage
-            .in_flight
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, room)
-        {
-            Ok(_) => Ok(KeyLease {
-                usage: Arc::clone(&self.usage),
-            }),
-            Err(_) => Err(KeyLimit {
-                max_in_flight: limit.unwrap_or(u32::MAX),
-            }),
+        match self.usage.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, room) {
+            Ok(_) => Ok(KeyLease { usage: Arc::clone(&self.usage) }),
+            Err(_) => Err(KeyLimit { max_in_flight: limit.unwrap_or(u32::MAX) }),
         }
     }
 
@@ -332,18 +308,13 @@ impl Key {
     }
 
     fn touch(&self, now: SystemTime) {
-        self.usage
-            .last_used
-            .fetch_max(unix_millis(now), Ordering::Relaxed);
+        self.usage.last_used.fetch_max(unix_millis(now), Ordering::Relaxed);
     }
 
     fn record_now(&self) -> KeyRecord {
         let millis = self.usage.last_used.load(Ordering::Relaxed);
         let last_used_at = (millis > 0).then(|| UNIX_EPOCH + Duration::from_millis(millis));
-        KeyRecord {
-            last_used_at,
-            ..self.record.clone()
-        }
+        KeyRecord { last_used_at, ..self.record.clone() }
     }
 }
 
@@ -358,9 +329,7 @@ impl fmt::Debug for Key {
 
 impl fmt::Debug for CreatedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CreatedKey")
-            .field("info", &self.info)
-            .finish_non_exhaustive()
+        f.debug_struct("CreatedKey").field("info", &self.info).finish_non_exhaustive()
     }
 }
 
@@ -368,43 +337,30 @@ impl NewKey {
     /// Checks what an admin asked for.
     pub fn new(name: &str, limits: KeyLimits) -> Result<Self, KeyStoreError> {
         let name = name.trim();
-        let fine = |text: &str, most: usize| {
-            (1..=most).contains(&text.chars().count()) && !text.chars().any(char::is_control)
-        };
+        let fine =
+            |text: &str, most: usize| (1..=most).contains(&text.chars().count()) && !text.chars().any(char::is_control);
         let refuse = |text: String| Err(KeyStoreError::Invalid(text));
         if !fine(name, MAX_NAME_CHARS) {
-            return refuse(format!(
-                "name: 1 to {MAX_NAME_CHARS} characters are needed, no control characters"
-            ));
+            return refuse(format!("name: 1 to {MAX_NAME_CHARS} characters are needed, no control characters"));
         }
         for (field, scope) in [("providers", &limits.providers), ("models", &limits.models)] {
             let Some(scope) = scope else { continue };
             // An empty list would be a key for nothing, which nobody means.
-            if scope.is_empty()
-                || scope.len() > MAX_SCOPE
-                || !scope.iter().all(|entry| fine(entry, MAX_SCOPE_CHARS))
-            {
+            if scope.is_empty() || scope.len() > MAX_SCOPE || !scope.iter().all(|entry| fine(entry, MAX_SCOPE_CHARS)) {
                 return refuse(format!(
                     "{field}: 1 to {MAX_SCOPE} names of at most {MAX_SCOPE_CHARS} characters are needed; leave it out for all"
                 ));
             }
         }
         if limits.max_in_flight == Some(0) {
-            return refuse(
-                "max_in_flight: at least 1 is needed; leave it out for no limit".to_owned(),
-            );
+            return refuse("max_in_flight: at least 1 is needed; leave it out for no limit".to_owned());
         }
-        Ok(Self {
-            name: name.to_owned(),
-            limits,
-        })
+        Ok(Self { name: name.to_owned(), limits })
     }
 }
 
 fn unix_millis(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| {
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-    })
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -30,17 +30,12 @@ pub struct LogFilter(String);
 /// the WebSocket library writes whole frames there at its lowest level, and frames hold prompts and answers.
 pub fn init(filter: &LogFilter, format: LogFormat) -> Result<(), SetGlobalDefaultError> {
     let registry = tracing_subscriber::registry().with(filter.to_env_filter());
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
+    let lines =
+        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     match format {
         LogFormat::Text => set_global_default(registry.with(lines)),
         LogFormat::Json => {
-            let lines = lines
-                .json()
-                .flatten_event(true)
-                .with_current_span(false)
-                .with_span_list(false);
+            let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
             set_global_default(registry.with(lines))
         }
     }
@@ -70,21 +65,15 @@ impl FromStr for LogFilter {
 
     fn from_str(text: &str) -> Result<Self, String> {
         const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-        let allowed = || {
-            "error, warn, info, debug, trace, or directives such as info,modelrelay_relay=debug"
-                .to_owned()
-        };
+        let allowed =
+            || "error, warn, info, debug, trace, or directives such as info,modelrelay_relay=debug".to_owned();
         let text = text.trim();
         // A word that is no level would be read as a target and silence everything else.
-        let known = |part: &str| {
-            part.contains('=') || LEVELS.contains(&part.trim().to_ascii_lowercase().as_str())
-        };
+        let known = |part: &str| part.contains('=') || LEVELS.contains(&part.trim().to_ascii_lowercase().as_str());
         if text.is_empty() || text.len() > 1024 || !text.split(',').any(known) {
             return Err(allowed());
         }
-        EnvFilter::try_new(text)
-            .map(|_| Self(text.to_owned()))
-            .map_err(|_| allowed())
+        EnvFilter::try_new(text).map(|_| Self(text.to_owned())).map_err(|_| allowed())
     }
 }
 

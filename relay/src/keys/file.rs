@@ -17,9 +17,7 @@ use std::time::SystemTime;
 use arc_swap::ArcSwap;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, generate,
-};
+use super::{CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, generate};
 
 /// The only version so far.
 const VERSION: u32 = 1;
@@ -53,13 +51,7 @@ impl FileKeyStore {
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         let records = read(&path)?.unwrap_or_default();
         let keys = ArcSwap::from_pointee(KeySet::default().renewed(records));
-        Ok(Self {
-            shared: Arc::new(Shared {
-                path,
-                keys,
-                change: Mutex::new(()),
-            }),
-        })
+        Ok(Self { shared: Arc::new(Shared { path, keys, change: Mutex::new(()) }) })
     }
 }
 
@@ -93,9 +85,7 @@ impl FileKeyStore {
         let done = tokio::task::spawn_blocking(move || change(&shared));
         Box::pin(async move {
             done.await.unwrap_or_else(|error| {
-                Err(KeyStoreError::Unavailable(format!(
-                    "the change was not finished: {error}"
-                )))
+                Err(KeyStoreError::Unavailable(format!("the change was not finished: {error}")))
             })
         })
     }
@@ -103,8 +93,8 @@ impl FileKeyStore {
 
 impl Shared {
     fn create(&self, request: NewKey) -> Result<CreatedKey, KeyStoreError> {
-        let fresh = generate::fresh()
-            .map_err(|error| KeyStoreError::Unavailable(format!("no random numbers: {error}")))?;
+        let fresh =
+            generate::fresh().map_err(|error| KeyStoreError::Unavailable(format!("no random numbers: {error}")))?;
         let record = KeyRecord {
             id: fresh.id.clone(),
             name: request.name,
@@ -122,20 +112,14 @@ impl Shared {
             Ok((true, ()))
         })?;
         let keys = self.keys.load();
-        let key = keys
-            .lookup(&fresh.id)
-            .ok_or_else(|| KeyStoreError::Unavailable("the key was lost at once".to_owned()))?;
-        Ok(CreatedKey {
-            info: key.info(),
-            secret: fresh.whole,
-        })
+        let key =
+            keys.lookup(&fresh.id).ok_or_else(|| KeyStoreError::Unavailable("the key was lost at once".to_owned()))?;
+        Ok(CreatedKey { info: key.info(), secret: fresh.whole })
     }
 
     fn revoke(&self, id: &str) -> Result<bool, KeyStoreError> {
         self.change(|records| {
-            let key = records
-                .iter_mut()
-                .find(|record| record.id == id && !record.revoked);
+            let key = records.iter_mut().find(|record| record.id == id && !record.revoked);
             let found = key.map(|record| record.revoked = true).is_some();
             Ok((found, found))
         })
@@ -144,11 +128,8 @@ impl Shared {
     fn flush(&self) -> Result<(), KeyStoreError> {
         let stored: Vec<_> = read(&self.path)?.unwrap_or_default();
         let known = self.keys.load().records();
-        let used = |record: &KeyRecord| {
-            stored
-                .iter()
-                .any(|old| old.id == record.id && old.last_used_at < record.last_used_at)
-        };
+        let used =
+            |record: &KeyRecord| stored.iter().any(|old| old.id == record.id && old.last_used_at < record.last_used_at);
         let changed = known.iter().any(used);
         self.change(|_| Ok((changed, ())))
     }
@@ -164,10 +145,7 @@ impl Shared {
         let (changed, answer) = edit(&mut records)?;
         let renamed = match changed {
             true => Some(replace(&self.path, &records).map_err(|error| {
-                KeyStoreError::Unavailable(format!(
-                    "{}: the API keys cannot be written: {error}",
-                    self.path.display()
-                ))
+                KeyStoreError::Unavailable(format!("{}: the API keys cannot be written: {error}", self.path.display()))
             })?),
             false => None,
         };
@@ -200,51 +178,39 @@ struct Renamed;
 impl Renamed {
     fn sync_folder(self, path: &Path) -> Result<(), KeyStoreError> {
         let folder = folder_of(path);
-        File::open(folder)
-            .and_then(|folder| folder.sync_all())
-            .map_err(|error| {
-                KeyStoreError::Unavailable(format!(
-                    "{}: the API keys were written but may not survive a crash: {error}",
-                    path.display()
-                ))
-            })
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| {
+            KeyStoreError::Unavailable(format!(
+                "{}: the API keys were written but may not survive a crash: {error}",
+                path.display()
+            ))
+        })
     }
 }
 
 /// `None` when there is no file yet.
 fn read(path: &Path) -> Result<Option<Vec<KeyRecord>>, KeyStoreError> {
     let shown = path.display();
-    let unavailable =
-        |why: String| KeyStoreError::Unavailable(format!("{shown}: {why}; it is left as it is"));
+    let unavailable = |why: String| KeyStoreError::Unavailable(format!("{shown}: {why}; it is left as it is"));
     let size = match fs::metadata(path) {
         Ok(metadata) => metadata.len(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(unavailable(format!("the API keys cannot be read: {error}"))),
     };
     if size > MAX_FILE_BYTES {
-        return Err(unavailable(format!(
-            "the API keys cannot be read: larger than {MAX_FILE_BYTES} bytes"
-        )));
+        return Err(unavailable(format!("the API keys cannot be read: larger than {MAX_FILE_BYTES} bytes")));
     }
-    let text = fs::read(path)
-        .map_err(|error| unavailable(format!("the API keys cannot be read: {error}")))?;
-    let stored: StoredKeys = serde_json::from_slice(&text)
-        .map_err(|error| unavailable(format!("not a file of API keys: {error}")))?;
+    let text = fs::read(path).map_err(|error| unavailable(format!("the API keys cannot be read: {error}")))?;
+    let stored: StoredKeys =
+        serde_json::from_slice(&text).map_err(|error| unavailable(format!("not a file of API keys: {error}")))?;
     if stored.version != VERSION {
-        return Err(unavailable(format!(
-            "API keys of version {} are not known, only {VERSION}",
-            stored.version
-        )));
+        return Err(unavailable(format!("API keys of version {} are not known, only {VERSION}", stored.version)));
     }
     Ok(Some(stored.keys))
 }
 
 /// Everything up to and with the rename; after an error the old file is as it was.
 fn replace(path: &Path, records: &[KeyRecord]) -> io::Result<Renamed> {
-    let stored = StoredKeys {
-        version: VERSION,
-        keys: records.to_vec(),
-    };
+    let stored = StoredKeys { version: VERSION, keys: records.to_vec() };
     let mut text = serde_json::to_vec_pretty(&stored)?;
     text.push(b'\n');
     let temporary = temporary_beside(path);
@@ -262,11 +228,7 @@ fn write_new(temporary: &Path, text: &[u8]) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Err(_) | Ok(()) => {}
     }
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(temporary)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(temporary)?;
     file.write_all(text)?;
     file.sync_all()
 }
@@ -314,35 +276,23 @@ mod tests {
         };
         let store = open(&path);
         assert!(store.snapshot().is_empty() && !path.exists());
-        let kept = store
-            .create(NewKey::new("kept", limits.clone()).expect("valid"))
-            .await
-            .expect("created");
+        let kept = store.create(NewKey::new("kept", limits.clone()).expect("valid")).await.expect("created");
         let revoked = store.create(new_key("revoked")).await.expect("created");
         assert_eq!(store.revoke(&revoked.info.id).await, Ok(true));
-        store
-            .verify(&kept.secret, SystemTime::now())
-            .expect("valid");
+        store.verify(&kept.secret, SystemTime::now()).expect("valid");
         store.flush().await.expect("flushed");
 
         let again = open(&path);
         let listed = again.list();
         assert_eq!(listed, store.list());
         assert_eq!(
-            (
-                &listed[0].name,
-                &listed[0].limits,
-                listed[0].last_used_at.is_some()
-            ),
+            (&listed[0].name, &listed[0].limits, listed[0].last_used_at.is_some()),
             (&"kept".to_owned(), &limits, true)
         );
         assert!(listed[1].revoked);
         let now = SystemTime::now();
         assert!(again.verify(&kept.secret, now).is_ok());
-        assert_eq!(
-            again.verify(&revoked.secret, now).expect_err("revoked"),
-            super::super::KeyRejection::Revoked
-        );
+        assert_eq!(again.verify(&revoked.secret, now).expect_err("revoked"), super::super::KeyRejection::Revoked);
     }
 
     #[tokio::test]
@@ -371,14 +321,8 @@ mod tests {
             r#"{"version":1,"keys":[],"more":1}"#,
         ] {
             fs::write(&path, text).expect("written");
-            let error = FileKeyStore::open(&path)
-                .err()
-                .expect("an error")
-                .to_string();
-            assert!(
-                error.contains("keys.json") && !error.contains('\n'),
-                "{error}"
-            );
+            let error = FileKeyStore::open(&path).err().expect("an error").to_string();
+            assert!(error.contains("keys.json") && !error.contains('\n'), "{error}");
             assert_eq!(fs::read_to_string(&path).expect("text"), text);
         }
     }
@@ -390,14 +334,8 @@ mod tests {
         let store = open(&path);
         let key = store.create(new_key("a")).await.expect("created");
         fs::write(&path, "garbage").expect("written");
-        assert!(matches!(
-            store.create(new_key("b")).await,
-            Err(KeyStoreError::Unavailable(_))
-        ));
-        assert!(matches!(
-            store.revoke(&key.info.id).await,
-            Err(KeyStoreError::Unavailable(_))
-        ));
+        assert!(matches!(store.create(new_key("b")).await, Err(KeyStoreError::Unavailable(_))));
+        assert!(matches!(store.revoke(&key.info.id).await, Err(KeyStoreError::Unavailable(_))));
         assert_eq!(fs::read_to_string(&path).expect("text"), "garbage");
         assert!(store.verify(&key.secret, SystemTime::now()).is_ok());
     }
@@ -411,18 +349,9 @@ mod tests {
         let before = fs::read(&path).expect("bytes");
         // Nothing can be written beside the file: in the way is a folder that is not empty.
         fs::create_dir_all(temporary_beside(&path).join("x")).expect("a folder");
-        assert!(matches!(
-            store.create(new_key("b")).await,
-            Err(KeyStoreError::Unavailable(_))
-        ));
-        assert!(matches!(
-            store.revoke(&key.info.id).await,
-            Err(KeyStoreError::Unavailable(_))
-        ));
-        assert_eq!(
-            (store.list().len(), fs::read(&path).expect("bytes")),
-            (1, before)
-        );
+        assert!(matches!(store.create(new_key("b")).await, Err(KeyStoreError::Unavailable(_))));
+        assert!(matches!(store.revoke(&key.info.id).await, Err(KeyStoreError::Unavailable(_))));
+        assert_eq!((store.list().len(), fs::read(&path).expect("bytes")), (1, before));
         assert!(store.verify(&key.secret, SystemTime::now()).is_ok());
         fs::remove_dir_all(temporary_beside(&path)).expect("removed");
         assert_eq!(store.revoke(&key.info.id).await, Ok(true));
@@ -461,14 +390,8 @@ mod tests {
         let path = folder.path().join("keys.json");
         let store = open(&path);
         let key = store.create(new_key("a")).await.expect("created");
-        let written = |path: &Path| {
-            fs::metadata(path)
-                .expect("a file")
-                .modified()
-                .expect("a time")
-        };
-        let inode =
-            |path: &Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).expect("a file"));
+        let written = |path: &Path| fs::metadata(path).expect("a file").modified().expect("a time");
+        let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).expect("a file"));
         let before = (written(&path), inode(&path));
         store.flush().await.expect("flushed");
         assert_eq!((written(&path), inode(&path)), before);
@@ -480,10 +403,7 @@ mod tests {
     #[tokio::test]
     async fn a_link_stays_a_link() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (link, target) = (
-            folder.path().join("link.json"),
-            folder.path().join("target.json"),
-        );
+        let (link, target) = (folder.path().join("link.json"), folder.path().join("target.json"));
         fs::write(&target, r#"{"version":1,"keys":[]}"#).expect("written");
         std::os::unix::fs::symlink(&target, &link).expect("a link");
         open(&link).create(new_key("a")).await.expect("created");

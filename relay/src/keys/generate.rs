@@ -24,18 +24,11 @@ pub(super) struct FreshKey {
 pub(super) fn fresh() -> Result<FreshKey, getrandom::Error> {
     let mut random = [0; ID_CHARS + SECRET_CHARS];
     getrandom::fill(&mut random)?;
-    let text: String = random
-        .iter()
-        .map(|byte| char::from(ALPHABET[usize::from(byte % 32)]))
-        .collect();
+    let text: String = random.iter().map(|byte| char::from(ALPHABET[usize::from(byte % 32)])).collect();
     let (id, secret) = text.split_at(ID_CHARS);
     let whole = format!("{KEY_PREFIX}{id}-{secret}");
     let sha256 = Sha256::digest(whole.as_bytes()).into();
-    Ok(FreshKey {
-        id: id.to_owned(),
-        whole,
-        sha256,
-    })
+    Ok(FreshKey { id: id.to_owned(), whole, sha256 })
 }
 
 /// The id in a presented key.
@@ -61,14 +54,7 @@ mod tests {
 
     #[test]
     fn what_has_not_the_form_has_no_id() {
-        for text in [
-            "",
-            "mr-",
-            "mr-abc",
-            "sk-abc-def",
-            "abc-def",
-            &format!("mr-abc-{}", "x".repeat(300)),
-        ] {
+        for text in ["", "mr-", "mr-abc", "sk-abc-def", "abc-def", &format!("mr-abc-{}", "x".repeat(300))] {
             assert_eq!(id_of(text), None, "{text}");
         }
     }

@@ -24,11 +24,7 @@ pub struct KeyRecord {
     #[serde(with = "time")]
     pub created_at: SystemTime,
     /// When it was last used, as far as it was kept.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        with = "optional_time"
-    )]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_time")]
     pub last_used_at: Option<SystemTime>,
     /// Whether it was made useless.
     #[serde(default)]
@@ -46,16 +42,11 @@ pub(super) fn format_time(time: SystemTime) -> String {
 mod time {
     use super::{Deserialize, Deserializer, Serializer, SystemTime, format_time, parse};
 
-    pub(super) fn serialize<S: Serializer>(
-        time: &SystemTime,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&format_time(*time))
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<SystemTime, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
         parse(&String::deserialize(deserializer)?)
     }
 }
@@ -73,9 +64,7 @@ pub(super) mod optional_time {
     pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<SystemTime>, D::Error> {
-        Option::<String>::deserialize(deserializer)?
-            .map(|text| parse(&text))
-            .transpose()
+        Option::<String>::deserialize(deserializer)?.map(|text| parse(&text)).transpose()
     }
 }
 
@@ -83,17 +72,12 @@ mod hex_digest {
     use super::{Deserialize, Deserializer, Serializer};
     use serde::de::Error as _;
 
-    pub(super) fn serialize<S: Serializer>(
-        digest: &[u8; 32],
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(digest: &[u8; 32], serializer: S) -> Result<S::Ok, S::Error> {
         let text: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         serializer.serialize_str(&text)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<[u8; 32], D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[u8; 32], D::Error> {
         let text = String::deserialize(deserializer)?;
         let mut digest = [0; 32];
         let digits = text.as_bytes();
@@ -109,6 +93,5 @@ mod hex_digest {
 }
 
 fn parse<E: serde::de::Error>(text: &str) -> Result<SystemTime, E> {
-    humantime::parse_rfc3339(text)
-        .map_err(|_| E::custom("a UTC time such as \"2026-12-01T00:00:00Z\" is needed"))
+    humantime::parse_rfc3339(text).map_err(|_| E::custom("a UTC time such as \"2026-12-01T00:00:00Z\" is needed"))
 }

@@ -31,6 +31,7 @@ mod placing;
 mod queue;
 mod registry;
 mod request;
+mod requeue;
 mod select;
 mod snapshot;
 #[cfg(test)]
@@ -116,7 +117,7 @@ impl Dispatch {
 
     fn apply(&mut self, event: Event, now: Moment, out: &mut Vec<Effect>) {
         match event {
-            Event::Submit(new) => self.handle_submit(new, now, out),
+            Event::Submit(new) => self.handle_submit(&new, now, out),
             Event::Cancel { request, reason } => self.handle_cancel(request, reason, now, out),
             Event::WorkerJoined(new) => self.handle_joined(&new, now, out),
             Event::WorkerLost {

@@ -5,7 +5,7 @@
 //! 1. One first-in-first-out queue of text messages goes before any body piece, so a cancel or an
 //!    error never sits behind megabytes of body.
 //! 2. Then the streams that have both bytes and credit take turns, one piece of at most
-//!    [`MAX_PIECE`] bytes each. A stream without credit is not in the ring at all: finding the next
+//!    [`MAX_PIECE_BYTES`] each. A stream without credit is not in the ring at all: finding the next
 //!    frame never looks at a stream that cannot send.
 //! 3. A completion text follows its stream's last piece; an error or a cancel overtakes the pieces
 //!    and drops them.
@@ -14,6 +14,8 @@
 //!
 //! Nothing here does I/O. The shell feeds frames while [`Outbox::next_frame`] gives some, then
 //! flushes once. No call panics, whatever the order of calls.
+//!
+//! [`MAX_PIECE_BYTES`]: crate::limits::MAX_PIECE_BYTES
 
 mod stream;
 
@@ -22,21 +24,11 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use bytes::Bytes;
 
 use self::stream::SendStream;
-
-/// Largest payload of one body piece; the header is not counted.
-pub const MAX_PIECE: usize = 65_536;
+pub use crate::frame::BodyKind;
+use crate::frame::{HEADER_BYTES, encode_header};
 
 /// The ring may hold this many entries of forgotten streams before it is cleaned.
 const STALE_RING_ENTRIES: usize = 64;
-
-/// Which body the pieces of this side carry: the relay sends requests, the worker responses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodyKind {
-    /// Pieces of request bodies, written by the relay.
-    Request,
-    /// Pieces of response bodies, written by the worker.
-    Response,
-}
 
 /// One WebSocket message to write.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,8 +38,8 @@ pub enum Frame {
     /// A binary message: the header's six bytes, then the payload.
     Binary {
         /// Kind, zero, and the stream number.
-        header: [u8; 6],
-        /// At least one and at most [`MAX_PIECE`] bytes.
+        header: [u8; HEADER_BYTES],
+        /// At least one and at most [`MAX_PIECE_BYTES`](crate::limits::MAX_PIECE_BYTES) bytes.
         payload: Bytes,
     },
 }
@@ -377,7 +369,7 @@ impl Outbox {
                 self.enter_ring(stream);
             }
             return Some(Frame::Binary {
-                header: self.header(stream),
+                header: encode_header(self.kind, stream),
                 payload,
             });
         }
@@ -447,15 +439,6 @@ impl Outbox {
             Entry::Text(_) | Entry::Credit(_) => {}
         }
         Some(entry)
-    }
-
-    fn header(&self, stream: u32) -> [u8; 6] {
-        let kind = match self.kind {
-            BodyKind::Request => 1,
-            BodyKind::Response => 2,
-        };
-        let [a, b, c, d] = stream.to_be_bytes();
-        [kind, 0, a, b, c, d]
     }
 }
 

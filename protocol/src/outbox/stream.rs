@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-use super::MAX_PIECE;
+use crate::limits::MAX_PIECE_BYTES;
 
 /// Parts up to this size are copied into one buffer when others already wait. A message per
 /// 200-byte event would cost more than the copy; larger parts are never copied.
@@ -76,7 +76,7 @@ impl SendStream {
         }
         let len = data.len() as u64;
         if data.len() <= SMALL_PART && self.waiting > 0 {
-            if self.tail.len() + data.len() > MAX_PIECE {
+            if self.tail.len() + data.len() > MAX_PIECE_BYTES {
                 self.seal_tail();
             }
             self.tail.extend_from_slice(&data);
@@ -115,7 +115,7 @@ impl SendStream {
         let part = self.parts.front_mut()?;
         let most = usize::try_from(self.credit)
             .unwrap_or(usize::MAX)
-            .min(MAX_PIECE);
+            .min(MAX_PIECE_BYTES);
         let piece = part.split_to(part.len().min(most));
         if part.is_empty() {
             self.parts.pop_front();

@@ -7,6 +7,7 @@ pub mod credit;
 pub mod dialect;
 pub mod error;
 pub mod frame;
+pub mod grants;
 pub mod headers;
 pub mod limits;
 pub mod message;

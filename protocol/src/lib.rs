@@ -15,4 +15,5 @@ pub mod outbox;
 pub mod paths;
 pub mod secret;
 pub mod text;
+pub mod usage;
 pub mod version;

@@ -33,10 +33,7 @@ pub struct UnitError {
 
 impl UnitError {
     fn new(value: &str, allowed: &'static str) -> Self {
-        Self {
-            value: value.chars().take(SHOWN_CHARS).collect(),
-            allowed,
-        }
+        Self { value: value.chars().take(SHOWN_CHARS).collect(), allowed }
     }
 
     /// The refused value, shortened.
@@ -78,9 +75,7 @@ pub fn parse_duration_or_zero(text: &str) -> Result<Duration, UnitError> {
 
 /// Parses a size in bytes, with or without a binary suffix.
 pub fn parse_size(text: &str) -> Result<u64, UnitError> {
-    scan_size(text)
-        .filter(|size| *size <= MAX_SIZE)
-        .ok_or_else(|| UnitError::new(text, SIZE_ALLOWED))
+    scan_size(text).filter(|size| *size <= MAX_SIZE).ok_or_else(|| UnitError::new(text, SIZE_ALLOWED))
 }
 
 /// Writes a duration so that [`parse_duration_or_zero`] reads the same milliseconds again.
@@ -93,11 +88,7 @@ pub fn format_duration(duration: Duration) -> String {
             rest %= millis;
         }
     }
-    if text.is_empty() {
-        "0s".to_owned()
-    } else {
-        text
-    }
+    if text.is_empty() { "0s".to_owned() } else { text }
 }
 
 /// Writes a size with the largest binary suffix that loses nothing.
@@ -188,11 +179,7 @@ impl<'de> Deserialize<'de> for HumanDuration {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // A bare number has no unit, and guessing one has cost people outages: it is refused, with the same words.
         deserializer
-            .deserialize_any(ScalarVisitor {
-                allowed: DURATION_ALLOWED,
-                from_text: parse_duration,
-                from_integer: None,
-            })
+            .deserialize_any(ScalarVisitor { allowed: DURATION_ALLOWED, from_text: parse_duration, from_integer: None })
             .map(Self)
     }
 }
@@ -314,11 +301,7 @@ mod tests {
             ("007s", 7_000),
         ];
         for (text, millis) in cases {
-            assert_eq!(
-                parse_duration(text),
-                Ok(Duration::from_millis(millis)),
-                "{text}"
-            );
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
     }
 
@@ -370,20 +353,9 @@ mod tests {
 
     #[test]
     fn everything_outside_the_size_grammar_is_refused() {
-        for text in [
-            "",
-            "0",
-            "01",
-            "1kb",
-            "1K",
-            "1Pi",
-            "Mi",
-            "1 Mi",
-            "-1",
-            "1.5Gi",
-            "1000000000000000",
-            "999999999999999Ti",
-        ] {
+        for text in
+            ["", "0", "01", "1kb", "1K", "1Pi", "Mi", "1 Mi", "-1", "1.5Gi", "1000000000000000", "999999999999999Ti"]
+        {
             assert!(parse_size(text).is_err(), "{text}");
         }
     }
@@ -392,10 +364,7 @@ mod tests {
     fn what_is_written_reads_back_the_same() {
         for millis in [0, 1, 999, 1_000, 61_001, 5_400_000, 86_400_000] {
             let duration = Duration::from_millis(millis);
-            assert_eq!(
-                parse_duration_or_zero(&format_duration(duration)),
-                Ok(duration)
-            );
+            assert_eq!(parse_duration_or_zero(&format_duration(duration)), Ok(duration));
         }
         for bytes in [1, 1023, 1024, 1536, 256 << 20, 3 << 40] {
             assert_eq!(parse_size(&format_size(bytes)), Ok(bytes));
@@ -404,32 +373,13 @@ mod tests {
 
     #[test]
     fn files_may_give_sizes_as_integers_but_not_durations() {
-        assert_eq!(
-            serde_json::from_str::<ByteSize>("268435456").expect("an integer"),
-            ByteSize(268_435_456)
-        );
-        assert_eq!(
-            serde_json::from_str::<ByteSize>("\"256Mi\"").expect("a string"),
-            ByteSize(268_435_456)
-        );
-        for text in [
-            "0",
-            "-5",
-            "1.5",
-            "true",
-            "null",
-            "\"\"",
-            "18446744073709551615",
-        ] {
+        assert_eq!(serde_json::from_str::<ByteSize>("268435456").expect("an integer"), ByteSize(268_435_456));
+        assert_eq!(serde_json::from_str::<ByteSize>("\"256Mi\"").expect("a string"), ByteSize(268_435_456));
+        for text in ["0", "-5", "1.5", "true", "null", "\"\"", "18446744073709551615"] {
             assert!(serde_json::from_str::<ByteSize>(text).is_err(), "{text}");
         }
-        let error = serde_json::from_str::<HumanDuration>("30")
-            .expect_err("no unit")
-            .to_string();
-        assert!(
-            error.starts_with("\"30\" is not allowed: a duration from 1ms"),
-            "{error}"
-        );
+        let error = serde_json::from_str::<HumanDuration>("30").expect_err("no unit").to_string();
+        assert!(error.starts_with("\"30\" is not allowed: a duration from 1ms"), "{error}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 pub mod cli;
 pub mod config;
 pub mod config_watch;
+pub mod dispatch;
 pub mod keys;
 pub mod lockout;
 pub mod metrics;

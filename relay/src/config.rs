@@ -15,6 +15,7 @@ use modelrelay_protocol::limits;
 use modelrelay_protocol::secret::Secret;
 
 use crate::cli::{Args, OptionalAddr, SecretText};
+use crate::dispatch::DEFAULT_COLD_TIMEOUT;
 use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
@@ -28,8 +29,6 @@ pub use file::{Sources, content_hash};
 pub const MAX_MODELS_PER_WORKER: usize = 4096;
 /// Most relays behind one address.
 pub const MAX_RELAY_COUNT: u32 = 1000;
-/// The cold clock of a declared model, where nothing else is said.
-pub const DECLARED_COLD_TIMEOUT: Duration = Duration::from_secs(300);
 /// A secret shorter than this can be guessed; it is used, with a warning.
 pub const SHORT_SECRET_CHARS: usize = 16;
 
@@ -249,7 +248,7 @@ impl ProviderConfig {
     /// How long a request waits while no worker serves its model. A model is `declared` when a slot or `coldModels` names
     /// it: then something is being done to load it, which takes longer than a queue should.
     pub fn cold_timeout_for(&self, declared: bool) -> Duration {
-        let default = if declared { self.queue_timeout.max(DECLARED_COLD_TIMEOUT) } else { self.queue_timeout };
+        let default = if declared { self.queue_timeout.max(DEFAULT_COLD_TIMEOUT) } else { self.queue_timeout };
         self.cold_timeout.unwrap_or(default)
     }
 

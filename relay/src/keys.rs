@@ -123,6 +123,35 @@ pub struct NewKey {
     limits: KeyLimits,
 }
 
+/// What an admin sends to have a key made. Unknown fields are an error: a misspelt expiry would be a key for ever.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyRequest {
+    /// What to call it.
+    pub name: String,
+    /// See [`KeyLimits::providers`].
+    #[serde(default)]
+    pub providers: Option<Vec<String>>,
+    /// See [`KeyLimits::models`].
+    #[serde(default)]
+    pub models: Option<Vec<String>>,
+    /// See [`KeyLimits::expires_at`].
+    #[serde(default, with = "record::optional_time")]
+    pub expires_at: Option<SystemTime>,
+    /// See [`KeyLimits::max_in_flight`].
+    #[serde(default)]
+    pub max_in_flight: Option<u32>,
+}
+
+impl TryFrom<KeyRequest> for NewKey {
+    type Error = KeyStoreError;
+
+    fn try_from(request: KeyRequest) -> Result<Self, KeyStoreError> {
+        let KeyRequest { name, providers, models, expires_at, max_in_flight } = request;
+        Self::new(&name, KeyLimits { providers, models, expires_at, max_in_flight })
+    }
+}
+
 /// A key that was just made.
 #[derive(Clone)]
 pub struct CreatedKey {

@@ -15,6 +15,7 @@ use prometheus::{Encoder, TextEncoder};
 
 mod families;
 mod labels;
+mod mapping;
 mod process;
 mod series;
 mod state;

@@ -229,7 +229,7 @@ fn provider_variables_beside_a_file_are_ignored_and_listed() {
 fn the_cold_clock_is_longer_only_for_declared_models() {
     let mut provider = ProviderConfig::new("a");
     assert_eq!(provider.cold_timeout_for(false), Duration::from_secs(30));
-    assert_eq!(provider.cold_timeout_for(true), DECLARED_COLD_TIMEOUT);
+    assert_eq!(provider.cold_timeout_for(true), DEFAULT_COLD_TIMEOUT);
     provider.queue_timeout = LATER;
     assert_eq!(provider.cold_timeout_for(true), LATER);
     provider.cold_timeout = Some(Duration::from_secs(1));

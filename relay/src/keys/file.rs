@@ -126,11 +126,15 @@ impl Shared {
     }
 
     fn flush(&self) -> Result<(), KeyStoreError> {
-        let stored: Vec<_> = read(&self.path)?.unwrap_or_default();
-        let known = self.keys.load().records();
-        let used =
-            |record: &KeyRecord| stored.iter().any(|old| old.id == record.id && old.last_used_at < record.last_used_at);
-        let changed = known.iter().any(used);
+        let known = self.keys.load();
+        let newer = |stored: &KeyRecord| {
+            let ours = known.lookup(&stored.id).map(|key| key.record_now().last_used_at);
+            ours.is_some_and(|last_used| last_used > stored.last_used_at)
+        };
+        let changed = match read(&self.path)? {
+            Some(stored) => stored.iter().any(newer),
+            None => !known.is_empty(),
+        };
         self.change(|_| Ok((changed, ())))
     }
 
@@ -158,12 +162,10 @@ impl Shared {
     /// What is in the file, with this process's times of last use. Without a file: what is in memory, so that a deleted
     /// file comes back.
     fn merged(&self, stored: Option<Vec<KeyRecord>>) -> Vec<KeyRecord> {
-        let known = self.keys.load().records();
-        let Some(mut stored) = stored else {
-            return known;
-        };
+        let known = self.keys.load();
+        let Some(mut stored) = stored else { return known.records() };
         for record in &mut stored {
-            if let Some(ours) = known.iter().find(|ours| ours.id == record.id) {
+            if let Some(ours) = known.lookup(&record.id).map(|key| key.record_now()) {
                 record.last_used_at = record.last_used_at.max(ours.last_used_at);
                 record.revoked |= ours.revoked;
             }

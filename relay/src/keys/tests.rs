@@ -114,3 +114,16 @@ fn what_an_admin_asks_for_is_checked() {
         assert!(matches!(NewKey::new(name, limits), Err(KeyStoreError::Invalid(_))));
     }
 }
+
+#[test]
+fn an_admin_may_send_a_name_alone_or_limits_but_nothing_unknown() {
+    let new_key =
+        |json: &str| serde_json::from_str::<KeyRequest>(json).ok().and_then(|request| NewKey::try_from(request).ok());
+    assert_eq!(new_key(r#"{"name":"a"}"#), NewKey::new("a", KeyLimits::default()).ok());
+    let limits = KeyLimits { expires_at: Some(later(86_400)), max_in_flight: Some(3), ..KeyLimits::default() };
+    let json = r#"{"name":"a","expires_at":"1970-01-02T00:00:00Z","max_in_flight":3,"models":null}"#;
+    assert_eq!(new_key(json), NewKey::new("a", limits).ok());
+    for json in [r#"{"name":"a","expire_at":"1970-01-02T00:00:00Z"}"#, r#"{"name":"a","expires_at":"soon"}"#, "{}"] {
+        assert_eq!(new_key(json), None, "{json}");
+    }
+}

@@ -77,7 +77,8 @@ impl Request {
     /// Makes the kernel hold few bytes of the answer, so that a reader who stops is felt at once.
     #[must_use]
     pub fn small_receive_buffer(mut self) -> Self {
-        self.receive_buffer = Some(8 * 1024);
+        // Not smaller than a loopback segment: below that the kernel waits for its timers between segments.
+        self.receive_buffer = Some(128 * 1024);
         self
     }
 

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use modelrelay_harness::{client::Connection, relay::Relay};
+use modelrelay_harness::relay::Relay;
 use serde_json::json;
 
-use crate::support::{chat, chat_stream, openai_error};
+use crate::support::{anthropic_error, chat, chat_stream, messages, openai_error};
 
 #[tokio::test]
 async fn an_idle_relay_exits_at_once() {
@@ -55,26 +55,22 @@ async fn running_and_waiting_requests_finish() {
 }
 
 #[tokio::test]
-async fn new_requests_on_kept_connections_are_503_and_probes_are_unready() {
+async fn new_requests_while_draining_are_503_and_probes_are_unready() {
     let mut relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
-    let _running = relay.begin(chat("m"));
+    let running = relay.begin(chat("m"));
     let job = worker.expect_request().await;
-    let log = relay.log().clone();
-    let mut client = Connection::open(relay.addr(), &log).await;
-    let mut probe = Connection::open(relay.addr(), &log).await;
-    let ready = modelrelay_harness::client::Request::get("/readyz");
-    assert_eq!(probe.send(ready.clone()).await.read_to_end().await.status, 200);
-    assert_eq!(client.send(modelrelay_harness::client::Request::get("/livez")).await.read_to_end().await.status, 200);
+    relay.eventually("it is ready", || async { relay.get("/readyz").await.status == 200 }).await;
     relay.process().terminate().await;
-    log.wait_for_line("shut").await;
-    let mut late = Connection::open(relay.addr(), &log).await;
-    assert_eq!(late.send(ready).await.read_to_end().await.status, 503);
-    let mut other = Connection::open(relay.addr(), &log).await;
-    let reply = other.send(chat("m")).await.read_to_end().await;
+    relay.eventually("it is unready", || async { relay.get("/readyz").await.status == 503 }).await;
+    assert_eq!(relay.get("/livez").await.status, 200);
+    let reply = relay.fetch(chat("m")).await;
     openai_error(&reply, 503, "service_unavailable_error", "draining");
     assert_eq!(reply.header("retry-after").as_deref(), Some("1"));
+    let reply = relay.fetch(messages("m")).await;
+    anthropic_error(&reply, 503, "overloaded_error");
     worker.answer(&job, &json!({})).await;
+    let _ = running.reply().await.with_status(200);
     assert_eq!(relay.process().wait_exit().await.code(), Some(0));
 }
 

@@ -59,6 +59,7 @@ async fn unreachable_backends_everywhere_end_in_502() {
     only.fail(&job.id, "backend_unreachable", "connection refused").await;
     openai_error(&pending.reply().await, 502, "server_error", "backend_unreachable");
     only.expect_quiet().await;
+    only.update_models(&["m"]).await;
     let pending = relay.begin(messages("m"));
     let job = only.expect_request().await;
     only.fail(&job.id, "backend_unreachable", "connection refused").await;
@@ -121,6 +122,21 @@ async fn a_model_that_cannot_be_loaded_is_tried_elsewhere_and_then_503() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn the_back_off_that_a_worker_states_becomes_retry_after() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let pending = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    let error = json!({"type": "error", "request_id": job.id, "code": "backend_unavailable", "message": "no such file",
+        "retry_after_ms": 4000});
+    worker.send(&error).await;
+    let reply = pending.reply().await;
+    let message = openai_error(&reply, 503, "service_unavailable_error", "backend_unavailable");
+    assert!(message.contains("no such file"), "{message}");
+    assert_eq!(reply.header("retry-after").as_deref(), Some("4"));
 }
 
 #[tokio::test]

@@ -25,8 +25,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 pub use call::{Call, sse};
 pub use request::{Answer, Head};
 
-/// How long [`FakeBackend::call`] waits before it gives up.
-const PATIENCE: Duration = Duration::from_secs(10);
+use crate::PATIENCE;
 
 type Handler = Arc<dyn Fn(&Head, &[u8]) -> Answer + Send + Sync>;
 

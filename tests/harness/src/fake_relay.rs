@@ -28,8 +28,7 @@ pub use link::{Event, LinkSender, Message, RelayLink};
 pub use piece::{REQUEST_PIECE, RESPONSE_PIECE, piece};
 pub use tls::Certificates;
 
-/// How long the relay waits for a worker, and a link for a message, before the test fails.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+use crate::PATIENCE;
 
 /// The credit that each side gives per stream unless told otherwise.
 pub const WINDOW: u64 = 262_144;
@@ -130,16 +129,21 @@ impl Ack {
 impl FakeRelay {
     /// A relay on a free port of 127.0.0.1.
     pub async fn start() -> Self {
-        Self::listen(None).await
+        Self::listen("127.0.0.1:0", None).await
+    }
+
+    /// A relay at an address where one listened before.
+    pub async fn start_at(addr: SocketAddr) -> Self {
+        Self::listen(&addr.to_string(), None).await
     }
 
     /// A relay that speaks TLS with this certificate.
     pub async fn start_tls(certificates: &Certificates) -> Self {
-        Self::listen(Some(certificates.acceptor())).await
+        Self::listen("127.0.0.1:0", Some(certificates.acceptor())).await
     }
 
-    async fn listen(tls: Option<TlsAcceptor>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    async fn listen(addr: &str, tls: Option<TlsAcceptor>) -> Self {
+        let listener = TcpListener::bind(addr).await.expect("a free port");
         let addr = listener.local_addr().expect("a bound socket");
         let scheme = if tls.is_some() { "https" } else { "http" };
         let (sender, dials) = mpsc::unbounded_channel();

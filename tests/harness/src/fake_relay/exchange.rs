@@ -280,7 +280,7 @@ impl RelayLink {
                         return Some(reply);
                     }
                 },
-                Event::Closed { .. } => return None,
+                Event::Ping | Event::Closed { .. } => return None,
             }
         }
     }
@@ -302,7 +302,7 @@ impl RelayLink {
         let is_part = |event: &Event| match event {
             Event::Message(message) => message.kind() == "response_chunk" && belongs(event, asked),
             Event::Piece { .. } => belongs(event, asked),
-            Event::Closed { .. } => false,
+            Event::Ping | Event::Closed { .. } => false,
         };
         match self.next_where(super::PATIENCE, is_part).await {
             Some(Event::Message(message)) => message["chunk"]
@@ -311,7 +311,7 @@ impl RelayLink {
                 .as_bytes()
                 .to_vec(),
             Some(Event::Piece { payload, .. }) => payload.to_vec(),
-            Some(Event::Closed { .. }) | None => {
+            Some(Event::Ping | Event::Closed { .. }) | None => {
                 panic!("no part of the answer to {} within 10 s", asked.id)
             }
         }
@@ -378,7 +378,7 @@ fn belongs(event: &Event, asked: &Asked) -> bool {
             ANSWERS.contains(&message.kind()) && message["request_id"] == json!(asked.id)
         }
         Event::Piece { stream, .. } => *stream == asked.stream,
-        Event::Closed { .. } => false,
+        Event::Ping | Event::Closed { .. } => false,
     }
 }
 

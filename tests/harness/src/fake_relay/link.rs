@@ -36,6 +36,8 @@ pub enum Event {
         /// The bytes.
         payload: Bytes,
     },
+    /// A WebSocket ping.
+    Ping,
     /// The socket ended: close code and reason, or neither when it just broke.
     Closed {
         /// 1000, 1002, …
@@ -97,7 +99,6 @@ struct Shared {
     credited: Notify,
     /// Response payload bytes so far.
     received: AtomicU64,
-    websocket_pings: AtomicU64,
     /// Whether response credit is returned at once.
     returns_credit: AtomicBool,
 }
@@ -112,7 +113,6 @@ impl RelayLink {
             credit: Mutex::new(HashMap::new()),
             credited: Notify::new(),
             received: AtomicU64::new(0),
-            websocket_pings: AtomicU64::new(0),
             returns_credit: AtomicBool::new(true),
         });
         let sender = LinkSender { frames, shared };
@@ -182,10 +182,17 @@ impl RelayLink {
         self.sender.shared.received.load(Ordering::SeqCst)
     }
 
-    /// WebSocket pings that the worker sent so far.
-    #[must_use]
-    pub fn websocket_pings(&self) -> u64 {
-        self.sender.shared.websocket_pings.load(Ordering::SeqCst)
+    /// Waits until the worker has sent that many WebSocket pings.
+    ///
+    /// # Panics
+    /// When the next one does not come within ten seconds.
+    pub async fn websocket_pings(&mut self, count: usize) {
+        for number in 0..count {
+            let ping = self
+                .next_where(PATIENCE, |event| matches!(event, Event::Ping))
+                .await;
+            assert!(ping.is_some(), "only {number} WebSocket pings");
+        }
     }
 
     /// Stops reading and writing, and keeps the socket open: a half-open peer.
@@ -233,11 +240,11 @@ impl RelayLink {
     ) -> Option<Message> {
         let matches = |event: &Event| match event {
             Event::Message(message) => message.kind() == kind && wanted(&message.body),
-            Event::Piece { .. } | Event::Closed { .. } => false,
+            Event::Piece { .. } | Event::Ping | Event::Closed { .. } => false,
         };
         match self.next_where(patience, matches).await {
             Some(Event::Message(message)) => Some(message),
-            Some(Event::Piece { .. } | Event::Closed { .. }) | None => None,
+            Some(Event::Piece { .. } | Event::Ping | Event::Closed { .. }) | None => None,
         }
     }
 
@@ -324,6 +331,7 @@ impl RelayLink {
             Event::Piece {
                 stream, payload, ..
             } => format!("piece({stream}, {} bytes)", payload.len()),
+            Event::Ping => "WebSocket ping".to_owned(),
             Event::Closed { code, reason } => format!("closed({code:?} {reason})"),
         });
         let names: Vec<_> = names.collect();
@@ -462,10 +470,7 @@ async fn read(
                     payload,
                 }
             }
-            Some(Ok(Frame::Ping(_))) => {
-                sender.shared.websocket_pings.fetch_add(1, Ordering::SeqCst);
-                continue;
-            }
+            Some(Ok(Frame::Ping(_))) => Event::Ping,
             Some(Ok(Frame::Close(Some(frame)))) => {
                 ending = (Some(frame.code.into()), frame.reason.to_string());
                 continue;

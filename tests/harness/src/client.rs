@@ -1,0 +1,1 @@
+//! A small HTTP client that shows what really came over the wire.

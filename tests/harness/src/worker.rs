@@ -1,0 +1,1 @@
+//! A worker played by hand.

@@ -70,6 +70,22 @@ impl Rig {
         );
     }
 
+    /// As [`Rig::still_serves`], where an earlier request may or may not have reached the backend.
+    ///
+    /// # Panics
+    /// When link or backend do not work.
+    pub async fn still_serves_beside_leftovers(&mut self) {
+        let asked = self.link.ask(&Ask::chat("m").path("/v1/completions"));
+        loop {
+            let call = self.backend.call().await;
+            if call.head.path() == "/v1/completions" {
+                call.answer_json(200, &json!({"still": "here"})).await;
+                break;
+            }
+        }
+        assert_eq!(self.link.reply(&asked).await.status, 200);
+    }
+
     /// Sends a request and lets the backend answer it so.
     pub async fn answered(&mut self, ask: &Ask, answer: &Answer) -> crate::fake_relay::Reply {
         let asked = self.link.ask(ask);

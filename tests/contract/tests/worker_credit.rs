@@ -36,7 +36,9 @@ async fn receive(link: &mut RelayLink, asked: &Asked, bytes: u64) {
 
 /// Whether another piece comes soon.
 async fn more_comes(link: &mut RelayLink) -> bool {
-    let piece = link.next_where(QUIET, |event| matches!(event, Event::Piece { .. })).await;
+    let piece = link
+        .next_where(QUIET, |event| matches!(event, Event::Piece { .. }))
+        .await;
     piece.is_some()
 }
 

@@ -183,16 +183,23 @@ struct LogState {
     program: String,
     lines: Mutex<Vec<String>>,
     count: watch::Sender<usize>,
+    open: watch::Sender<usize>,
 }
 
 impl Log {
     /// An empty log; for peers that belong to no process.
     #[must_use]
     pub fn new(program: impl Into<String>) -> Self {
+        let (lines, count, open) = (
+            Mutex::default(),
+            watch::Sender::new(0),
+            watch::Sender::new(0),
+        );
         Self(Arc::new(LogState {
             program: program.into(),
-            lines: Mutex::default(),
-            count: watch::Sender::new(0),
+            lines,
+            count,
+            open,
         }))
     }
 
@@ -236,32 +243,50 @@ impl Log {
     /// # Panics
     /// After [`PATIENCE`].
     pub async fn wait_for_line(&self, part: &str) -> String {
-        crate::within(
-            &format!("a log line that contains {part:?}"),
-            self,
-            self.find_line(part),
-        )
-        .await
+        let what = format!("a log line that contains {part:?}");
+        self.wait_for(&what, |line| line.contains(part).then(|| line.to_owned()))
+            .await
     }
 
-    async fn find_line(&self, part: &str) -> String {
-        let mut count = self.0.count.subscribe();
-        loop {
-            count.borrow_and_update();
-            if let Some(line) = self.lines().into_iter().find(|line| line.contains(part)) {
-                return line;
+    /// Waits until `find` gives something for a line, and returns it.
+    ///
+    /// # Panics
+    /// After [`PATIENCE`], saying `what` was looked for.
+    pub async fn wait_for<T>(&self, what: &str, find: impl Fn(&str) -> Option<T>) -> T {
+        let mut changes = self.0.count.subscribe();
+        let search = async {
+            loop {
+                changes.borrow_and_update();
+                if let Some(found) = self.lines().iter().find_map(|line| find(line)) {
+                    return found;
+                }
+                changes
+                    .changed()
+                    .await
+                    .expect("the sender lives in this log");
             }
-            count.changed().await.expect("the sender lives in this log");
-        }
+        };
+        crate::within(what, self, search).await
+    }
+
+    /// Waits until the process has closed both its outputs, so that nothing more can come.
+    pub async fn wait_until_closed(&self) {
+        let mut open = self.0.open.subscribe();
+        let closed = async {
+            let _ = open.wait_for(|open| *open == 0).await;
+        };
+        crate::within("the end of the program's output", self, closed).await;
     }
 
     fn follow(&self, stream: impl AsyncRead + Unpin + Send + 'static) {
         let log = self.clone();
+        self.0.open.send_modify(|open| *open += 1);
         tokio::spawn(async move {
             let mut lines = BufReader::new(stream).split(b'\n');
             while let Ok(Some(line)) = lines.next_segment().await {
                 log.push(String::from_utf8_lossy(&line).trim_end().to_owned());
             }
+            log.0.open.send_modify(|open| *open -= 1);
         });
     }
 

@@ -21,19 +21,13 @@ async fn ruined<F: Future<Output = ()>>(play: impl FnOnce(Call) -> F) -> Reply {
 #[tokio::test]
 async fn a_reset_before_the_first_byte_may_be_tried_elsewhere() {
     let reply = ruined(async |call| call.reset()).await;
-    assert_eq!(
-        (reply.error_code(), &reply.start),
-        (Some("backend_reset"), &None)
-    );
+    assert_eq!((reply.error_code(), &reply.start), (Some("backend_reset"), &None));
 }
 
 #[tokio::test]
 async fn a_close_before_the_first_byte_may_be_tried_elsewhere() {
     let reply = ruined(async |call| drop(call)).await;
-    assert_eq!(
-        (reply.error_code(), &reply.start),
-        (Some("backend_reset"), &None)
-    );
+    assert_eq!((reply.error_code(), &reply.start), (Some("backend_reset"), &None));
 }
 
 #[tokio::test]
@@ -43,10 +37,7 @@ async fn a_reset_within_the_head_may_be_tried_elsewhere() {
         call.reset();
     })
     .await;
-    assert_eq!(
-        (reply.error_code(), &reply.start),
-        (Some("backend_reset"), &None)
-    );
+    assert_eq!((reply.error_code(), &reply.start), (Some("backend_reset"), &None));
 }
 
 #[tokio::test]
@@ -58,15 +49,8 @@ async fn a_reset_in_the_middle_of_a_stream_is_an_error_after_the_bytes_that_came
     call.chunk(&sse("first")).await;
     assert_eq!(rig.link.part(&asked).await, sse("first"));
     call.reset();
-    let error = rig
-        .link
-        .expect_where("error", |error| error["request_id"] == json!(asked.id))
-        .await;
-    assert!(
-        error["code"].is_string() && error["message"].is_string(),
-        "{}",
-        error.body
-    );
+    let error = rig.link.expect_where("error", |error| error["request_id"] == json!(asked.id)).await;
+    assert!(error["code"].is_string() && error["message"].is_string(), "{}", error.body);
     rig.still_serves().await;
 }
 
@@ -77,11 +61,7 @@ async fn a_chunked_body_without_its_end_is_an_error() {
         call.chunk(&sse("first")).await;
     })
     .await;
-    assert!(
-        reply.error_code().is_some() && reply.start.is_some(),
-        "{}",
-        reply.end
-    );
+    assert!(reply.error_code().is_some() && reply.start.is_some(), "{}", reply.end);
 }
 
 #[tokio::test]
@@ -91,11 +71,7 @@ async fn a_body_shorter_than_its_length_is_an_error() {
         call.write_raw(b"only this").await;
     })
     .await;
-    assert!(
-        reply.error_code().is_some() && reply.start.is_some(),
-        "{}",
-        reply.end
-    );
+    assert!(reply.error_code().is_some() && reply.start.is_some(), "{}", reply.end);
 }
 
 #[tokio::test]
@@ -106,25 +82,16 @@ async fn a_broken_chunk_size_is_an_error() {
         call.write_raw(b"not-a-size\r\nxx\r\n").await;
     })
     .await;
-    assert!(
-        reply.error_code().is_some() && reply.start.is_some(),
-        "{}",
-        reply.end
-    );
+    assert!(reply.error_code().is_some() && reply.start.is_some(), "{}", reply.end);
 }
 
 #[tokio::test]
 async fn garbage_instead_of_http_is_an_error() {
     let reply = ruined(async |mut call| {
-        call.write_raw(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
-            .await;
+        call.write_raw(b"\x16\x03\x01 this is not HTTP\r\n\r\n").await;
     })
     .await;
-    assert!(
-        reply.error_code().is_some() && reply.start.is_none(),
-        "{}",
-        reply.end
-    );
+    assert!(reply.error_code().is_some() && reply.start.is_none(), "{}", reply.end);
 }
 
 #[tokio::test]
@@ -135,11 +102,7 @@ async fn an_endless_head_is_an_error() {
         while call.write_raw(line.as_bytes()).await {}
     })
     .await;
-    assert!(
-        reply.error_code().is_some() && reply.start.is_none(),
-        "{}",
-        reply.end
-    );
+    assert!(reply.error_code().is_some() && reply.start.is_none(), "{}", reply.end);
 }
 
 #[tokio::test]
@@ -161,10 +124,7 @@ async fn a_reset_backend_stays_advertised() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));
     rig.backend.call().await.reset();
-    assert_eq!(
-        rig.link.reply(&asked).await.error_code(),
-        Some("backend_reset")
-    );
+    assert_eq!(rig.link.reply(&asked).await.error_code(), Some("backend_reset"));
     rig.still_serves().await;
 }
 
@@ -190,10 +150,5 @@ async fn an_error_names_its_request_and_says_why() {
     rig.backend.call().await.reset();
     let end = rig.link.reply(&asked).await.end;
     assert_eq!(end["request_id"], json!(asked.id));
-    assert!(
-        end["message"]
-            .as_str()
-            .is_some_and(|message| !message.is_empty()),
-        "{end}"
-    );
+    assert!(end["message"].as_str().is_some_and(|message| !message.is_empty()), "{end}");
 }

@@ -19,9 +19,7 @@ async fn registered(
     settings: impl FnOnce(WorkerBuilder) -> WorkerBuilder,
 ) -> (WorkerProcess, FakeRelay, RelayLink) {
     let mut relay = FakeRelay::start().await;
-    let builder = WorkerProcess::builder()
-        .relay(relay.url())
-        .backend(backend.url());
+    let builder = WorkerProcess::builder().relay(relay.url()).backend(backend.url());
     let worker = settings(builder).start().await;
     let link = relay.accept_registered(&["core1"]).await;
     (worker, relay, link)
@@ -29,11 +27,7 @@ async fn registered(
 
 async fn advertised(link: &mut RelayLink, models: &[&str]) {
     let wanted = json!(models);
-    let update = link
-        .message_within(RECOVERY, "models_update", |update| {
-            update["models"] == wanted
-        })
-        .await;
+    let update = link.message_within(RECOVERY, "models_update", |update| update["models"] == wanted).await;
     assert!(update.is_some(), "{models:?} were not advertised");
 }
 
@@ -46,11 +40,7 @@ async fn nothing_is_advertised_until_the_backend_accepts_connections() {
     let mut backend = FakeBackend::refusing().await;
     let (_worker, _relay, mut link) = registered(&backend, |worker| worker).await;
     assert_eq!(link.registration["models"], json!([]));
-    assert!(
-        link.message_within(QUIET, "models_update", any_model)
-            .await
-            .is_none()
-    );
+    assert!(link.message_within(QUIET, "models_update", any_model).await.is_none());
     backend.reopen();
     advertised(&mut link, &["m"]).await;
 }
@@ -61,11 +51,7 @@ async fn nothing_is_advertised_until_the_backend_is_healthy() {
     backend.set_healthy(false);
     let (_worker, _relay, mut link) = registered(&backend, |worker| worker).await;
     assert_eq!(link.registration["models"], json!([]));
-    assert!(
-        link.message_within(QUIET, "models_update", any_model)
-            .await
-            .is_none()
-    );
+    assert!(link.message_within(QUIET, "models_update", any_model).await.is_none());
     backend.set_healthy(true);
     advertised(&mut link, &["m"]).await;
 }
@@ -77,14 +63,8 @@ async fn a_refused_connection_withdraws_the_models_before_it_fails_the_request()
     let asked = rig.link.ask(&Ask::chat("m"));
     let reply = rig.link.reply(&asked).await;
     assert_eq!(reply.error_code(), Some("backend_unreachable"));
-    let withdrawn = rig
-        .link
-        .expect_where("models_update", |update| update["models"] == json!([]))
-        .await;
-    assert!(
-        withdrawn.seq < reply.end_seq,
-        "the withdrawal came after the error that it explains"
-    );
+    let withdrawn = rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
+    assert!(withdrawn.seq < reply.end_seq, "the withdrawal came after the error that it explains");
     rig.worker.process.wait_for_line("backend error").await;
 }
 
@@ -94,9 +74,7 @@ async fn a_recovered_backend_is_advertised_within_two_seconds() {
     for _ in 0..2 {
         rig.backend.refuse().await;
         rig.link.exchange(&Ask::chat("m")).await;
-        rig.link
-            .expect_where("models_update", |update| update["models"] == json!([]))
-            .await;
+        rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
         rig.backend.reopen();
         let back = Instant::now();
         advertised(&mut rig.link, &["m"]).await;
@@ -148,19 +126,14 @@ async fn models_refresh_reads_the_catalogue_at_once() {
     link.models(&["old"]).await;
     backend.set_models(&["new", "newer"]);
     link.send(&json!({"type": "models_refresh", "reason": "admin"}));
-    let update = link
-        .expect_where("models_update", |update| {
-            update["models"] == json!(["new", "newer"])
-        })
-        .await;
+    let update = link.expect_where("models_update", |update| update["models"] == json!(["new", "newer"])).await;
     assert_eq!(update["current_load"], 0);
 }
 
 #[tokio::test]
 async fn models_refresh_is_answered_when_nothing_changed_and_keeps_configured_models() {
     let mut rig = Rig::core1().await;
-    rig.link
-        .send(&json!({"type": "models_refresh", "reason": "periodic"}));
+    rig.link.send(&json!({"type": "models_refresh", "reason": "periodic"}));
     let update = rig.link.expect("models_update").await;
     assert_eq!(update["models"], json!(["m"]));
 }
@@ -174,9 +147,5 @@ async fn a_new_link_learns_the_models_of_now() {
     link.send(&json!({"type": "models_refresh", "reason": "admin"}));
     advertised(&mut link, &["new"]).await;
     drop(link);
-    relay
-        .accept_registered(&["core1"])
-        .await
-        .models(&["new"])
-        .await;
+    relay.accept_registered(&["core1"]).await.models(&["new"]).await;
 }

@@ -52,11 +52,7 @@ async fn a_cancel_is_not_delayed_by_large_bodies_in_both_directions() {
     let upload = rig.link.ask(&Ask::chat("m").body(&big));
     let mut uploading = rig.backend.call().await;
     let uploading = tokio::spawn(async move {
-        while uploading
-            .read_some(1 << 16)
-            .await
-            .is_some_and(|bytes| !bytes.is_empty())
-        {}
+        while uploading.read_some(1 << 16).await.is_some_and(|bytes| !bytes.is_empty()) {}
         uploading.answer_json(200, &json!("uploaded")).await;
     });
     let download = rig.link.ask(&Ask::chat("m"));
@@ -122,30 +118,20 @@ async fn nothing_of_a_cancelled_stream_is_sent_after_the_worker_has_read_the_can
     call.chunk(b"data: 1\n\n").await;
     rig.link.part(&asked).await;
     rig.link.cancel(&asked.id, "client_disconnect");
-    rig.link
-        .send(&json!({"type": "ping", "timestamp_unix_ms": 1}));
+    rig.link.send(&json!({"type": "ping", "timestamp_unix_ms": 1}));
     rig.link.expect("pong").await;
     rig.link.forget();
     call.chunk(b"data: 2\n\n").await;
     call.closed().await;
     rig.still_serves().await;
     let late = rig.link.reply_within(Duration::ZERO, &asked).await;
-    assert!(
-        late.is_none_or(|reply| reply.parts.is_empty()),
-        "a piece after the cancel"
-    );
+    assert!(late.is_none_or(|reply| reply.parts.is_empty()), "a piece after the cancel");
 }
 
 #[tokio::test]
 async fn every_reason_of_the_seeds_is_understood_and_unknown_ones_too() {
     let mut rig = Rig::core1().await;
-    for reason in [
-        "client_disconnect",
-        "timeout",
-        "graceful_shutdown",
-        "server_shutdown",
-        "invented_tomorrow",
-    ] {
+    for reason in ["client_disconnect", "timeout", "graceful_shutdown", "server_shutdown", "invented_tomorrow"] {
         let asked = rig.link.ask(&Ask::chat("m"));
         let mut call = rig.backend.call().await;
         rig.link.cancel(&asked.id, reason);

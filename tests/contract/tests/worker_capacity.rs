@@ -8,25 +8,11 @@ use serde_json::{Value, json};
 
 /// A worker of `slots` slots with links to two relays.
 async fn two_links(slots: u32) -> (Rig, RelayLink) {
-    let mut rig = Rig::with(
-        &Ack {
-            relay_count: 2,
-            ..Ack::core1()
-        },
-        slots,
-        |worker| worker,
-    )
-    .await;
-    let second = Ack {
-        relay_id: "relay-b".to_owned(),
-        relay_count: 2,
-        ..Ack::core1()
-    };
+    let mut rig = Rig::with(&Ack { relay_count: 2, ..Ack::core1() }, slots, |worker| worker).await;
+    let second = Ack { relay_id: "relay-b".to_owned(), relay_count: 2, ..Ack::core1() };
     let mut second = rig.relay.accept_with(&second).await;
     second.models(&["m"]).await;
-    rig.link
-        .expect_where("grant", |grant| grant["links"] == 2)
-        .await;
+    rig.link.expect_where("grant", |grant| grant["links"] == 2).await;
     second.grant(u64::from(slots)).await;
     (rig, second)
 }
@@ -57,11 +43,7 @@ async fn nothing_is_granted_before_the_registration_is_acknowledged() {
     drop(rig.link);
     let mut link = relay.dial().await.upgrade().await;
     link.expect("register").await;
-    assert!(
-        link.expect_within(Duration::from_millis(500), "grant")
-            .await
-            .is_none()
-    );
+    assert!(link.expect_within(Duration::from_millis(500), "grant").await.is_none());
 }
 
 #[tokio::test]
@@ -70,10 +52,7 @@ async fn idle_slots_that_nobody_waits_for_are_granted_to_every_link() {
     let third_of_four = rig.link.ask(&Ask::chat("m"));
     let _held = rig.backend.call().await;
     let grant = second.grant(3).await;
-    assert_eq!(
-        (&grant["others"], &grant["capacity"], &grant["links"]),
-        (&json!(1), &json!(4), &json!(2))
-    );
+    assert_eq!((&grant["others"], &grant["capacity"], &grant["links"]), (&json!(1), &json!(4), &json!(2)));
     rig.link.cancel(&third_of_four.id, "timeout");
     assert_eq!(second.grant(4).await["others"], 0);
 }
@@ -83,19 +62,11 @@ async fn the_load_of_other_links_is_told() {
     let (mut rig, mut second) = two_links(4).await;
     let asked = second.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
-    let grant = rig
-        .link
-        .expect_where("grant", |grant| grant["others"] == 1)
-        .await;
+    let grant = rig.link.expect_where("grant", |grant| grant["others"] == 1).await;
     assert_eq!(grant["slots"], 3);
     call.answer_json(200, &json!({})).await;
     second.reply(&asked).await;
-    assert_eq!(
-        rig.link
-            .expect_where("grant", |grant| grant["others"] == 0)
-            .await["slots"],
-        4
-    );
+    assert_eq!(rig.link.expect_where("grant", |grant| grant["others"] == 0).await["slots"], 4);
 }
 
 #[tokio::test]
@@ -132,10 +103,7 @@ async fn a_grant_is_sent_before_the_answer_that_frees_the_slot() {
     call.answer_json(200, &json!({})).await;
     let reply = rig.link.reply(&asked).await;
     let lost = rig.link.grant(0).await;
-    assert!(
-        lost.seq < reply.end_seq,
-        "the relay would have sent another request first"
-    );
+    assert!(lost.seq < reply.end_seq, "the relay would have sent another request first");
     second.grant(1).await;
 }
 
@@ -153,18 +121,10 @@ async fn a_single_slot_goes_back_and_forth_between_links_that_wait() {
     answer(&mut rig).await;
     rig.link.reply(&asked).await;
     for round in 0..6 {
-        let link = if round % 2 == 0 {
-            &mut second
-        } else {
-            &mut rig.link
-        };
+        let link = if round % 2 == 0 { &mut second } else { &mut rig.link };
         link.grant(1).await;
         let asked = link.ask(&Ask::chat("m"));
-        rig.backend
-            .call()
-            .await
-            .answer_json(200, &json!(round))
-            .await;
+        rig.backend.call().await.answer_json(200, &json!(round)).await;
         assert_eq!(link.reply(&asked).await.json(), json!(round));
     }
 }
@@ -225,12 +185,6 @@ async fn an_empty_demand_withdraws_the_wish() {
     let reply = rig.link.reply(&asked).await;
     assert_eq!(reply.status, 200);
     second.grant(1).await;
-    let withdrawn = rig
-        .link
-        .message_within(Duration::ZERO, "grant", |grant: &Value| grant["slots"] == 0)
-        .await;
-    assert!(
-        withdrawn.is_none(),
-        "the slot was handed to a link that no longer waits"
-    );
+    let withdrawn = rig.link.message_within(Duration::ZERO, "grant", |grant: &Value| grant["slots"] == 0).await;
+    assert!(withdrawn.is_none(), "the slot was handed to a link that no longer waits");
 }

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use modelrelay_harness::fake_backend::Call;
-use modelrelay_harness::fake_relay::{
-    Ask, Asked, Event, REQUEST_PIECE, RESPONSE_PIECE, RelayLink, WINDOW, piece,
-};
+use modelrelay_harness::fake_relay::{Ask, Asked, Event, REQUEST_PIECE, RESPONSE_PIECE, RelayLink, WINDOW, piece};
 use modelrelay_harness::worker_process::Rig;
 use serde_json::json;
 use tokio_tungstenite::tungstenite::Message as Frame;
@@ -36,9 +34,7 @@ async fn receive(link: &mut RelayLink, asked: &Asked, bytes: u64) {
 
 /// Whether another piece comes soon.
 async fn more_comes(link: &mut RelayLink) -> bool {
-    let piece = link
-        .next_where(QUIET, |event| matches!(event, Event::Piece { .. }))
-        .await;
+    let piece = link.next_where(QUIET, |event| matches!(event, Event::Piece { .. })).await;
     piece.is_some()
 }
 
@@ -93,15 +89,9 @@ async fn a_stream_without_credit_stops_reading_from_its_backend() {
     call.start_stream().await;
     let block = vec![b'x'; 1 << 20];
     let mut written = 0;
-    while tokio::time::timeout(QUIET * 3, call.chunk(&block))
-        .await
-        .is_ok()
-    {
+    while tokio::time::timeout(QUIET * 3, call.chunk(&block)).await.is_ok() {
         written += 1;
-        assert!(
-            written < 64,
-            "64 MiB were read for a client that reads nothing"
-        );
+        assert!(written < 64, "64 MiB were read for a client that reads nothing");
     }
     receive(&mut rig.link, &asked, WINDOW).await;
 }
@@ -114,10 +104,7 @@ async fn a_stream_without_credit_can_be_cancelled() {
     let endless = endless(&mut rig).await;
     receive(&mut rig.link, &asked, WINDOW).await;
     rig.link.cancel(&asked.id, "client_disconnect");
-    tokio::time::timeout(Duration::from_secs(1), endless)
-        .await
-        .expect("an aborted backend")
-        .expect("no panic");
+    tokio::time::timeout(Duration::from_secs(1), endless).await.expect("an aborted backend").expect("no panic");
 }
 
 #[tokio::test]
@@ -141,10 +128,7 @@ async fn a_backend_that_does_not_read_bounds_the_credit() {
         assert_eq!(credit["stream"], json!(asked.stream));
         credited += credit["bytes"].as_u64().expect("a number of bytes");
         // 4 MiB outstanding, and what the kernel's socket buffers hold.
-        assert!(
-            credited < 24 << 20,
-            "{credited} bytes were credited for a backend that reads nothing"
-        );
+        assert!(credited < 24 << 20, "{credited} bytes were credited for a backend that reads nothing");
     }
 }
 
@@ -162,11 +146,7 @@ async fn overrunning_the_credit_fails_that_request_alone() {
     let asked = rig.link.ask_head(&Ask::chat("m").claiming(64 << 20));
     let _unread = rig.backend.call().await;
     for _ in 0..1024 {
-        rig.link.send_frame(Frame::Binary(piece(
-            REQUEST_PIECE,
-            asked.stream,
-            &[b'p'; 65_536],
-        )));
+        rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, asked.stream, &[b'p'; 65_536])));
     }
     let reply = rig.link.reply(&asked).await;
     assert!(reply.error_code().is_some(), "{}", reply.end);
@@ -176,9 +156,7 @@ async fn overrunning_the_credit_fails_that_request_alone() {
 #[tokio::test]
 async fn more_body_than_was_announced_fails_that_request_alone() {
     let mut rig = Rig::core1().await;
-    let asked = rig
-        .link
-        .ask(&Ask::chat("m").body(b"twenty bytes of body").claiming(10));
+    let asked = rig.link.ask(&Ask::chat("m").body(b"twenty bytes of body").claiming(10));
     let reply = rig.link.reply(&asked).await;
     assert!(reply.error_code().is_some(), "{}", reply.end);
     rig.still_serves_beside_leftovers().await;
@@ -188,8 +166,7 @@ async fn more_body_than_was_announced_fails_that_request_alone() {
 async fn pieces_and_credit_for_unknown_streams_are_ignored() {
     let mut rig = Rig::core1().await;
     for kind in [REQUEST_PIECE, RESPONSE_PIECE] {
-        rig.link
-            .send_frame(Frame::Binary(piece(kind, 4_000_000_000, b"nobody's")));
+        rig.link.send_frame(Frame::Binary(piece(kind, 4_000_000_000, b"nobody's")));
     }
     rig.link.credit(4_000_000_000, 65_536);
     rig.link.cancel("nobody's", "timeout");
@@ -203,11 +180,7 @@ async fn pieces_that_cross_a_cancel_are_ignored() {
     let mut call = rig.backend.call().await;
     rig.link.cancel(&asked.id, "client_disconnect");
     call.closed().await;
-    rig.link.send_frame(Frame::Binary(piece(
-        REQUEST_PIECE,
-        asked.stream,
-        &[1; 50_000],
-    )));
+    rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, asked.stream, &[1; 50_000])));
     rig.still_serves().await;
 }
 
@@ -217,8 +190,7 @@ async fn pieces_after_an_answer_are_ignored() {
     let asked = rig.link.ask(&Ask::chat("m"));
     rig.backend.call().await.answer_json(200, &json!({})).await;
     rig.link.reply(&asked).await;
-    rig.link
-        .send_frame(Frame::Binary(piece(REQUEST_PIECE, asked.stream, b"late")));
+    rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, asked.stream, b"late")));
     rig.still_serves().await;
 }
 
@@ -246,19 +218,14 @@ async fn a_piece_over_64_kib_closes_with_1002() {
 #[tokio::test]
 async fn a_binary_message_without_the_capability_closes_with_1002() {
     let mut rig = Rig::old().await;
-    rig.link
-        .send_frame(Frame::Binary(piece(REQUEST_PIECE, 1, b"x")));
+    rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, 1, b"x")));
     assert_eq!(rig.link.closed().await.0, Some(1002));
 }
 
 #[tokio::test]
 async fn a_text_message_over_a_megabyte_closes_with_1009() {
     let padding = "x".repeat((1 << 20) + 1);
-    closes_with(
-        Frame::text(json!({"type": "padding", "padding": padding}).to_string()),
-        1009,
-    )
-    .await;
+    closes_with(Frame::text(json!({"type": "padding", "padding": padding}).to_string()), 1009).await;
 }
 
 #[tokio::test]
@@ -267,10 +234,7 @@ async fn an_old_relay_may_send_large_text_messages() {
     let body = "p".repeat(8 << 20);
     let asked = rig.link.ask(&Ask::chat("m").body(body.as_bytes()));
     let mut call = rig.backend.call().await;
-    assert!(
-        call.read_body().await == body.as_bytes(),
-        "the body was changed"
-    );
+    assert!(call.read_body().await == body.as_bytes(), "the body was changed");
     call.answer_json(200, &json!({})).await;
     assert_eq!(rig.link.reply(&asked).await.status, 200);
 }

@@ -29,16 +29,8 @@ async fn a_stream_is_exact_wherever_the_backend_cuts_it() {
         while got.len() < body.len() {
             got.extend(rig.link.part(&asked).await);
         }
-        assert!(
-            got == body,
-            "cut at {cut}: {:?}",
-            String::from_utf8_lossy(&got)
-        );
-        rig.link
-            .expect_where("response_complete", |end| {
-                end["request_id"] == json!(asked.id)
-            })
-            .await;
+        assert!(got == body, "cut at {cut}: {:?}", String::from_utf8_lossy(&got));
+        rig.link.expect_where("response_complete", |end| end["request_id"] == json!(asked.id)).await;
     }
 }
 
@@ -64,11 +56,7 @@ async fn the_head_is_sent_on_before_the_first_byte_of_the_body() {
     call.start_stream().await;
     let start = rig.link.started(&asked).await;
     assert_eq!(start["status_code"], 200);
-    assert!(
-        start["headers"]
-            .as_array()
-            .is_some_and(|all| all.contains(&json!(["content-type", "text/event-stream"])))
-    );
+    assert!(start["headers"].as_array().is_some_and(|all| all.contains(&json!(["content-type", "text/event-stream"]))));
     call.chunk(b"x").await;
     call.end_stream().await;
     assert_eq!(rig.link.part(&asked).await, b"x");
@@ -79,15 +67,14 @@ async fn chunks_cut_across_socket_writes_are_put_together() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::stream("m"));
     let mut call = rig.backend.call().await;
-    for byte in b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5;ext=1\r\nhello\r\n1\r\n!\r\n0\r\nx-end: 1\r\n\r\n" {
+    for byte in
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5;ext=1\r\nhello\r\n1\r\n!\r\n0\r\nx-end: 1\r\n\r\n"
+    {
         call.write_raw(&[*byte]).await;
     }
     call.keep_alive();
     let reply = rig.link.reply(&asked).await;
-    assert_eq!(
-        (reply.body.as_slice(), reply.is_complete()),
-        (&b"hello!"[..], true)
-    );
+    assert_eq!((reply.body.as_slice(), reply.is_complete()), (&b"hello!"[..], true));
 }
 
 #[tokio::test]
@@ -100,22 +87,15 @@ async fn a_body_that_ends_with_its_connection_is_complete() {
     call.write_raw(b"until the end").await;
     drop(call);
     let reply = rig.link.reply(&asked).await;
-    assert_eq!(
-        (reply.body.as_slice(), reply.is_complete()),
-        (&b"until the end"[..], true)
-    );
+    assert_eq!((reply.body.as_slice(), reply.is_complete()), (&b"until the end"[..], true));
 }
 
 #[tokio::test]
 async fn binary_answers_pass_exactly() {
     let mut rig = Rig::core1().await;
-    let audio: Vec<u8> = (0..1_000_000_u32)
-        .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
-        .collect();
+    let audio: Vec<u8> = (0..1_000_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let answer = Answer::new(200, &[("content-type", "audio/mpeg")], &audio);
-    let reply = rig
-        .answered(&Ask::chat("m").path("/v1/audio/speech"), &answer)
-        .await;
+    let reply = rig.answered(&Ask::chat("m").path("/v1/audio/speech"), &answer).await;
     assert!(reply.body == audio, "the body was changed");
     assert_eq!(reply.header("content-type"), Some("audio/mpeg"));
 }
@@ -129,11 +109,7 @@ async fn twenty_megabytes_pass_exactly() {
     let sent = body.clone();
     tokio::spawn(async move { call.answer(&Answer::new(200, &[], &sent)).await });
     let reply = rig.link.reply(&asked).await;
-    assert!(
-        reply.body == body,
-        "the body was changed: {} bytes",
-        reply.body.len()
-    );
+    assert!(reply.body == body, "the body was changed: {} bytes", reply.body.len());
 }
 
 #[tokio::test]
@@ -148,10 +124,7 @@ async fn one_event_of_a_megabyte_passes_exactly() {
         call.chunk(&sent).await;
         call.end_stream().await;
     });
-    assert!(
-        rig.link.reply(&asked).await.body == event,
-        "the event was changed"
-    );
+    assert!(rig.link.reply(&asked).await.body == event, "the event was changed");
 }
 
 #[tokio::test]
@@ -206,14 +179,10 @@ async fn an_answer_before_the_whole_request_was_read_is_passed() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m").body(&vec![b'x'; 8 << 20]));
     let mut call = rig.backend.call().await;
-    call.head(413, &[("content-length", "9"), ("connection", "close")])
-        .await;
+    call.head(413, &[("content-length", "9"), ("connection", "close")]).await;
     call.write_raw(b"too large").await;
     let reply = rig.link.reply(&asked).await;
-    assert_eq!(
-        (reply.status, reply.body.as_slice()),
-        (413, &b"too large"[..])
-    );
+    assert_eq!((reply.status, reply.body.as_slice()), (413, &b"too large"[..]));
     drop(call);
     rig.still_serves().await;
 }

@@ -76,17 +76,9 @@ impl FakeBackend {
             seen: Vec::new(),
             connections: Vec::new(),
         };
-        let shared = Arc::new(Shared {
-            state: Mutex::new(state),
-            calls: sender,
-        });
+        let shared = Arc::new(Shared { state: Mutex::new(state), calls: sender });
         let door = Door::Open(open(socket, &shared));
-        Self {
-            addr,
-            shared,
-            calls,
-            door,
-        }
+        Self { addr, shared, calls, door }
     }
 
     /// A backend that refuses connections until [`FakeBackend::reopen`].
@@ -129,16 +121,12 @@ impl FakeBackend {
     /// When none comes within ten seconds.
     pub async fn call(&mut self) -> Call {
         let call = tokio::time::timeout(PATIENCE, self.calls.recv()).await;
-        call.expect("no request reached the backend within 10 s")
-            .expect("the backend holds the sender itself")
+        call.expect("no request reached the backend within 10 s").expect("the backend holds the sender itself")
     }
 
     /// The next inference request, if one comes within `patience`.
     pub async fn call_within(&mut self, patience: Duration) -> Option<Call> {
-        tokio::time::timeout(patience, self.calls.recv())
-            .await
-            .ok()
-            .flatten()
+        tokio::time::timeout(patience, self.calls.recv()).await.ok().flatten()
     }
 
     /// Every request head so far, housekeeping too, in order of arrival.
@@ -150,12 +138,7 @@ impl FakeBackend {
     /// How often this path was asked for so far.
     #[must_use]
     pub fn times_asked(&self, path: &str) -> usize {
-        self.shared
-            .lock()
-            .seen
-            .iter()
-            .filter(|head| head.path() == path)
-            .count()
+        self.shared.lock().seen.iter().filter(|head| head.path() == path).count()
     }
 
     /// Refuses connections from now on, and cuts the idle ones. Calls that the test holds live on.
@@ -196,15 +179,12 @@ impl Drop for FakeBackend {
 
 impl Shared {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state
-            .lock()
-            .expect("no test panics while it holds this lock")
+        self.state.lock().expect("no test panics while it holds this lock")
     }
 }
 
 fn bound(addr: SocketAddr) -> Socket {
-    let socket =
-        Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).expect("a TCP socket");
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).expect("a TCP socket");
     socket.set_reuse_address(true).expect("SO_REUSEADDR");
     socket.set_nonblocking(true).expect("a non-blocking socket");
     socket.bind(&addr.into()).expect("a port of 127.0.0.1");
@@ -212,11 +192,7 @@ fn bound(addr: SocketAddr) -> Socket {
 }
 
 fn local_addr(socket: &Socket) -> SocketAddr {
-    socket
-        .local_addr()
-        .expect("a bound socket")
-        .as_socket()
-        .expect("an IP socket")
+    socket.local_addr().expect("a bound socket").as_socket().expect("an IP socket")
 }
 
 fn open(socket: Socket, shared: &Arc<Shared>) -> JoinHandle<()> {
@@ -282,11 +258,7 @@ fn housekeeping(head: &Head, shared: &Shared) -> Option<Answer> {
     Some(match path {
         "/health" => Answer::new(200, &[], b""),
         "/v1/models" => {
-            let data: Vec<_> = state
-                .models
-                .iter()
-                .map(|id| json!({"id": id, "object": "model"}))
-                .collect();
+            let data: Vec<_> = state.models.iter().map(|id| json!({"id": id, "object": "model"})).collect();
             Answer::json(200, &json!({"object": "list", "data": data}))
         }
         _ => Answer::json(404, &json!({"error": {"message": "not found"}})),

@@ -79,10 +79,7 @@ impl Ack {
     /// The ack of a relay that knows only the seeds.
     #[must_use]
     pub fn old() -> Self {
-        Self {
-            capabilities: Vec::new(),
-            ..Self::core1()
-        }
+        Self { capabilities: Vec::new(), ..Self::core1() }
     }
 
     /// The ack of a relay with `core1`.
@@ -153,12 +150,7 @@ impl FakeRelay {
                 tokio::spawn(greet(stream, tls.clone(), sender.clone()));
             }
         });
-        Self {
-            addr,
-            scheme,
-            dials,
-            listening,
-        }
+        Self { addr, scheme, dials, listening }
     }
 
     /// Where it listens.
@@ -178,27 +170,18 @@ impl FakeRelay {
     /// # Panics
     /// When none comes within ten seconds.
     pub async fn dial(&mut self) -> Dial {
-        self.dial_within(PATIENCE)
-            .await
-            .expect("no worker dialled within 10 s")
+        self.dial_within(PATIENCE).await.expect("no worker dialled within 10 s")
     }
 
     /// The next worker that dials, if one does within `patience`.
     pub async fn dial_within(&mut self, patience: Duration) -> Option<Dial> {
-        tokio::time::timeout(patience, self.dials.recv())
-            .await
-            .ok()
-            .flatten()
+        tokio::time::timeout(patience, self.dials.recv()).await.ok().flatten()
     }
 
     /// Accepts the next worker and answers its `register` with these capabilities.
     pub async fn accept_registered(&mut self, capabilities: &[&str]) -> RelayLink {
         let capabilities = capabilities.iter().map(ToString::to_string).collect();
-        self.accept_with(&Ack {
-            capabilities,
-            ..Ack::core1()
-        })
-        .await
+        self.accept_with(&Ack { capabilities, ..Ack::core1() }).await
     }
 
     /// Accepts the next worker and answers its `register` with this ack.
@@ -219,16 +202,12 @@ impl Dial {
     /// The first header of that name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers
-            .iter()
-            .find(|(key, _)| key.eq_ignore_ascii_case(name))
-            .map(|(_, value)| value.as_str())
+        self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
     /// Answers with an HTTP status instead of upgrading.
     pub async fn refuse(mut self, status: u16) {
-        let head =
-            format!("HTTP/1.1 {status} Refused\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+        let head = format!("HTTP/1.1 {status} Refused\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
         let _ = self.wire.write_all(head.as_bytes()).await;
         let _ = self.wire.shutdown().await;
     }
@@ -238,23 +217,14 @@ impl Dial {
     /// # Panics
     /// When the dial carries no `sec-websocket-key`.
     pub async fn upgrade(mut self) -> RelayLink {
-        let key = self
-            .header("sec-websocket-key")
-            .expect("a WebSocket key")
-            .to_owned();
+        let key = self.header("sec-websocket-key").expect("a WebSocket key").to_owned();
         let accept = derive_accept_key(key.as_bytes());
         let head = format!(
             "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
              sec-websocket-accept: {accept}\r\n\r\n"
         );
-        self.wire
-            .write_all(head.as_bytes())
-            .await
-            .expect("the worker waits for the handshake");
-        self.wire
-            .flush()
-            .await
-            .expect("the worker waits for the handshake");
+        self.wire.write_all(head.as_bytes()).await.expect("the worker waits for the handshake");
+        self.wire.flush().await.expect("the worker waits for the handshake");
         let mut config = WebSocketConfig::default();
         config.max_message_size = Some(256 << 20);
         config.max_frame_size = Some(256 << 20);
@@ -281,21 +251,10 @@ async fn greet(stream: TcpStream, tls: Option<TlsAcceptor>, dials: mpsc::Unbound
     }
     let text = String::from_utf8_lossy(&bytes).into_owned();
     let mut lines = text.lines();
-    let target = lines
-        .next()
-        .and_then(|line| line.split(' ').nth(1))
-        .unwrap_or_default();
+    let target = lines.next().and_then(|line| line.split(' ').nth(1)).unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let headers = lines.filter_map(|line| line.split_once(':'));
-    let headers = headers
-        .map(|(key, value)| (key.to_owned(), value.trim().to_owned()))
-        .collect();
+    let headers = headers.map(|(key, value)| (key.to_owned(), value.trim().to_owned())).collect();
     let at = std::time::Instant::now();
-    let _ = dials.send(Dial {
-        path: path.to_owned(),
-        query: query.to_owned(),
-        headers,
-        at,
-        wire,
-    });
+    let _ = dials.send(Dial { path: path.to_owned(), query: query.to_owned(), headers, at, wire });
 }

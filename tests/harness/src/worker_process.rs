@@ -78,18 +78,13 @@ impl WorkerProcess {
     /// # Panics
     /// When it does not answer.
     pub async fn probe_with(&self, path: &str, headers: &[(&str, &str)]) -> Probed {
-        self.try_probe(path, headers)
-            .await
-            .expect("the probe server answers")
+        self.try_probe(path, headers).await.expect("the probe server answers")
     }
 
     /// Asks the probe server; `None` when it is gone.
     pub async fn try_probe(&self, path: &str, headers: &[(&str, &str)]) -> Option<Probed> {
         let mut stream = TcpStream::connect(self.probe).await.ok()?;
-        let mut request = format!(
-            "GET {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n",
-            self.probe
-        );
+        let mut request = format!("GET {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", self.probe);
         for (key, value) in headers {
             request.push_str(&format!("{key}: {value}\r\n"));
         }
@@ -100,19 +95,14 @@ impl WorkerProcess {
         let answer = String::from_utf8_lossy(&answer).into_owned();
         let (head, body) = answer.split_once("\r\n\r\n")?;
         let status = head.split(' ').nth(1)?.parse().ok()?;
-        Some(Probed {
-            status,
-            body: body.to_owned(),
-        })
+        Some(Probed { status, body: body.to_owned() })
     }
 
     /// The value of a metric: the sum over the series whose line begins with `series`.
     pub async fn metric(&self, series: &str) -> f64 {
         let metrics = self.probe("/metrics").await.body;
         let lines = metrics.lines().filter(|line| line.starts_with(series));
-        lines
-            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
-            .sum()
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
     /// Sends SIGTERM.
@@ -164,9 +154,7 @@ impl WorkerBuilder {
     /// Any variable.
     #[must_use]
     pub fn env(self, name: &str, value: impl Into<String>) -> Self {
-        Self {
-            spawn: self.spawn.env(name, value),
-        }
+        Self { spawn: self.spawn.env(name, value) }
     }
 
     /// A variable that names a file.
@@ -178,17 +166,13 @@ impl WorkerBuilder {
     /// Unsets a variable.
     #[must_use]
     pub fn without(self, name: &str) -> Self {
-        Self {
-            spawn: self.spawn.without_env(name),
-        }
+        Self { spawn: self.spawn.without_env(name) }
     }
 
     /// A command-line argument.
     #[must_use]
     pub fn arg(self, arg: &str) -> Self {
-        Self {
-            spawn: self.spawn.arg(arg),
-        }
+        Self { spawn: self.spawn.arg(arg) }
     }
 
     /// Starts the program without waiting for anything: for settings that end it.
@@ -206,17 +190,9 @@ impl WorkerBuilder {
         let process = self.spawn.working_dir(home.path()).start();
         let line = process.wait_for_line(PROBE_LINE).await;
         let rest = line.split(PROBE_LINE).nth(1).unwrap_or_default();
-        let addr: String = rest
-            .chars()
-            .take_while(|letter| letter.is_ascii_digit() || ".:".contains(*letter))
-            .collect();
-        let probe = addr
-            .parse()
-            .unwrap_or_else(|_| panic!("no address in {line:?}"));
-        WorkerProcess {
-            process,
-            probe,
-            _home: home,
-        }
+        let addr: String =
+            rest.chars().take_while(|letter| letter.is_ascii_digit() || ".:".contains(*letter)).collect();
+        let probe = addr.parse().unwrap_or_else(|_| panic!("no address in {line:?}"));
+        WorkerProcess { process, probe, _home: home }
     }
 }

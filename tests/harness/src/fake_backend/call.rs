@@ -43,24 +43,14 @@ impl Call {
         buffer: BytesMut,
         give_back: oneshot::Sender<(TcpStream, BytesMut)>,
     ) -> Self {
-        let length = head
-            .header("content-length")
-            .and_then(|value| value.parse().ok());
-        let chunked = head
-            .header("transfer-encoding")
-            .is_some_and(|value| value.contains("chunked"));
+        let length = head.header("content-length").and_then(|value| value.parse().ok());
+        let chunked = head.header("transfer-encoding").is_some_and(|value| value.contains("chunked"));
         let body = match length {
             _ if chunked => Body::Chunked { left: 0 },
             Some(0) | None => Body::Done,
             Some(length) => Body::Length(length),
         };
-        Self {
-            head,
-            stream,
-            buffer,
-            body,
-            give_back,
-        }
+        Self { head, stream, buffer, body, give_back }
     }
 
     /// The whole body of the request.
@@ -68,9 +58,7 @@ impl Call {
     /// # Panics
     /// When the peer closes before its end.
     pub async fn read_body(&mut self) -> Vec<u8> {
-        self.try_read_body()
-            .await
-            .expect("the request's body ended early")
+        self.try_read_body().await.expect("the request's body ended early")
     }
 
     /// The body as JSON.
@@ -109,11 +97,7 @@ impl Call {
         if self.buffer.is_empty() && !self.fill().await {
             return None;
         }
-        let take = self
-            .buffer
-            .len()
-            .min(most)
-            .min(usize::try_from(left).unwrap_or(usize::MAX));
+        let take = self.buffer.len().min(most).min(usize::try_from(left).unwrap_or(usize::MAX));
         let bytes = self.buffer.split_to(take).to_vec();
         let left = left - take as u64;
         self.body = match self.body {
@@ -147,14 +131,7 @@ impl Call {
 
     /// The head of an event stream in chunked encoding.
     pub async fn start_stream(&mut self) -> bool {
-        self.head(
-            200,
-            &[
-                ("content-type", "text/event-stream"),
-                ("transfer-encoding", "chunked"),
-            ],
-        )
-        .await
+        self.head(200, &[("content-type", "text/event-stream"), ("transfer-encoding", "chunked")]).await
     }
 
     /// One chunk of a chunked body.
@@ -177,10 +154,7 @@ impl Call {
     /// When the peer is gone.
     pub async fn answer(mut self, answer: &Answer) {
         self.read_body().await;
-        assert!(
-            self.try_answer(answer).await,
-            "the peer left before the answer"
-        );
+        assert!(self.try_answer(answer).await, "the peer left before the answer");
     }
 
     /// Answers with JSON.
@@ -202,9 +176,7 @@ impl Call {
 
     /// Closes with a TCP reset, and drops what was not read or written yet.
     pub fn reset(self) {
-        socket2::SockRef::from(&self.stream)
-            .set_linger(Some(Duration::ZERO))
-            .expect("SO_LINGER");
+        socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO)).expect("SO_LINGER");
     }
 
     /// Waits until the peer closes or resets; says when it was seen. Body bytes that still come are thrown away.

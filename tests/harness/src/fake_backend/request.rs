@@ -26,21 +26,14 @@ impl Head {
     /// The first header of that name, as text.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
-        let found = self
-            .headers
-            .iter()
-            .find(|(key, _)| key.eq_ignore_ascii_case(name));
+        let found = self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
         found.and_then(|(_, value)| std::str::from_utf8(value).ok())
     }
 
     /// The names of all headers, in lower case, sorted.
     #[must_use]
     pub fn header_names(&self) -> Vec<String> {
-        let mut names: Vec<_> = self
-            .headers
-            .iter()
-            .map(|(key, _)| key.to_ascii_lowercase())
-            .collect();
+        let mut names: Vec<_> = self.headers.iter().map(|(key, _)| key.to_ascii_lowercase()).collect();
         names.sort();
         names
     }
@@ -61,25 +54,14 @@ impl Answer {
     /// An answer of these parts.
     #[must_use]
     pub fn new(status: u16, headers: &[(&str, &str)], body: &[u8]) -> Self {
-        let headers = headers
-            .iter()
-            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-            .collect();
-        Self {
-            status,
-            headers,
-            body: body.to_vec(),
-        }
+        let headers = headers.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Self { status, headers, body: body.to_vec() }
     }
 
     /// A JSON answer.
     #[must_use]
     pub fn json(status: u16, body: &Value) -> Self {
-        Self::new(
-            status,
-            &[("content-type", "application/json")],
-            body.to_string().as_bytes(),
-        )
+        Self::new(status, &[("content-type", "application/json")], body.to_string().as_bytes())
     }
 
     pub(super) fn encoded(&self) -> Vec<u8> {
@@ -107,18 +89,12 @@ pub(super) async fn read_head(stream: &mut TcpStream, buffer: &mut BytesMut) -> 
     };
     let bytes = buffer.split_to(end);
     buffer.advance(4);
-    let mut lines = bytes[..]
-        .split(|byte| *byte == b'\n')
-        .map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+    let mut lines = bytes[..].split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
     let first = String::from_utf8_lossy(lines.next()?).into_owned();
     let mut words = first.split(' ');
     let (method, target) = (words.next()?.to_owned(), words.next()?.to_owned());
     let headers = lines.filter_map(header_line).collect();
-    Some(Head {
-        method,
-        target,
-        headers,
-    })
+    Some(Head { method, target, headers })
 }
 
 fn header_line(line: &[u8]) -> Option<(String, Vec<u8>)> {

@@ -59,9 +59,7 @@ impl Ask {
     #[must_use]
     pub fn stream(model: &str) -> Self {
         let body = json!({"model": model, "stream": true, "messages": [{"role": "user", "content": "hello"}]});
-        Self::post("/v1/chat/completions", model)
-            .body(body.to_string().as_bytes())
-            .streaming()
+        Self::post("/v1/chat/completions", model).body(body.to_string().as_bytes()).streaming()
     }
 
     /// A POST without a body.
@@ -84,37 +82,25 @@ impl Ask {
     /// Sets the body.
     #[must_use]
     pub fn body(self, body: &[u8]) -> Self {
-        Self {
-            body: body.to_vec(),
-            ..self
-        }
+        Self { body: body.to_vec(), ..self }
     }
 
     /// Sets `is_streaming`.
     #[must_use]
     pub fn streaming(self) -> Self {
-        Self {
-            streaming: true,
-            ..self
-        }
+        Self { streaming: true, ..self }
     }
 
     /// Sets `endpoint_path`, query string included.
     #[must_use]
     pub fn path(self, path: &str) -> Self {
-        Self {
-            path: path.to_owned(),
-            ..self
-        }
+        Self { path: path.to_owned(), ..self }
     }
 
     /// Sets `method`.
     #[must_use]
     pub fn method(self, method: &str) -> Self {
-        Self {
-            method: Some(method.to_owned()),
-            ..self
-        }
+        Self { method: Some(method.to_owned()), ..self }
     }
 
     /// Adds or replaces a header.
@@ -127,19 +113,13 @@ impl Ask {
     /// Sets `window`.
     #[must_use]
     pub fn window(self, bytes: u64) -> Self {
-        Self {
-            window: Some(bytes),
-            ..self
-        }
+        Self { window: Some(bytes), ..self }
     }
 
     /// States another `content_length` than the body's.
     #[must_use]
     pub fn claiming(self, content_length: u64) -> Self {
-        Self {
-            content_length: Some(content_length),
-            ..self
-        }
+        Self { content_length: Some(content_length), ..self }
     }
 
     fn message(&self, asked: &Asked, core1: bool) -> Value {
@@ -153,11 +133,9 @@ impl Ask {
         });
         if core1 {
             message["stream"] = json!(asked.stream);
-            message["content_length"] =
-                json!(self.content_length.unwrap_or(self.body.len() as u64));
+            message["content_length"] = json!(self.content_length.unwrap_or(self.body.len() as u64));
         } else {
-            message["body"] =
-                json!(String::from_utf8(self.body.clone()).expect("old peers carry text only"));
+            message["body"] = json!(String::from_utf8(self.body.clone()).expect("old peers carry text only"));
         }
         if let Some(method) = &self.method {
             message["method"] = json!(method);
@@ -173,19 +151,13 @@ impl Reply {
     /// The first header of that name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers
-            .iter()
-            .find(|(key, _)| key.eq_ignore_ascii_case(name))
-            .map(|(_, value)| value.as_str())
+        self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
     /// All values of a header.
     #[must_use]
     pub fn header_values(&self, name: &str) -> Vec<&str> {
-        let found = self
-            .headers
-            .iter()
-            .filter(|(key, _)| key.eq_ignore_ascii_case(name));
+        let found = self.headers.iter().filter(|(key, _)| key.eq_ignore_ascii_case(name));
         found.map(|(_, value)| value.as_str()).collect()
     }
 
@@ -225,10 +197,7 @@ impl RelayLink {
 
     /// Sends only the `request` message.
     pub fn ask_head(&mut self, ask: &Ask) -> Asked {
-        let asked = Asked {
-            id: format!("request-{}", self.next),
-            stream: self.next,
-        };
+        let asked = Asked { id: format!("request-{}", self.next), stream: self.next };
         self.next += 1;
         self.send(&ask.message(&asked, self.core1));
         asked
@@ -261,9 +230,7 @@ impl RelayLink {
             end_seq: 0,
         };
         loop {
-            let event = self
-                .next_where(patience, |event| belongs(event, asked))
-                .await?;
+            let event = self.next_where(patience, |event| belongs(event, asked)).await?;
             match event {
                 Event::Piece { payload, .. } => {
                     assert!(reply.start.is_some(), "a piece before response_start");
@@ -271,9 +238,7 @@ impl RelayLink {
                 }
                 Event::Message(message) => match message.kind() {
                     "response_start" => reply.handle_start(message.body),
-                    "response_chunk" => {
-                        reply.add(message["chunk"].as_str().expect("a text chunk").as_bytes())
-                    }
+                    "response_chunk" => reply.add(message["chunk"].as_str().expect("a text chunk").as_bytes()),
                     _ => {
                         reply.end_seq = message.seq;
                         reply.handle_end(message.body, self.core1);
@@ -287,11 +252,7 @@ impl RelayLink {
 
     /// Waits for `response_start` of a request.
     pub async fn started(&mut self, asked: &Asked) -> Value {
-        self.expect_where("response_start", |start| {
-            start["request_id"] == json!(asked.id)
-        })
-        .await
-        .body
+        self.expect_where("response_start", |start| start["request_id"] == json!(asked.id)).await.body
     }
 
     /// The next part of an answer: a piece's payload or a chunk's text.
@@ -305,11 +266,7 @@ impl RelayLink {
             Event::Ping | Event::Closed { .. } => false,
         };
         match self.next_where(super::PATIENCE, is_part).await {
-            Some(Event::Message(message)) => message["chunk"]
-                .as_str()
-                .expect("a text chunk")
-                .as_bytes()
-                .to_vec(),
+            Some(Event::Message(message)) => message["chunk"].as_str().expect("a text chunk").as_bytes().to_vec(),
             Some(Event::Piece { payload, .. }) => payload.to_vec(),
             Some(Event::Ping | Event::Closed { .. }) | None => {
                 panic!("no part of the answer to {} within 10 s", asked.id)
@@ -325,41 +282,23 @@ impl Reply {
     }
 
     fn handle_start(&mut self, start: Value) {
-        assert!(
-            self.start.is_none() && self.parts.is_empty(),
-            "response_start comes once, before the pieces"
-        );
+        assert!(self.start.is_none() && self.parts.is_empty(), "response_start comes once, before the pieces");
         self.status = status_of(&start);
-        let pairs = start["headers"]
-            .as_array()
-            .expect("headers as an array of pairs");
-        self.headers = pairs
-            .iter()
-            .map(|pair| (text(&pair[0]), text(&pair[1])))
-            .collect();
+        let pairs = start["headers"].as_array().expect("headers as an array of pairs");
+        self.headers = pairs.iter().map(|pair| (text(&pair[0]), text(&pair[1]))).collect();
         self.start = Some(start);
     }
 
     fn handle_end(&mut self, end: Value, core1: bool) {
         if end["type"] == "response_complete" {
             if core1 {
-                assert!(
-                    end.get("body").is_none_or(Value::is_null),
-                    "a body in a core1 response_complete"
-                );
-                assert!(
-                    self.start.is_some(),
-                    "response_complete without response_start"
-                );
+                assert!(end.get("body").is_none_or(Value::is_null), "a body in a core1 response_complete");
+                assert!(self.start.is_some(), "response_complete without response_start");
             } else {
                 self.status = status_of(&end);
                 let map = end["headers"].as_object().cloned().unwrap_or_default();
-                self.headers = map
-                    .iter()
-                    .map(|(key, value)| (key.clone(), text(value)))
-                    .collect();
-                self.body
-                    .extend_from_slice(end["body"].as_str().unwrap_or_default().as_bytes());
+                self.headers = map.iter().map(|(key, value)| (key.clone(), text(value))).collect();
+                self.body.extend_from_slice(end["body"].as_str().unwrap_or_default().as_bytes());
             }
         }
         self.end = end;
@@ -367,26 +306,16 @@ impl Reply {
 }
 
 fn belongs(event: &Event, asked: &Asked) -> bool {
-    const ANSWERS: [&str; 4] = [
-        "response_start",
-        "response_chunk",
-        "response_complete",
-        "error",
-    ];
+    const ANSWERS: [&str; 4] = ["response_start", "response_chunk", "response_complete", "error"];
     match event {
-        Event::Message(message) => {
-            ANSWERS.contains(&message.kind()) && message["request_id"] == json!(asked.id)
-        }
+        Event::Message(message) => ANSWERS.contains(&message.kind()) && message["request_id"] == json!(asked.id),
         Event::Piece { stream, .. } => *stream == asked.stream,
         Event::Ping | Event::Closed { .. } => false,
     }
 }
 
 fn status_of(message: &Value) -> u16 {
-    message["status_code"]
-        .as_u64()
-        .and_then(|status| u16::try_from(status).ok())
-        .expect("a status_code")
+    message["status_code"].as_u64().and_then(|status| u16::try_from(status).ok()).expect("a status_code")
 }
 
 fn text(value: &Value) -> String {

@@ -116,12 +116,7 @@ impl RelayLink {
             returns_credit: AtomicBool::new(true),
         });
         let sender = LinkSender { frames, shared };
-        let reading = tokio::spawn(read(
-            stream,
-            sender.clone(),
-            event_sender,
-            is_frozen.clone(),
-        ));
+        let reading = tokio::spawn(read(stream, sender.clone(), event_sender, is_frozen.clone()));
         let writing = tokio::spawn(write(sink, outgoing, is_frozen));
         Self {
             registration: Value::Null,
@@ -165,10 +160,7 @@ impl RelayLink {
 
     /// From now on response credit is returned only through [`RelayLink::credit`].
     pub fn withhold_credit(&self) {
-        self.sender
-            .shared
-            .returns_credit
-            .store(false, Ordering::SeqCst);
+        self.sender.shared.returns_credit.store(false, Ordering::SeqCst);
     }
 
     /// Returns credit for response bytes.
@@ -188,9 +180,7 @@ impl RelayLink {
     /// When the next one does not come within ten seconds.
     pub async fn websocket_pings(&mut self, count: usize) {
         for number in 0..count {
-            let ping = self
-                .next_where(PATIENCE, |event| matches!(event, Event::Ping))
-                .await;
+            let ping = self.next_where(PATIENCE, |event| matches!(event, Event::Ping)).await;
             assert!(ping.is_some(), "only {number} WebSocket pings");
         }
     }
@@ -202,10 +192,7 @@ impl RelayLink {
 
     /// Sends a close frame.
     pub fn close(&self, code: u16, reason: &str) {
-        let frame = CloseFrame {
-            code: code.into(),
-            reason: Utf8Bytes::from(reason),
-        };
+        let frame = CloseFrame { code: code.into(), reason: Utf8Bytes::from(reason) };
         self.send_frame(Frame::Close(Some(frame)));
     }
 
@@ -253,10 +240,7 @@ impl RelayLink {
     /// # Panics
     /// When it is still open after ten seconds.
     pub async fn closed(&mut self) -> (Option<u16>, String) {
-        match self
-            .next_where(PATIENCE, |event| matches!(event, Event::Closed { .. }))
-            .await
-        {
+        match self.next_where(PATIENCE, |event| matches!(event, Event::Closed { .. })).await {
             Some(Event::Closed { code, reason }) => (code, reason),
             other => panic!("the link is still open after 10 s: {other:?}"),
         }
@@ -264,9 +248,7 @@ impl RelayLink {
 
     /// Whether the socket ends within `patience`.
     pub async fn closes_within(&mut self, patience: Duration) -> bool {
-        self.next_where(patience, |event| matches!(event, Event::Closed { .. }))
-            .await
-            .is_some()
+        self.next_where(patience, |event| matches!(event, Event::Closed { .. })).await.is_some()
     }
 
     /// Waits until the worker advertises exactly these models, in `register` or `models_update`.
@@ -276,8 +258,7 @@ impl RelayLink {
             self.registration["models"] = json!("seen");
             return;
         }
-        self.expect_where("models_update", |update| update["models"] == wanted)
-            .await;
+        self.expect_where("models_update", |update| update["models"] == wanted).await;
     }
 
     /// Waits until the worker advertises these models and, with `core1`, grants `slots`.
@@ -290,24 +271,17 @@ impl RelayLink {
 
     /// The next grant of that many slots.
     pub async fn grant(&mut self, slots: u64) -> Message {
-        self.expect_where("grant", |grant| grant["slots"] == json!(slots))
-            .await
+        self.expect_where("grant", |grant| grant["slots"] == json!(slots)).await
     }
 
     /// The first event, kept or new, that `wanted` accepts. A closed socket ends the search.
-    pub async fn next_where(
-        &mut self,
-        patience: Duration,
-        wanted: impl Fn(&Event) -> bool,
-    ) -> Option<Event> {
+    pub async fn next_where(&mut self, patience: Duration, wanted: impl Fn(&Event) -> bool) -> Option<Event> {
         if let Some(found) = self.heard.iter().position(&wanted) {
             return self.heard.remove(found);
         }
         let deadline = tokio::time::Instant::now() + patience;
         loop {
-            let event = tokio::time::timeout_at(deadline, self.events.recv())
-                .await
-                .ok()??;
+            let event = tokio::time::timeout_at(deadline, self.events.recv()).await.ok()??;
             if wanted(&event) {
                 return Some(event);
             }
@@ -328,9 +302,7 @@ impl RelayLink {
     fn unread(&self) -> String {
         let names = self.heard.iter().map(|event| match event {
             Event::Message(message) => message.kind().to_owned(),
-            Event::Piece {
-                stream, payload, ..
-            } => format!("piece({stream}, {} bytes)", payload.len()),
+            Event::Piece { stream, payload, .. } => format!("piece({stream}, {} bytes)", payload.len()),
             Event::Ping => "WebSocket ping".to_owned(),
             Event::Closed { code, reason } => format!("closed({code:?} {reason})"),
         });
@@ -376,11 +348,7 @@ impl LinkSender {
     }
 
     fn take_credit(&self, stream: u32, wanted: u64) -> u64 {
-        let mut credit = self
-            .shared
-            .credit
-            .lock()
-            .expect("nobody panics with this lock");
+        let mut credit = self.shared.credit.lock().expect("nobody panics with this lock");
         let left = credit.entry(stream).or_insert(WINDOW);
         let take = wanted.min(PIECE_BYTES).min(*left);
         *left -= take;
@@ -388,17 +356,9 @@ impl LinkSender {
     }
 
     fn add_credit(&self, message: &Value) {
-        let stream = message["stream"]
-            .as_u64()
-            .and_then(|stream| u32::try_from(stream).ok());
+        let stream = message["stream"].as_u64().and_then(|stream| u32::try_from(stream).ok());
         if let (Some(stream), Some(bytes)) = (stream, message["bytes"].as_u64()) {
-            *self
-                .shared
-                .credit
-                .lock()
-                .expect("nobody panics with this lock")
-                .entry(stream)
-                .or_insert(WINDOW) += bytes;
+            *self.shared.credit.lock().expect("nobody panics with this lock").entry(stream).or_insert(WINDOW) += bytes;
             self.shared.credited.notify_waiters();
         }
     }
@@ -442,33 +402,17 @@ async fn read(
                 if body["type"] == "credit" {
                     sender.add_credit(&body);
                 }
-                Event::Message(Message {
-                    seq,
-                    at: Instant::now(),
-                    body,
-                })
+                Event::Message(Message { seq, at: Instant::now(), body })
             }
             Some(Ok(Frame::Binary(bytes))) => {
                 let (kind, stream, payload) = piece::parse(&bytes).expect("a piece has a header");
                 assert_eq!(kind, RESPONSE_PIECE, "a worker sends response pieces only");
-                assert!(
-                    payload.len() as u64 <= PIECE_BYTES,
-                    "a piece of {} bytes",
-                    payload.len()
-                );
-                sender
-                    .shared
-                    .received
-                    .fetch_add(payload.len() as u64, Ordering::SeqCst);
+                assert!(payload.len() as u64 <= PIECE_BYTES, "a piece of {} bytes", payload.len());
+                sender.shared.received.fetch_add(payload.len() as u64, Ordering::SeqCst);
                 if sender.shared.returns_credit.load(Ordering::SeqCst) {
-                    sender
-                        .send(&json!({"type": "credit", "stream": stream, "bytes": payload.len()}));
+                    sender.send(&json!({"type": "credit", "stream": stream, "bytes": payload.len()}));
                 }
-                Event::Piece {
-                    seq,
-                    stream,
-                    payload,
-                }
+                Event::Piece { seq, stream, payload }
             }
             Some(Ok(Frame::Ping(_))) => Event::Ping,
             Some(Ok(Frame::Close(Some(frame)))) => {

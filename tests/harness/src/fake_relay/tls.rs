@@ -25,48 +25,15 @@ impl Certificates {
     pub fn make() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let at = directory.path();
-        let key = [
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-keyout",
-        ];
-        let authority = [
-            "ca.key",
-            "-x509",
-            "-out",
-            "ca.crt",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=modelrelay test CA",
-        ];
+        let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout"];
+        let authority = ["ca.key", "-x509", "-out", "ca.crt", "-days", "2", "-subj", "/CN=modelrelay test CA"];
         openssl(at, &[&["req"], &key[..], &authority[..]].concat());
         let request = ["server.key", "-out", "server.csr", "-subj", "/CN=localhost"];
         openssl(at, &[&["req"], &key[..], &request[..]].concat());
         let names = "subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=CA:FALSE\n";
         std::fs::write(at.join("server.ext"), names).expect("a writable temporary directory");
-        let signing = [
-            "x509",
-            "-req",
-            "-in",
-            "server.csr",
-            "-CA",
-            "ca.crt",
-            "-CAkey",
-            "ca.key",
-            "-CAcreateserial",
-        ];
-        openssl(
-            at,
-            &[
-                &signing[..],
-                &["-out", "server.crt", "-days", "2", "-extfile", "server.ext"],
-            ]
-            .concat(),
-        );
+        let signing = ["x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"];
+        openssl(at, &[&signing[..], &["-out", "server.crt", "-days", "2", "-extfile", "server.ext"]].concat());
         Self { directory }
     }
 
@@ -77,10 +44,9 @@ impl Certificates {
     }
 
     pub(super) fn acceptor(&self) -> TlsAcceptor {
-        let certificate = CertificateDer::from_pem_file(self.directory.path().join("server.crt"))
-            .expect("a certificate");
-        let key =
-            PrivateKeyDer::from_pem_file(self.directory.path().join("server.key")).expect("a key");
+        let certificate =
+            CertificateDer::from_pem_file(self.directory.path().join("server.crt")).expect("a certificate");
+        let key = PrivateKeyDer::from_pem_file(self.directory.path().join("server.key")).expect("a key");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -93,14 +59,6 @@ impl Certificates {
 }
 
 fn openssl(directory: &Path, arguments: &[&str]) {
-    let output = Command::new("openssl")
-        .args(arguments)
-        .current_dir(directory)
-        .output()
-        .expect("the openssl command");
-    assert!(
-        output.status.success(),
-        "openssl {arguments:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let output = Command::new("openssl").args(arguments).current_dir(directory).output().expect("the openssl command");
+    assert!(output.status.success(), "openssl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

@@ -30,26 +30,14 @@ impl Rig {
     }
 
     /// A worker of `slots` slots, its link acknowledged with `ack`, further settings by `settings`; ready to serve.
-    pub async fn with(
-        ack: &Ack,
-        slots: u32,
-        settings: impl FnOnce(WorkerBuilder) -> WorkerBuilder,
-    ) -> Self {
+    pub async fn with(ack: &Ack, slots: u32, settings: impl FnOnce(WorkerBuilder) -> WorkerBuilder) -> Self {
         let mut relay = FakeRelay::start().await;
         let backend = FakeBackend::start().await;
-        let builder = WorkerProcess::builder()
-            .relay(relay.url())
-            .backend(backend.url())
-            .concurrency(slots);
+        let builder = WorkerProcess::builder().relay(relay.url()).backend(backend.url()).concurrency(slots);
         let worker = settings(builder).start().await;
         let mut link = relay.accept_with(ack).await;
         link.ready(&["m"], u64::from(slots)).await;
-        Self {
-            relay,
-            link,
-            backend,
-            worker,
-        }
+        Self { relay, link, backend, worker }
     }
 
     /// Shows that the link and the backend work: one whole exchange.
@@ -58,16 +46,9 @@ impl Rig {
     /// When they do not.
     pub async fn still_serves(&mut self) {
         let asked = self.link.ask(&Ask::chat("m"));
-        self.backend
-            .call()
-            .await
-            .answer_json(200, &json!({"still": "here"}))
-            .await;
+        self.backend.call().await.answer_json(200, &json!({"still": "here"})).await;
         let reply = self.link.reply(&asked).await;
-        assert_eq!(
-            (reply.status, reply.json()),
-            (200, json!({"still": "here"}))
-        );
+        assert_eq!((reply.status, reply.json()), (200, json!({"still": "here"})));
     }
 
     /// As [`Rig::still_serves`], where an earlier request may or may not have reached the backend.

@@ -1,6 +1,7 @@
 //! The real worker, started the way an operator starts it: through its environment.
 
 mod rig;
+mod stack;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -11,6 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 pub use rig::Rig;
+pub use stack::{Stack, wait_for_model};
 
 use crate::process::{Process, Spawn};
 

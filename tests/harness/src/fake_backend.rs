@@ -9,6 +9,8 @@
 
 mod call;
 mod request;
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

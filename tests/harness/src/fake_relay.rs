@@ -8,6 +8,8 @@
 mod exchange;
 mod link;
 mod piece;
+#[cfg(test)]
+mod tests;
 mod tls;
 
 use std::net::SocketAddr;

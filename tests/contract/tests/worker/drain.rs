@@ -217,3 +217,20 @@ async fn a_drain_is_undone_when_the_backend_was_down_and_is_back() {
     rig.link.ready(&["m"], 4).await;
     rig.still_serves().await;
 }
+
+#[tokio::test]
+async fn the_drain_probe_asks_for_its_token_where_one_is_set() {
+    let mut rig = Rig::with(&Ack::core1(), 4, |worker| worker.env("DRAIN_TOKEN", "planted-drain-token")).await;
+    assert_eq!(rig.worker.probe("/drain").await.status, 403);
+    assert_eq!(rig.worker.probe_with("/drain", &[("x-modelrelay-drain-token", "wrong")]).await.status, 403);
+    rig.still_serves().await;
+    let worker = &rig.worker;
+    let told = async {
+        rig.link.expect("drain").await;
+        barrier(&rig.link);
+    };
+    let headers = [("x-modelrelay-drain-token", "planted-drain-token")];
+    let (drained, ()) = tokio::join!(worker.probe_with("/drain", &headers), told);
+    assert_eq!(drained.status, 200);
+    assert!(!rig.worker.log().contains("planted-drain-token"));
+}

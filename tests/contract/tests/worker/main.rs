@@ -12,6 +12,7 @@ mod links;
 mod old_relay;
 mod probe;
 mod registration;
+mod reload;
 mod secrecy;
 mod settings;
 mod streaming;

@@ -51,9 +51,7 @@ impl Request {
     /// A POST of JSON, as every SDK sends it.
     #[must_use]
     pub fn post(target: &str, body: &Value) -> Self {
-        Self::new("POST", target)
-            .header("content-type", "application/json")
-            .body(body.to_string())
+        Self::new("POST", target).header("content-type", "application/json").body(body.to_string())
     }
 
     /// Adds a header; the same name may be added again.
@@ -107,30 +105,18 @@ impl Request {
             let connection = Connection::open_with(to, &task_log, self.receive_buffer).await;
             connection.try_send(self).await
         });
-        Pending {
-            task: AbortOnDrop(task),
-            what,
-            log,
-        }
+        Pending { task: AbortOnDrop(task), what, log }
     }
 
     fn into_hyper(self, host: SocketAddr) -> http::Request<Full<Bytes>> {
-        let mut request = http::Request::builder()
-            .method(self.method.as_str())
-            .uri(&self.target);
-        if !self
-            .headers
-            .iter()
-            .any(|(name, _)| name.eq_ignore_ascii_case("host"))
-        {
+        let mut request = http::Request::builder().method(self.method.as_str()).uri(&self.target);
+        if !self.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
             request = request.header("host", host.to_string());
         }
         for (name, value) in &self.headers {
             request = request.header(name, value.as_slice());
         }
-        request
-            .body(Full::new(self.body))
-            .expect("tests send well-formed requests; odd ones go over RawConnection")
+        request.body(Full::new(self.body)).expect("tests send well-formed requests; odd ones go over RawConnection")
     }
 }
 
@@ -160,31 +146,17 @@ impl Connection {
     }
 
     async fn open_with(to: SocketAddr, log: &Log, receive_buffer: Option<u32>) -> Self {
-        let stream = within(
-            &format!("a connection to {to}"),
-            log,
-            connect(to, receive_buffer),
-        )
-        .await;
-        let (sender, connection) = http1::handshake(TokioIo::new(stream))
-            .await
-            .expect("the http1 handshake sends nothing");
+        let stream = within(&format!("a connection to {to}"), log, connect(to, receive_buffer)).await;
+        let (sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.expect("the http1 handshake sends nothing");
         let driver = tokio::spawn(async move {
             let _ = connection.await;
         });
-        Self {
-            sender,
-            driver: Arc::new(AbortOnDrop(driver)),
-            host: to,
-            log: log.clone(),
-        }
+        Self { sender, driver: Arc::new(AbortOnDrop(driver)), host: to, log: log.clone() }
     }
 
     async fn try_send(mut self, request: Request) -> hyper::Result<Response> {
-        let answer = self
-            .sender
-            .send_request(request.into_hyper(self.host))
-            .await?;
+        let answer = self.sender.send_request(request.into_hyper(self.host)).await?;
         Ok(Response::new(answer, self.driver, self.log))
     }
 }
@@ -237,13 +209,8 @@ impl Headers {
     /// Every value of that name.
     #[must_use]
     pub fn all(&self, name: &str) -> Vec<String> {
-        let of_name = self
-            .0
-            .iter()
-            .filter(|(key, _)| key.eq_ignore_ascii_case(name));
-        of_name
-            .map(|(_, value)| String::from_utf8_lossy(value).into_owned())
-            .collect()
+        let of_name = self.0.iter().filter(|(key, _)| key.eq_ignore_ascii_case(name));
+        of_name.map(|(_, value)| String::from_utf8_lossy(value).into_owned()).collect()
     }
 }
 
@@ -274,31 +241,15 @@ pub enum Piece {
 impl Response {
     fn new(answer: http::Response<Incoming>, driver: Arc<AbortOnDrop<()>>, log: Log) -> Self {
         let (head, body) = answer.into_parts();
-        let headers = head
-            .headers
-            .iter()
-            .map(|(name, value)| (name.to_string(), value.as_bytes().to_vec()))
-            .collect();
+        let headers = head.headers.iter().map(|(name, value)| (name.to_string(), value.as_bytes().to_vec())).collect();
         let status = head.status.as_u16();
-        Self {
-            status,
-            headers: Headers(headers),
-            body,
-            text: Vec::new(),
-            _driver: driver,
-            log,
-        }
+        Self { status, headers: Headers(headers), body, text: Vec::new(), _driver: driver, log }
     }
 
     /// The next piece of the body.
     pub async fn next_piece(&mut self) -> Piece {
         loop {
-            let frame = within(
-                "the next piece of a response body",
-                &self.log,
-                self.body.frame(),
-            )
-            .await;
+            let frame = within("the next piece of a response body", &self.log, self.body.frame()).await;
             return match frame {
                 None => Piece::End,
                 Some(Err(error)) => Piece::Aborted(error.to_string()),
@@ -340,11 +291,7 @@ impl Response {
             match self.next_piece().await {
                 Piece::Data(data) => bytes.extend_from_slice(&data),
                 end @ (Piece::End | Piece::Aborted(_)) => {
-                    panic!(
-                        "{end:?} after {} of {count} bytes\n{}",
-                        bytes.len(),
-                        self.log.dump()
-                    )
+                    panic!("{end:?} after {} of {count} bytes\n{}", bytes.len(), self.log.dump())
                 }
             }
         }
@@ -361,13 +308,7 @@ impl Response {
                 Piece::Aborted(_) => break true,
             }
         };
-        Reply {
-            status: self.status,
-            headers: self.headers,
-            body,
-            aborted,
-            log: self.log,
-        }
+        Reply { status: self.status, headers: self.headers, body, aborted, log: self.log }
     }
 }
 
@@ -399,12 +340,7 @@ impl Reply {
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| {
-            panic!(
-                "status {}, no JSON body ({error}): {:?}\n{}",
-                self.status,
-                self.text(),
-                self.log.dump()
-            )
+            panic!("status {}, no JSON body ({error}): {:?}\n{}", self.status, self.text(), self.log.dump())
         })
     }
 
@@ -416,13 +352,7 @@ impl Reply {
 
     /// Panics unless the status is `status`; shows the body and the log. Returns itself, to read on.
     pub fn with_status(self, status: u16) -> Self {
-        assert_eq!(
-            self.status,
-            status,
-            "body {:?}\n{}",
-            self.text(),
-            self.log.dump()
-        );
+        assert_eq!(self.status, status, "body {:?}\n{}", self.text(), self.log.dump());
         self
     }
 }
@@ -437,20 +367,12 @@ pub struct RawConnection {
 impl RawConnection {
     /// Connects.
     pub async fn open(to: SocketAddr, log: &Log) -> Self {
-        Self {
-            stream: within(&format!("a connection to {to}"), log, connect(to, None)).await,
-            log: log.clone(),
-        }
+        Self { stream: within(&format!("a connection to {to}"), log, connect(to, None)).await, log: log.clone() }
     }
 
     /// Writes all of `bytes`; a peer that closed already is not an error, since it may have answered early.
     pub async fn write(&mut self, bytes: impl AsRef<[u8]>) {
-        let _ = within(
-            "room to write",
-            &self.log,
-            self.stream.write_all(bytes.as_ref()),
-        )
-        .await;
+        let _ = within("room to write", &self.log, self.stream.write_all(bytes.as_ref())).await;
     }
 
     /// Reads up to the end of a response's head and returns it (with whatever of the body came along).
@@ -458,12 +380,7 @@ impl RawConnection {
         let mut text = Vec::new();
         let mut buffer = [0_u8; 4096];
         while !text.windows(4).any(|four| four == b"\r\n\r\n") {
-            let count = within(
-                "the head of an answer",
-                &self.log,
-                self.stream.read(&mut buffer),
-            )
-            .await;
+            let count = within("the head of an answer", &self.log, self.stream.read(&mut buffer)).await;
             match count {
                 Ok(0) | Err(_) => break,
                 Ok(count) => text.extend_from_slice(&buffer[..count]),
@@ -475,12 +392,7 @@ impl RawConnection {
     /// Reads until the peer closes.
     pub async fn read_to_end(&mut self) -> String {
         let mut text = Vec::new();
-        let _ = within(
-            "the peer's close",
-            &self.log,
-            self.stream.read_to_end(&mut text),
-        )
-        .await;
+        let _ = within("the peer's close", &self.log, self.stream.read_to_end(&mut text)).await;
         String::from_utf8_lossy(&text).into_owned()
     }
 }
@@ -489,14 +401,9 @@ async fn connect(to: SocketAddr, receive_buffer: Option<u32>) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("a socket can be made");
     if let Some(bytes) = receive_buffer {
         // Before connecting: the window is negotiated then.
-        socket
-            .set_recv_buffer_size(bytes)
-            .expect("the receive buffer can be set");
+        socket.set_recv_buffer_size(bytes).expect("the receive buffer can be set");
     }
-    let stream = socket
-        .connect(to)
-        .await
-        .unwrap_or_else(|error| panic!("cannot connect to {to}: {error}"));
+    let stream = socket.connect(to).await.unwrap_or_else(|error| panic!("cannot connect to {to}: {error}"));
     stream.set_nodelay(true).expect("TCP_NODELAY can be set");
     stream
 }

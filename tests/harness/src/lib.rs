@@ -27,12 +27,7 @@ pub async fn within<T>(what: &str, log: &Log, future: impl Future<Output = T>) -
 }
 
 /// As [`within`], with a patience of its own: for rules that state a time.
-pub async fn within_for<T>(
-    patience: Duration,
-    what: &str,
-    log: &Log,
-    future: impl Future<Output = T>,
-) -> T {
+pub async fn within_for<T>(patience: Duration, what: &str, log: &Log, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(patience, future).await {
         Ok(value) => value,
         Err(_) => panic!("waited {patience:?} in vain for: {what}\n{}", log.dump()),

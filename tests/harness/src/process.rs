@@ -30,12 +30,7 @@ impl Spawn {
     /// workspace's `target/release`.
     #[must_use]
     pub fn program(name: &str) -> Self {
-        Self {
-            binary: binary_dir().join(name),
-            args: Vec::new(),
-            env: inherited_env(),
-            working_dir: None,
-        }
+        Self { binary: binary_dir().join(name), args: Vec::new(), env: inherited_env(), working_dir: None }
     }
 
     /// Adds one argument.
@@ -74,11 +69,7 @@ impl Spawn {
     pub fn start(self) -> Process {
         let mut command = Command::new(&self.binary);
         command.args(&self.args).env_clear().envs(&self.env);
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         if let Some(dir) = &self.working_dir {
             command.current_dir(dir);
         }
@@ -88,10 +79,7 @@ impl Spawn {
                 self.binary.display()
             )
         });
-        let name = self
-            .binary
-            .file_name()
-            .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let name = self.binary.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let log = Log::new(name);
         log.follow(child.stdout.take().expect("stdout is piped"));
         log.follow(child.stderr.take().expect("stderr is piped"));
@@ -132,16 +120,8 @@ impl Process {
     /// Sends a signal by name (`TERM`, `INT`, `STOP`, `CONT`, `KILL`). Through the `kill` program: unsafe code is forbidden.
     pub async fn signal(&self, signal: &str) {
         let Some(pid) = self.pid() else { return };
-        let status = Command::new("kill")
-            .arg(format!("-{signal}"))
-            .arg(pid.to_string())
-            .status()
-            .await;
-        assert!(
-            status.is_ok_and(|status| status.success()),
-            "cannot send SIG{signal} to {pid}\n{}",
-            self.log.dump()
-        );
+        let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().await;
+        assert!(status.is_ok_and(|status| status.success()), "cannot send SIG{signal} to {pid}\n{}", self.log.dump());
     }
 
     /// Kills it and waits until it is gone: its sockets are closed by the kernel when this returns.
@@ -161,10 +141,7 @@ impl Process {
     pub async fn wait_exit_within(&mut self, patience: Duration) -> ExitStatus {
         match tokio::time::timeout(patience, self.child.wait()).await {
             Ok(status) => status.expect("the exit status of a child can be read"),
-            Err(_) => panic!(
-                "waited {patience:?} in vain for the exit of the program\n{}",
-                self.log.dump()
-            ),
+            Err(_) => panic!("waited {patience:?} in vain for the exit of the program\n{}", self.log.dump()),
         }
     }
 
@@ -190,36 +167,20 @@ impl Log {
     /// An empty log; for peers that belong to no process.
     #[must_use]
     pub fn new(program: impl Into<String>) -> Self {
-        let (lines, count, open) = (
-            Mutex::default(),
-            watch::Sender::new(0),
-            watch::Sender::new(0),
-        );
-        Self(Arc::new(LogState {
-            program: program.into(),
-            lines,
-            count,
-            open,
-        }))
+        let (lines, count, open) = (Mutex::default(), watch::Sender::new(0), watch::Sender::new(0));
+        Self(Arc::new(LogState { program: program.into(), lines, count, open }))
     }
 
     /// All lines so far.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
-        self.0
-            .lines
-            .lock()
-            .expect("no holder of the log panics")
-            .clone()
+        self.0.lines.lock().expect("no holder of the log panics").clone()
     }
 
     /// How many lines contain `part`.
     #[must_use]
     pub fn count_of(&self, part: &str) -> usize {
-        self.lines()
-            .iter()
-            .filter(|line| line.contains(part))
-            .count()
+        self.lines().iter().filter(|line| line.contains(part)).count()
     }
 
     /// Whether any line contains `part`.
@@ -231,11 +192,7 @@ impl Log {
     /// Everything, for a failure's message.
     #[must_use]
     pub fn dump(&self) -> String {
-        format!(
-            "--- log of {} ---\n{}\n--- end of log ---",
-            self.0.program,
-            self.lines().join("\n")
-        )
+        format!("--- log of {} ---\n{}\n--- end of log ---", self.0.program, self.lines().join("\n"))
     }
 
     /// Waits until a line contains `part`, and returns the first such line.
@@ -244,8 +201,7 @@ impl Log {
     /// After [`PATIENCE`].
     pub async fn wait_for_line(&self, part: &str) -> String {
         let what = format!("a log line that contains {part:?}");
-        self.wait_for(&what, |line| line.contains(part).then(|| line.to_owned()))
-            .await
+        self.wait_for(&what, |line| line.contains(part).then(|| line.to_owned())).await
     }
 
     /// Waits until `find` gives something for a line, and returns it.
@@ -260,10 +216,7 @@ impl Log {
                 if let Some(found) = self.lines().iter().find_map(|line| find(line)) {
                     return found;
                 }
-                changes
-                    .changed()
-                    .await
-                    .expect("the sender lives in this log");
+                changes.changed().await.expect("the sender lives in this log");
             }
         };
         crate::within(what, self, search).await
@@ -291,11 +244,7 @@ impl Log {
     }
 
     fn push(&self, line: String) {
-        self.0
-            .lines
-            .lock()
-            .expect("no holder of the log panics")
-            .push(line);
+        self.0.lines.lock().expect("no holder of the log panics").push(line);
         self.0.count.send_modify(|count| *count += 1);
     }
 }
@@ -311,11 +260,7 @@ fn binary_dir() -> PathBuf {
 fn inherited_env() -> BTreeMap<String, String> {
     ["PATH", "HOME", "TMPDIR"]
         .into_iter()
-        .filter_map(|name| {
-            std::env::var(name)
-                .ok()
-                .map(|value| (name.to_owned(), value))
-        })
+        .filter_map(|name| std::env::var(name).ok().map(|value| (name.to_owned(), value)))
         .collect()
 }
 
@@ -324,13 +269,7 @@ mod tests {
     use super::*;
 
     fn shell(script: &str) -> Process {
-        Spawn {
-            binary: "/bin/sh".into(),
-            ..Spawn::program("sh")
-        }
-        .arg("-c")
-        .arg(script)
-        .start()
+        Spawn { binary: "/bin/sh".into(), ..Spawn::program("sh") }.arg("-c").arg(script).start()
     }
 
     #[tokio::test]
@@ -351,12 +290,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_environment_is_clean() {
-        let process = Spawn {
-            binary: "/usr/bin/env".into(),
-            ..Spawn::program("env")
-        }
-        .env("ONLY", "this")
-        .start();
+        let process = Spawn { binary: "/usr/bin/env".into(), ..Spawn::program("env") }.env("ONLY", "this").start();
         process.wait_for_line("ONLY=this").await;
         assert!(!process.log().contains("CARGO"), "{}", process.log().dump());
     }

@@ -62,10 +62,7 @@ impl RelayBuilder {
     /// Runs it with this `relay.yaml` (and without `WORKER_SECRET`, whose place is in the file).
     #[must_use]
     pub fn config(self, yaml: impl Into<String>) -> Self {
-        self.file("relay.yaml", yaml)
-            .arg("--config")
-            .arg("relay.yaml")
-            .without_env("WORKER_SECRET")
+        self.file("relay.yaml", yaml).arg("--config").arg("relay.yaml").without_env("WORKER_SECRET")
     }
 
     /// Starts it and waits until it answers `/livez`.
@@ -111,10 +108,7 @@ impl Relay {
             .env("LISTEN_ADDR", "127.0.0.1:0")
             .env("WORKER_SECRET", WORKER_SECRET)
             .env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN);
-        RelayBuilder {
-            spawn,
-            files: Vec::new(),
-        }
+        RelayBuilder { spawn, files: Vec::new() }
     }
 
     /// A relay with the defaults of [`Self::builder`].
@@ -125,17 +119,8 @@ impl Relay {
     async fn start_in(dir: TempDir, spawn: Spawn) -> Self {
         let process = spawn.clone().working_dir(dir.path()).start();
         let addr = listener(process.log(), "").await;
-        let relay = Self {
-            process,
-            dir,
-            spawn,
-            addr,
-        };
-        relay
-            .eventually("/livez answers 200", || async {
-                relay.get("/livez").await.status == 200
-            })
-            .await;
+        let relay = Self { process, dir, spawn, addr };
+        relay.eventually("/livez answers 200", || async { relay.get("/livez").await.status == 200 }).await;
         relay
     }
 
@@ -177,8 +162,7 @@ impl Relay {
     pub fn replace_file(&self, name: &str, contents: &str) {
         let scratch = format!("{name}.new");
         write_file(self.dir.path(), &scratch, contents);
-        std::fs::rename(self.dir.path().join(scratch), self.dir.path().join(name))
-            .expect("a file can be renamed");
+        std::fs::rename(self.dir.path().join(scratch), self.dir.path().join(name)).expect("a file can be renamed");
     }
 
     /// Reads a file of its working folder.
@@ -211,8 +195,7 @@ impl Relay {
 
     /// Calls the admin API with the right token.
     pub async fn admin(&self, method: &str, target: &str) -> Reply {
-        self.fetch(Request::new(method, target).bearer(ADMIN_TOKEN))
-            .await
+        self.fetch(Request::new(method, target).bearer(ADMIN_TOKEN)).await
     }
 
     /// GETs JSON from the admin API.
@@ -222,8 +205,7 @@ impl Relay {
 
     /// POSTs JSON to the admin API.
     pub async fn admin_post(&self, target: &str, body: &Value) -> Reply {
-        self.fetch(Request::post(target, body).bearer(ADMIN_TOKEN))
-            .await
+        self.fetch(Request::post(target, body).bearer(ADMIN_TOKEN)).await
     }
 
     /// Waits until `/admin/stats` shows that many queued requests of a provider.
@@ -237,37 +219,23 @@ impl Relay {
 
     /// Waits until `/admin/workers` lists that many workers.
     pub async fn wait_for_workers(&self, count: usize) {
-        self.eventually(&format!("{count} workers"), || async {
-            self.workers().await.len() == count
-        })
-        .await;
+        self.eventually(&format!("{count} workers"), || async { self.workers().await.len() == count }).await;
     }
 
     /// The workers of `/admin/workers`.
     pub async fn workers(&self) -> Vec<Value> {
         let answer = self.admin_json("/admin/workers").await;
-        answer["workers"]
-            .as_array()
-            .unwrap_or_else(|| panic!("no list of workers in {answer}"))
-            .clone()
+        answer["workers"].as_array().unwrap_or_else(|| panic!("no list of workers in {answer}")).clone()
     }
 
     /// Waits until `condition` holds, asking again and again: for state that the relay shows but does not announce.
     ///
     /// # Panics
     /// After [`PATIENCE`].
-    pub async fn eventually<F: Future<Output = bool>>(
-        &self,
-        what: &str,
-        mut condition: impl FnMut() -> F,
-    ) {
+    pub async fn eventually<F: Future<Output = bool>>(&self, what: &str, mut condition: impl FnMut() -> F) {
         let start = Instant::now();
         while !condition().await {
-            assert!(
-                start.elapsed() < PATIENCE,
-                "waited {PATIENCE:?} in vain for: {what}\n{}",
-                self.log().dump()
-            );
+            assert!(start.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain for: {what}\n{}", self.log().dump());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -275,9 +243,7 @@ impl Relay {
     /// A worker about to dial, with provider `local` and the right secret.
     #[must_use]
     pub fn dial(&self) -> Dial {
-        Dial::new(self.addr, self.log())
-            .secret(WORKER_SECRET)
-            .provider("local")
+        Dial::new(self.addr, self.log()).secret(WORKER_SECRET).provider("local")
     }
 
     /// A registered worker that knows only the seeds' text messages.
@@ -303,20 +269,9 @@ async fn listener(log: &Log, name: &str) -> SocketAddr {
     let what = format!("a line that says where the {name} listener is");
     log.wait_for(&what, |line| {
         let (before, after) = line.split_once(PHRASE)?;
-        let last_word = before
-            .trim_end()
-            .rsplit([' ', '"'])
-            .next()
-            .unwrap_or_default();
-        let named = if name.is_empty() {
-            !others.contains(&last_word)
-        } else {
-            last_word.starts_with(name)
-        };
-        let address: String = after
-            .chars()
-            .take_while(|char| char.is_ascii_digit() || ".:".contains(*char))
-            .collect();
+        let last_word = before.trim_end().rsplit([' ', '"']).next().unwrap_or_default();
+        let named = if name.is_empty() { !others.contains(&last_word) } else { last_word.starts_with(name) };
+        let address: String = after.chars().take_while(|char| char.is_ascii_digit() || ".:".contains(*char)).collect();
         if named { address.parse().ok() } else { None }
     })
     .await
@@ -324,8 +279,6 @@ async fn listener(log: &Log, name: &str) -> SocketAddr {
 
 fn write_file(dir: &Path, name: &str, contents: &str) {
     let path = dir.join(name);
-    std::fs::create_dir_all(path.parent().expect("a file of a folder has a parent"))
-        .expect("a folder can be made");
-    std::fs::write(&path, contents)
-        .unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+    std::fs::create_dir_all(path.parent().expect("a file of a folder has a parent")).expect("a folder can be made");
+    std::fs::write(&path, contents).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
 }

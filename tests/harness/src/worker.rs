@@ -61,10 +61,7 @@ impl Job {
     /// One header, by its lower-case name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers()
-            .iter()
-            .find(|(key, _)| key.eq_ignore_ascii_case(name))
-            .and_then(|(_, value)| value.as_str())
+        self.headers().iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).and_then(|(_, value)| value.as_str())
     }
 
     /// All headers.
@@ -73,9 +70,7 @@ impl Job {
     /// When the message has none.
     #[must_use]
     pub fn headers(&self) -> &Map<String, Value> {
-        self.message["headers"]
-            .as_object()
-            .unwrap_or_else(|| panic!("no map of headers in {}", self.message))
+        self.message["headers"].as_object().unwrap_or_else(|| panic!("no map of headers in {}", self.message))
     }
 
     /// The body as JSON.
@@ -155,25 +150,17 @@ impl FakeWorker {
 
     /// Registers as a peer that knows only the seeds and returns the `register_ack`.
     pub async fn register(&mut self, models: &[&str], max_concurrent: u64) -> Value {
-        self.register_with(registration(models, max_concurrent))
-            .await
+        self.register_with(registration(models, max_concurrent)).await
     }
 
     /// Registers with `core1` and a fresh `instance_id`. Nothing is granted yet.
     pub async fn register_core1(&mut self, models: &[&str], max_concurrent: u64) -> Value {
-        self.register_with(core1_registration(
-            models,
-            max_concurrent,
-            &new_instance_id(),
-        ))
-        .await
+        self.register_with(core1_registration(models, max_concurrent, &new_instance_id())).await
     }
 
     /// Sends any `register` message and returns the `register_ack`.
     pub async fn register_with(&mut self, message: Value) -> Value {
-        self.core1 = message["capabilities"]
-            .as_array()
-            .is_some_and(|list| list.contains(&json!("core1")));
+        self.core1 = message["capabilities"].as_array().is_some_and(|list| list.contains(&json!("core1")));
         self.send(&message).await;
         let ack = self.expect("register_ack").await;
         self.worker_id = ack["worker_id"].as_str().unwrap_or_default().to_owned();
@@ -210,12 +197,7 @@ impl FakeWorker {
 
     /// Sends any WebSocket message. That the relay closed meanwhile is no error: the next read shows it.
     pub async fn send_message(&mut self, message: Message) {
-        let _ = within(
-            "room to send to the relay",
-            &self.log,
-            self.socket.send(message),
-        )
-        .await;
+        let _ = within("room to send to the relay", &self.log, self.socket.send(message)).await;
     }
 
     /// The next frame, as it came. WebSocket Pings are answered below this.
@@ -227,16 +209,11 @@ impl FakeWorker {
                 Some(Err(_)) => Frame::Close(1006, String::new()),
                 Some(Ok(Message::Text(text))) => match serde_json::from_str(&text) {
                     Ok(value) => Frame::Json(value),
-                    Err(error) => panic!(
-                        "the relay sent no JSON ({error}): {text}\n{}",
-                        self.log.dump()
-                    ),
+                    Err(error) => panic!("the relay sent no JSON ({error}): {text}\n{}", self.log.dump()),
                 },
                 Some(Ok(Message::Binary(bytes))) => Frame::Binary(bytes),
                 Some(Ok(Message::Pong(bytes))) => Frame::Pong(bytes),
-                Some(Ok(Message::Close(Some(close)))) => {
-                    Frame::Close(close.code.into(), close.reason.to_string())
-                }
+                Some(Ok(Message::Close(Some(close)))) => Frame::Close(close.code.into(), close.reason.to_string()),
                 Some(Ok(Message::Close(None))) => Frame::Close(0, String::new()),
                 Some(Ok(Message::Ping(_) | Message::Frame(_))) => continue,
             };
@@ -257,87 +234,41 @@ impl FakeWorker {
     /// The next message of [`Self::recv_json`], which must be of this type.
     pub async fn expect(&mut self, kind: &str) -> Value {
         let message = self.recv_json().await;
-        assert_eq!(
-            message["type"],
-            kind,
-            "awaited a {kind}, got {message}\n{}",
-            self.log.dump()
-        );
+        assert_eq!(message["type"], kind, "awaited a {kind}, got {message}\n{}", self.log.dump());
         message
     }
 
     /// The next request, with its whole body.
     pub async fn expect_request(&mut self) -> Job {
         let message = self.expect("request").await;
-        let id = message["request_id"]
-            .as_str()
-            .expect("a request has an id")
-            .to_owned();
+        let id = message["request_id"].as_str().expect("a request has an id").to_owned();
         if !self.core1 {
-            let body = message["body"]
-                .as_str()
-                .expect("a request has a body")
-                .as_bytes()
-                .to_vec();
-            return Job {
-                id,
-                stream: 0,
-                message,
-                body,
-            };
+            let body = message["body"].as_str().expect("a request has a body").as_bytes().to_vec();
+            return Job { id, stream: 0, message, body };
         }
-        assert!(
-            message.get("body").is_none(),
-            "a body inside JSON towards a core1 worker: {message}"
-        );
+        assert!(message.get("body").is_none(), "a body inside JSON towards a core1 worker: {message}");
         let stream = stream_of(&message);
-        let length = message["content_length"]
-            .as_u64()
-            .expect("a core1 request has a content_length");
+        let length = message["content_length"].as_u64().expect("a core1 request has a content_length");
         let length = usize::try_from(length).expect("lengths fit");
         while self.received(stream) < length {
             self.take_one().await;
         }
         let body = self.pieces.remove(&stream).unwrap_or_default();
-        assert_eq!(
-            body.len(),
-            length,
-            "more request body than content_length says"
-        );
-        Job {
-            id,
-            stream,
-            message,
-            body,
-        }
+        assert_eq!(body.len(), length, "more request body than content_length says");
+        Job { id, stream, message, body }
     }
 
     /// The `request` message alone, its pieces not awaited.
     pub async fn expect_request_head(&mut self) -> Job {
         let message = self.expect("request").await;
-        let id = message["request_id"]
-            .as_str()
-            .expect("a request has an id")
-            .to_owned();
-        Job {
-            id,
-            stream: message["stream"]
-                .as_u64()
-                .map_or(0, |_| stream_of(&message)),
-            message,
-            body: Vec::new(),
-        }
+        let id = message["request_id"].as_str().expect("a request has an id").to_owned();
+        Job { id, stream: message["stream"].as_u64().map_or(0, |_| stream_of(&message)), message, body: Vec::new() }
     }
 
     /// The next message, which must be the `cancel` of that request.
     pub async fn expect_cancel(&mut self, id: &str) -> Value {
         let message = self.expect("cancel").await;
-        assert_eq!(
-            message["request_id"],
-            id,
-            "another request was cancelled\n{}",
-            self.log.dump()
-        );
+        assert_eq!(message["request_id"], id, "another request was cancelled\n{}", self.log.dump());
         message
     }
 
@@ -357,16 +288,11 @@ impl FakeWorker {
         let payload = Bytes::from(format!("quiet-{}", self.pings));
         self.send_message(Message::Ping(payload.clone())).await;
         loop {
-            assert!(
-                self.inbox.is_empty(),
-                "awaited silence, got {:?}\n{}",
-                self.inbox,
-                self.log.dump()
-            );
+            assert!(self.inbox.is_empty(), "awaited silence, got {:?}\n{}", self.inbox, self.log.dump());
             match self.recv().await {
                 Frame::Pong(bytes) if bytes == payload => return,
                 frame @ (Frame::Json(_) | Frame::Binary(_) | Frame::Pong(_) | Frame::Close(..)) => {
-                    self.handle(frame).await
+                    self.handle(frame).await;
                 }
             }
         }
@@ -434,9 +360,7 @@ impl FakeWorker {
                     self.send(&pong).await;
                 }
                 "credit" => {
-                    let bytes = message["bytes"]
-                        .as_u64()
-                        .expect("credit says how many bytes");
+                    let bytes = message["bytes"].as_u64().expect("credit says how many bytes");
                     *self.credits.entry(stream_of(&message)).or_default() += bytes;
                 }
                 "demand" => self.demands.push_back(message),
@@ -445,57 +369,98 @@ impl FakeWorker {
             Frame::Binary(bytes) => self.handle_piece(&bytes).await,
             Frame::Pong(_) => {}
             Frame::Close(code, reason) => {
-                panic!(
-                    "the relay closed the worker's socket: {code} {reason:?}\n{}",
-                    self.log.dump()
-                )
+                panic!("the relay closed the worker's socket: {code} {reason:?}\n{}", self.log.dump())
             }
         }
     }
 
     async fn handle_piece(&mut self, bytes: &[u8]) {
         assert!(bytes.len() >= 6, "a piece of {} bytes", bytes.len());
-        assert_eq!(
-            (bytes[0], bytes[1]),
-            (1, 0),
-            "a worker gets request pieces only"
-        );
-        assert!(
-            bytes.len() - 6 <= PIECE_MAX,
-            "a piece of {} bytes",
-            bytes.len()
-        );
+        assert_eq!((bytes[0], bytes[1]), (1, 0), "a worker gets request pieces only");
+        assert!(bytes.len() - 6 <= PIECE_MAX, "a piece of {} bytes", bytes.len());
         let stream = u32::from_be_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]);
-        self.pieces
-            .entry(stream)
-            .or_default()
-            .extend_from_slice(&bytes[6..]);
+        self.pieces.entry(stream).or_default().extend_from_slice(&bytes[6..]);
         if self.returns_credit {
-            self.send(&json!({"type": "credit", "stream": stream, "bytes": bytes.len() - 6}))
-                .await;
+            self.send(&json!({"type": "credit", "stream": stream, "bytes": bytes.len() - 6})).await;
         }
     }
 }
 
 fn stream_of(message: &Value) -> u32 {
-    let stream = message["stream"]
-        .as_u64()
-        .and_then(|stream| u32::try_from(stream).ok());
+    let stream = message["stream"].as_u64().and_then(|stream| u32::try_from(stream).ok());
     stream.unwrap_or_else(|| panic!("no stream number in {message}"))
 }
 
 fn demand_of(demand: &Value, model: &str) -> u64 {
     let models = demand["models"].as_array().cloned().unwrap_or_default();
-    models
-        .iter()
-        .find(|entry| entry["id"] == model)
-        .and_then(|entry| entry["waiting"].as_u64())
-        .unwrap_or(0)
+    models.iter().find(|entry| entry["id"] == model).and_then(|entry| entry["waiting"].as_u64()).unwrap_or(0)
 }
 
 fn unix_ms() -> u64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .expect("the clock is past 1970");
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
     u64::try_from(since.as_millis()).expect("the clock is this side of the far future")
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+    use tokio_tungstenite::accept_async;
+
+    use super::*;
+
+    /// A worker connected to a peer that this test plays too.
+    async fn pair() -> (FakeWorker, WebSocketStream<TcpStream>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let dial = Dial::new(listener.local_addr().expect("it is bound"), &Log::new("none")).secret("s");
+        let accept =
+            async { accept_async(listener.accept().await.expect("a connection").0).await.expect("a handshake") };
+        tokio::join!(dial.open(), accept)
+    }
+
+    async fn say(peer: &mut WebSocketStream<TcpStream>, message: Value) {
+        peer.send(Message::text(message.to_string())).await.expect("the worker listens");
+    }
+
+    #[tokio::test]
+    async fn a_core1_request_is_collected_from_its_pieces_whatever_comes_between() {
+        let (mut worker, mut peer) = pair().await;
+        worker.core1 = true;
+        say(&mut peer, json!({"type": "request", "request_id": "r", "stream": 3, "content_length": 5})).await;
+        peer.send(Message::Binary(vec![1, 0, 0, 0, 0, 3, b'a', b'b'].into())).await.expect("sent");
+        say(&mut peer, json!({"type": "cancel", "request_id": "other"})).await;
+        say(&mut peer, json!({"type": "credit", "stream": 3, "bytes": 7})).await;
+        peer.send(Message::Binary(vec![1, 0, 0, 0, 0, 3, b'c', b'd', b'e'].into())).await.expect("sent");
+        let job = worker.expect_request().await;
+        assert_eq!((job.id.as_str(), job.stream, job.body.as_slice()), ("r", 3, b"abcde".as_slice()));
+        worker.expect_cancel("other").await;
+        assert_eq!(worker.expect_credit(3, 7).await, 7);
+    }
+
+    #[tokio::test]
+    async fn quiet_is_until_the_pong() {
+        let (mut worker, mut peer) = pair().await;
+        say(&mut peer, json!({"type": "ping", "timestamp_unix_ms": 1})).await;
+        let peer = tokio::spawn(async move {
+            let pong = peer.next().await;
+            let answer = peer.next().await;
+            peer.close(None).await.expect("closed");
+            (pong, answer)
+        });
+        worker.expect_quiet().await;
+        assert_eq!(worker.expect_close().await.0, 0);
+        let (pong, answer) = peer.await.expect("the peer does not panic");
+        assert!(pong.is_some_and(|message| message.is_ok_and(|message| message.is_ping())));
+        assert!(answer.is_some_and(|message| {
+            message.is_ok_and(|message| message.to_text().is_ok_and(|text| text.contains("pong")))
+        }));
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "awaited silence")]
+    async fn quiet_fails_on_a_request() {
+        let (mut worker, mut peer) = pair().await;
+        say(&mut peer, json!({"type": "request", "request_id": "r", "body": ""})).await;
+        tokio::spawn(async move { while peer.next().await.is_some() {} });
+        worker.expect_quiet().await;
+    }
 }

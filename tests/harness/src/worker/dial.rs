@@ -28,12 +28,7 @@ impl Dial {
     /// Towards an address, with neither provider nor secret.
     #[must_use]
     pub fn new(to: SocketAddr, log: &Log) -> Self {
-        Self {
-            to,
-            query: Vec::new(),
-            headers: Vec::new(),
-            log: log.clone(),
-        }
+        Self { to, query: Vec::new(), headers: Vec::new(), log: log.clone() }
     }
 
     /// Dials another listener instead.
@@ -86,32 +81,21 @@ impl Dial {
 
     /// Connects; the worker is not registered yet.
     pub async fn open(self) -> FakeWorker {
-        let mut request = format!("ws://{}{}", self.to, self.target())
-            .into_client_request()
-            .expect("a proper address");
+        let mut request = format!("ws://{}{}", self.to, self.target()).into_client_request().expect("a proper address");
         for (name, value) in &self.headers {
             let name: http::HeaderName = name.parse().expect("a proper header name");
-            request
-                .headers_mut()
-                .append(name, value.parse().expect("a proper header value"));
+            request.headers_mut().append(name, value.parse().expect("a proper header value"));
         }
-        let config = WebSocketConfig::default()
-            .max_message_size(None)
-            .max_frame_size(None);
+        let config = WebSocketConfig::default().max_message_size(None).max_frame_size(None);
         let connect = async {
-            let stream = TcpStream::connect(self.to)
-                .await
-                .expect("the relay accepts connections");
+            let stream = TcpStream::connect(self.to).await.expect("the relay accepts connections");
             stream.set_nodelay(true).expect("TCP_NODELAY can be set");
             client_async_with_config(request, stream, Some(config)).await
         };
         let opened = within("a worker's WebSocket handshake", &self.log, connect).await;
         match opened {
             Ok((socket, _)) => FakeWorker::new(socket, self.log),
-            Err(error) => panic!(
-                "the worker's dial was refused: {error}\n{}",
-                self.log.dump()
-            ),
+            Err(error) => panic!("the worker's dial was refused: {error}\n{}", self.log.dump()),
         }
     }
 
@@ -136,19 +120,11 @@ impl Dial {
     /// The request without any of the handshake's headers.
     #[must_use]
     pub fn request(self) -> Request {
-        self.headers
-            .iter()
-            .fold(Request::get(&self.target()), |request, (name, value)| {
-                request.header(name, value)
-            })
+        self.headers.iter().fold(Request::get(&self.target()), |request, (name, value)| request.header(name, value))
     }
 
     fn target(&self) -> String {
-        let query: Vec<String> = self
-            .query
-            .iter()
-            .map(|(key, value)| format!("{key}={value}"))
-            .collect();
+        let query: Vec<String> = self.query.iter().map(|(key, value)| format!("{key}={value}")).collect();
         format!("/v1/worker/connect?{}", query.join("&"))
     }
 }

@@ -25,13 +25,6 @@ async fn the_provider_is_local_by_default() {
 }
 
 #[tokio::test]
-async fn a_provider_name_is_escaped_in_the_query() {
-    let mut relay = FakeRelay::start().await;
-    let _worker = WorkerProcess::builder().relay(relay.url()).env("PROVIDER_NAME", "a&b=c").start().await;
-    assert_eq!(relay.dial().await.query, "provider=a%26b%3Dc");
-}
-
-#[tokio::test]
 async fn websocket_addresses_of_relays_are_understood() {
     let mut relay = FakeRelay::start().await;
     let url = relay.url().replace("http://", "ws://");

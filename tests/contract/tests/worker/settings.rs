@@ -54,7 +54,7 @@ async fn a_wrong_value_is_named_with_its_setting_and_what_is_allowed() {
         ("MAX_CONCURRENCY", "many", "number"),
         ("MAX_CONCURRENCY", "0", "1"),
         ("MAX_CONCURRENCY", "-1", "number"),
-        ("SHUTDOWN_TIMEOUT_SECS", "soon", "number"),
+        ("SHUTDOWN_TIMEOUT_SECS", "soon", "seconds"),
         ("PROXY_URL", "ftp://relay.example", "http"),
         ("PROXY_URL", "not a url", "http"),
         ("BACKEND_URL", "ws://127.0.0.1:1", "http"),

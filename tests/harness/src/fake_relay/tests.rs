@@ -107,7 +107,7 @@ async fn a_frozen_link_says_nothing_and_a_closed_one_tells_its_code() {
     client.send(Frame::Ping(bytes::Bytes::new())).await.expect("an open link");
     assert!(tokio::time::timeout(Duration::from_millis(50), client.next()).await.is_err());
     drop(link);
-    let (mut client, mut link, _relay) = registered(&Ack::core1()).await;
+    let (mut client, link, _relay) = registered(&Ack::core1()).await;
     link.close(1002, "worker registration protocol error");
     assert!(matches!(client.next().await, Some(Ok(Frame::Close(Some(frame)))) if u16::from(frame.code) == 1002));
     let (mut client, mut other, _relay) = registered(&Ack::core1()).await;

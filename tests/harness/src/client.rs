@@ -352,7 +352,6 @@ impl Reply {
     }
 
     /// Panics unless the status is `status`; shows the body and the log. Returns itself, to read on.
-    #[must_use]
     pub fn with_status(self, status: u16) -> Self {
         assert_eq!(self.status, status, "body {:?}\n{}", self.text(), self.log.dump());
         self

@@ -7,9 +7,12 @@
 //! - Everything is released by dropping it: processes are killed, connections closed, folders removed.
 
 pub mod client;
+pub mod fake_backend;
+pub mod fake_relay;
 pub mod process;
 pub mod relay;
 pub mod worker;
+pub mod worker_process;
 
 use std::{future::Future, time::Duration};
 

@@ -1,1 +1,17 @@
-//! What relay and worker say to each other, and the rules both must agree on.
+//! What relay and worker say to each other, and the rules that both must agree on.
+//!
+//! No I/O, no clock, no runtime: messages are values, and whatever needs time is told it. Both programs and every test
+//! can therefore use all of it, and none can drift from the other.
+
+pub mod credit;
+pub mod dialect;
+pub mod error;
+pub mod frame;
+pub mod headers;
+pub mod limits;
+pub mod message;
+pub mod outbox;
+pub mod paths;
+pub mod secret;
+pub mod text;
+pub mod version;

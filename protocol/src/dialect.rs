@@ -1,0 +1,118 @@
+//! How the two APIs spell an error, and how each of their streams says that it broke.
+//!
+//! Measured with the SDKs: a stream that merely ends reads as success in most of them, so a broken one gets the dialect's
+//! error frame and then an aborted body. `[DONE]` is never invented.
+
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+
+/// Which API the client speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// OpenAI's, for all but what follows.
+    OpenAi,
+    /// OpenAI's Responses, whose streams are typed events.
+    Responses,
+    /// Anthropic's.
+    Anthropic,
+}
+
+impl Dialect {
+    /// The body of an error answer.
+    pub fn error_body(self, error: &ApiError, request_id: &str) -> Vec<u8> {
+        let body = match self {
+            Self::OpenAi | Self::Responses => json!({ "error": openai_error(error) }),
+            Self::Anthropic => anthropic_error(error, request_id),
+        };
+        body.to_string().into_bytes()
+    }
+
+    /// The frame that tells the reader of an event stream that it broke.
+    pub fn error_frame(self, error: &ApiError, request_id: &str) -> String {
+        match self {
+            Self::OpenAi => format!("data: {}\n\n", json!({ "error": openai_error(error) })),
+            // The specified event alone is only yielded by openai-python, not raised; the nested error makes it raise.
+            Self::Responses => {
+                let event = json!({
+                    "type": "error",
+                    "code": error.code(),
+                    "message": error.message(),
+                    "param": error.param(),
+                    "error": openai_error(error),
+                });
+                format!("event: error\ndata: {event}\n\n")
+            }
+            Self::Anthropic => format!("event: error\ndata: {}\n\n", anthropic_error(error, request_id)),
+        }
+    }
+
+    /// A frame that every SDK ignores, to keep an impatient proxy waiting.
+    pub fn keepalive_frame(self) -> &'static str {
+        match self {
+            Self::OpenAi | Self::Responses => ": keepalive\n\n",
+            Self::Anthropic => "event: ping\ndata: {\"type\": \"ping\"}\n\n",
+        }
+    }
+}
+
+fn openai_error(error: &ApiError) -> Value {
+    json!({
+        "message": error.message(),
+        "type": error.openai_type(),
+        "param": error.param(),
+        "code": error.code(),
+    })
+}
+
+fn anthropic_error(error: &ApiError, request_id: &str) -> Value {
+    json!({
+        "type": "error",
+        "error": { "type": error.anthropic_type(), "message": error.message() },
+        "request_id": request_id,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn error() -> ApiError {
+        ApiError::new(ErrorKind::ModelNotFound, "no provider for model x")
+    }
+
+    fn parsed(bytes: &[u8]) -> Value {
+        serde_json::from_slice(bytes).unwrap()
+    }
+
+    #[test]
+    fn an_openai_error_has_message_type_param_and_code() {
+        assert_eq!(
+            parsed(&Dialect::OpenAi.error_body(&error(), "r")),
+            json!({"error": {"message": "no provider for model x", "type": "invalid_request_error", "param": "model",
+                "code": "model_not_found"}})
+        );
+    }
+
+    #[test]
+    fn an_anthropic_error_has_its_envelope_and_the_request_id() {
+        assert_eq!(
+            parsed(&Dialect::Anthropic.error_body(&error(), "r")),
+            json!({"type": "error", "error": {"type": "not_found_error", "message": "no provider for model x"},
+                "request_id": "r"})
+        );
+    }
+
+    #[test]
+    fn stream_frames_are_whole_events() {
+        for dialect in [Dialect::OpenAi, Dialect::Responses, Dialect::Anthropic] {
+            let frame = dialect.error_frame(&error(), "r");
+            assert!(frame.ends_with("\n\n") && !frame.contains("[DONE]"), "{frame}");
+            let data = frame.split_once("data: ").unwrap().1;
+            assert!(parsed(data.trim_end().as_bytes())["error"]["message"].is_string(), "{frame}");
+        }
+        assert!(Dialect::OpenAi.error_frame(&error(), "r").starts_with("data: "));
+        assert!(Dialect::Anthropic.error_frame(&error(), "r").starts_with("event: error\n"));
+    }
+}

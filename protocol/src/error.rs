@@ -1,0 +1,266 @@
+//! The errors that we make ourselves, in one table: what a client is told, and whether it should try again.
+//!
+//! A backend's own errors never pass through here; they reach the client untouched.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+/// Which row of the table.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The body is not JSON, or a field has the wrong type.
+    InvalidJson,
+    /// The body names no model.
+    MissingModel,
+    /// The body is larger than the limit.
+    RequestTooLarge,
+    /// No API key, or one that is not valid.
+    InvalidApiKey,
+    /// The key may not use this provider or model.
+    ModelForbidden,
+    /// The key has as many requests in flight as it may.
+    KeyLimit,
+    /// No provider has the model.
+    ModelNotFound,
+    /// Nobody remembers the previous response.
+    PreviousResponseNotFound,
+    /// `x-modelrelay-provider` names nobody.
+    ProviderNotFound,
+    /// The queue is full.
+    QueueFull,
+    /// No worker took the request in time.
+    QueueTimeout,
+    /// The request took longer than it may.
+    RequestTimeout,
+    /// Too many workers were lost under the request.
+    RequeueExhausted,
+    /// The provider is switched off.
+    ProviderDisabled,
+    /// The provider was removed.
+    ProviderDeleted,
+    /// A slot is loading the model and was not ready in time.
+    ModelLoading,
+    /// The model does not fit.
+    InsufficientMemory,
+    /// The backend does not start.
+    BackendUnavailable,
+    /// A slot's memory could not be freed.
+    SlotQuarantined,
+    /// A model swap ended the request before anything was sent.
+    SeveredBySwap,
+    /// An admin cancelled the request.
+    CancelledByAdmin,
+    /// The memory budget is full.
+    Overloaded,
+    /// Only old workers are there, and they cannot carry the request.
+    WorkerTooOld,
+    /// The request's body is compressed.
+    UnsupportedEncoding,
+    /// The relay is shutting down.
+    Draining,
+    /// The backend could not be reached.
+    BackendUnreachable,
+    /// The worker that had begun to answer is gone.
+    WorkerLost,
+    /// The answer is larger than the limit.
+    ResponseTooLarge,
+    /// The client read too slowly.
+    SlowClient,
+    /// The path does not know this method.
+    MethodNotAllowed,
+    /// Nothing is at this path.
+    NotFound,
+    /// Something else that a worker reported, by its own code.
+    Worker(String),
+    /// A fault of ours.
+    Internal,
+}
+
+/// One row of the table.
+struct Row {
+    status: u16,
+    openai_type: &'static str,
+    code: &'static str,
+    anthropic_type: &'static str,
+    should_retry: Option<bool>,
+    retry_after: Option<u64>,
+}
+
+impl ErrorKind {
+    #[rustfmt::skip]
+    fn row(&self) -> Row {
+        let row = |status, openai_type, code, anthropic_type| Row {
+            status, openai_type, code, anthropic_type, should_retry: None, retry_after: None,
+        };
+        match self {
+            Self::InvalidJson => row(400, "invalid_request_error", "invalid_json", "invalid_request_error"),
+            Self::MissingModel => row(400, "invalid_request_error", "missing_model", "invalid_request_error"),
+            Self::RequestTooLarge => row(413, "invalid_request_error", "request_too_large", "request_too_large"),
+            Self::InvalidApiKey => row(401, "authentication_error", "invalid_api_key", "authentication_error"),
+            Self::ModelForbidden => row(403, "permission_error", "model_forbidden", "permission_error"),
+            Self::KeyLimit => row(429, "rate_limit_error", "key_limit", "rate_limit_error").after(1),
+            Self::ModelNotFound => row(404, "invalid_request_error", "model_not_found", "not_found_error"),
+            Self::PreviousResponseNotFound => row(404, "invalid_request_error", "previous_response_not_found", "not_found_error"),
+            Self::ProviderNotFound => row(404, "invalid_request_error", "provider_not_found", "not_found_error"),
+            Self::QueueFull => row(429, "rate_limit_error", "queue_full", "rate_limit_error").after(1),
+            Self::QueueTimeout => row(504, "timeout_error", "queue_timeout", "overloaded_error").after(1).retry(true),
+            Self::RequestTimeout => row(504, "timeout_error", "request_timeout", "timeout_error").retry(false),
+            Self::RequeueExhausted => row(503, "server_error", "requeue_exhausted", "api_error").retry(false),
+            Self::ProviderDisabled => row(503, "service_unavailable_error", "provider_disabled", "overloaded_error").retry(false),
+            Self::ProviderDeleted => row(503, "service_unavailable_error", "provider_deleted", "overloaded_error").retry(false),
+            Self::ModelLoading => row(503, "service_unavailable_error", "model_loading", "overloaded_error").after(1),
+            Self::InsufficientMemory => row(503, "service_unavailable_error", "insufficient_memory", "overloaded_error").after(1),
+            Self::BackendUnavailable => row(503, "service_unavailable_error", "backend_unavailable", "overloaded_error").after(1),
+            Self::SlotQuarantined => row(503, "server_error", "slot_quarantined", "api_error").retry(false),
+            Self::SeveredBySwap => row(503, "service_unavailable_error", "severed_by_swap", "overloaded_error").after(1),
+            Self::CancelledByAdmin => row(503, "service_unavailable_error", "cancelled_by_admin", "api_error").retry(false),
+            Self::Overloaded => row(503, "service_unavailable_error", "overloaded", "overloaded_error").after(1),
+            Self::WorkerTooOld => row(501, "invalid_request_error", "worker_too_old", "invalid_request_error"),
+            Self::UnsupportedEncoding => row(415, "invalid_request_error", "unsupported_encoding", "invalid_request_error"),
+            Self::Draining => row(503, "service_unavailable_error", "draining", "overloaded_error").after(1),
+            Self::BackendUnreachable => row(502, "server_error", "backend_unreachable", "api_error"),
+            Self::WorkerLost => row(502, "server_error", "worker_lost", "api_error"),
+            Self::ResponseTooLarge => row(502, "server_error", "response_too_large", "api_error"),
+            Self::SlowClient => row(502, "server_error", "slow_client", "api_error"),
+            Self::MethodNotAllowed => row(405, "invalid_request_error", "method_not_allowed", "not_found_error"),
+            Self::NotFound => row(404, "invalid_request_error", "not_found", "not_found_error"),
+            Self::Worker(_) => row(502, "server_error", "worker_error", "api_error"),
+            Self::Internal => row(500, "server_error", "internal_error", "api_error"),
+        }
+    }
+}
+
+impl Row {
+    fn after(mut self, seconds: u64) -> Self {
+        self.retry_after = Some(seconds);
+        self
+    }
+
+    fn retry(mut self, should: bool) -> Self {
+        self.should_retry = Some(should);
+        self
+    }
+}
+
+/// An error for a client, before it is put into a dialect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    kind: ErrorKind,
+    message: Cow<'static, str>,
+    param: Option<&'static str>,
+    retry_after: Option<u64>,
+}
+
+impl ApiError {
+    /// An error of this kind that says `message`.
+    pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
+        let param = matches!(kind, ErrorKind::ModelNotFound | ErrorKind::MissingModel).then_some("model");
+        let retry_after = kind.row().retry_after;
+        Self { kind, message: message.into(), param, retry_after }
+    }
+
+    /// The same with another `Retry-After`, rounded up to whole seconds and kept within 1–60.
+    pub fn with_retry_after(mut self, after: Duration) -> Self {
+        self.retry_after = Some(after.as_millis().div_ceil(1000).clamp(1, 60) as u64);
+        self
+    }
+
+    /// The same naming the field at fault.
+    pub fn with_param(mut self, param: &'static str) -> Self {
+        self.param = Some(param);
+        self
+    }
+
+    /// Which row.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.kind
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> u16 {
+        self.kind.row().status
+    }
+
+    /// OpenAI's `type`.
+    pub fn openai_type(&self) -> &'static str {
+        self.kind.row().openai_type
+    }
+
+    /// OpenAI's `code`; for a worker's own error, its code.
+    pub fn code(&self) -> &str {
+        if let ErrorKind::Worker(code) = &self.kind
+            && !code.is_empty()
+        {
+            return code;
+        }
+        self.kind.row().code
+    }
+
+    /// Anthropic's `type`.
+    pub fn anthropic_type(&self) -> &'static str {
+        self.kind.row().anthropic_type
+    }
+
+    /// The sentence for people.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The field at fault.
+    pub fn param(&self) -> Option<&'static str> {
+        self.param
+    }
+
+    /// `Retry-After`, in seconds, 1–60.
+    pub fn retry_after(&self) -> Option<u64> {
+        self.retry_after
+    }
+
+    /// `x-should-retry`, where the status alone would mislead a client.
+    pub fn should_retry(&self) -> Option<bool> {
+        self.kind.row().should_retry
+    }
+
+    /// The headers that go with the status, besides the content's.
+    pub fn headers(&self) -> Vec<(&'static str, String)> {
+        let mut headers = Vec::new();
+        if let Some(seconds) = self.retry_after {
+            headers.push(("retry-after", seconds.to_string()));
+        }
+        if let Some(should) = self.should_retry() {
+            headers.push(("x-should-retry", should.to_string()));
+        }
+        if self.kind == ErrorKind::InvalidApiKey {
+            headers.push(("www-authenticate", "Bearer".to_owned()));
+        }
+        headers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_whole_seconds_between_1_and_60() {
+        let after =
+            |ms| ApiError::new(ErrorKind::QueueFull, "x").with_retry_after(Duration::from_millis(ms)).retry_after();
+        assert_eq!((after(0), after(1001), after(600_000)), (Some(1), Some(2), Some(60)));
+    }
+
+    #[test]
+    fn a_timeout_after_dispatch_must_not_be_retried_and_one_before_must() {
+        let header = |kind| ApiError::new(kind, "x").headers();
+        assert_eq!(header(ErrorKind::RequestTimeout), [("x-should-retry", "false".to_owned())]);
+        assert_eq!(
+            header(ErrorKind::QueueTimeout),
+            [("retry-after", "1".to_owned()), ("x-should-retry", "true".to_owned())]
+        );
+    }
+
+    #[test]
+    fn a_workers_own_code_is_kept() {
+        assert_eq!(ApiError::new(ErrorKind::Worker("bad_path".into()), "x").code(), "bad_path");
+        assert_eq!(ApiError::new(ErrorKind::Worker(String::new()), "x").code(), "worker_error");
+    }
+}

@@ -1,0 +1,141 @@
+//! Which headers cross the relay, in which direction.
+//!
+//! Towards the backend it is an allow-list: a header that nobody thought about must not reach a GPU box. Towards the
+//! client everything passes but what belongs to one connection.
+
+use http::{HeaderMap, HeaderName};
+
+/// Headers of a client that go to the backend, besides the credentials.
+pub const REQUEST_HEADERS: [&str; 12] = [
+    "content-type",
+    "accept",
+    "anthropic-version",
+    "anthropic-beta",
+    "openai-organization",
+    "openai-project",
+    "openai-beta",
+    "x-request-id",
+    "traceparent",
+    "tracestate",
+    "baggage",
+    "idempotency-key",
+];
+
+/// Headers that carry a client's credentials; forwarded only when they are not the relay's own.
+pub const CREDENTIAL_HEADERS: [&str; 2] = ["authorization", "x-api-key"];
+
+/// What every API key of a relay begins with; such a value is never forwarded.
+pub const OWN_KEY_PREFIX: &str = "mr-";
+
+/// Headers of one connection (RFC 9110 §7.6.1 and their kin).
+const HOP_BY_HOP: [&str; 10] = [
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "trailers",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Whether a client's header of this (lower-case) name may go to the backend.
+pub fn is_request_header(name: &str) -> bool {
+    REQUEST_HEADERS.contains(&name) || CREDENTIAL_HEADERS.contains(&name)
+}
+
+/// Whether a backend's header of this (lower-case) name may go to the client, before `Connection` is consulted.
+/// The relay's own request ids replace the backend's; the length is that of what we really send.
+pub fn is_response_header(name: &str) -> bool {
+    !HOP_BY_HOP.contains(&name) && !matches!(name, "content-length" | "x-request-id" | "request-id")
+}
+
+/// Whether a credential header's value is one of a relay's own API keys.
+pub fn is_own_key(value: &str) -> bool {
+    bearer_token(value).starts_with(OWN_KEY_PREFIX)
+}
+
+/// The token of `Bearer <token>`, or the value as it is.
+pub fn bearer_token(value: &str) -> &str {
+    let value = value.trim();
+    match value.split_at_checked(7) {
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer ") => token.trim(),
+        _ => value,
+    }
+}
+
+/// The backend's headers that may go to the client, repeats kept, in order. What `Connection` names stays behind, and so
+/// do values that are not text, which JSON cannot carry.
+pub fn response_pairs(headers: &HeaderMap) -> Vec<(String, String)> {
+    let named = connection_tokens(headers);
+    headers
+        .iter()
+        .filter(|(name, _)| is_response_header(name.as_str()) && !named.contains(name))
+        .filter_map(|(name, value)| Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())))
+        .collect()
+}
+
+/// The names that a `Connection` header lists.
+pub fn connection_tokens(headers: &HeaderMap) -> Vec<HeaderName> {
+    headers
+        .get_all(http::header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|token| token.trim().parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    #[test]
+    fn only_listed_headers_go_to_the_backend() {
+        for name in ["content-type", "authorization", "x-api-key", "anthropic-beta", "idempotency-key"] {
+            assert!(is_request_header(name), "{name}");
+        }
+        for name in [
+            "host",
+            "cookie",
+            "user-agent",
+            "x-forwarded-for",
+            "x-stainless-os",
+            "x-conversation-id",
+            "accept-encoding",
+            "content-length",
+            "connection",
+        ] {
+            assert!(!is_request_header(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_relays_own_keys_are_recognised_in_either_header() {
+        assert!(is_own_key("Bearer mr-abc-def") && is_own_key("bearer  mr-abc") && is_own_key("mr-abc-def"));
+        assert!(!is_own_key("Bearer sk-abc") && !is_own_key("sk-mr-abc") && !is_own_key(""));
+    }
+
+    #[test]
+    fn responses_keep_repeats_and_lose_what_belongs_to_the_connection() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("set-cookie", "a=1"),
+            ("set-cookie", "b=2"),
+            ("connection", "close, x-hop"),
+            ("x-hop", "1"),
+            ("content-length", "3"),
+            ("x-request-id", "theirs"),
+            ("x-kept", "yes"),
+        ] {
+            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        headers.append("x-binary", HeaderValue::from_bytes(b"\xff").unwrap());
+        let kept = response_pairs(&headers);
+        let kept: Vec<_> = kept.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
+        assert_eq!(kept, [("set-cookie", "a=1"), ("set-cookie", "b=2"), ("x-kept", "yes")]);
+    }
+}

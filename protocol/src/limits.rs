@@ -1,0 +1,67 @@
+//! Every bound of the wire and the default of every bound that a setting can move, each with its reason.
+
+use std::time::Duration;
+
+/// Largest payload of one binary piece: small enough that a control message never waits long behind one, large enough
+/// that headers and system calls vanish in it.
+pub const MAX_PIECE_BYTES: usize = 65_536;
+
+/// Largest WebSocket message the relay reads: the body of an old worker's whole answer travels in one.
+pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+/// Largest text message of a `core1` peer, which has no body to put into one.
+pub const MAX_CONTROL_BYTES: usize = 1 << 20;
+
+/// Largest encoded `request` that the published worker reads (its library's frame limit).
+pub const MAX_OLD_WORKER_MESSAGE_BYTES: usize = 16 << 20;
+
+/// Body bytes that each side may send per stream before it is given more.
+pub const STREAM_WINDOW_BYTES: u64 = 262_144;
+
+/// The window of a new stream while unread answers fill a quarter of the memory budget.
+pub const SMALL_STREAM_WINDOW_BYTES: u64 = 65_536;
+
+/// What the worker lets be outstanding of one request body at most (256 KiB is 21 Mbit/s at 100 ms).
+pub const WORKER_MAX_OUTSTANDING_BYTES: u64 = 4 << 20;
+
+/// Unread bytes of one answer at most (`MAX_UNREAD_BYTES`).
+pub const MAX_UNREAD_BYTES: u64 = 4 << 20;
+
+/// A request body at most (`MAX_REQUEST_BYTES`): what Anthropic documents for Messages.
+pub const MAX_REQUEST_BYTES: u64 = 32 << 20;
+
+/// A streamed answer at most (`MAX_STREAM_BYTES`).
+pub const MAX_STREAM_BYTES: u64 = 1 << 30;
+
+/// Bodies held in the relay's memory at once at most (`MAX_BUFFERED_BYTES`).
+pub const MAX_BUFFERED_BYTES: u64 = 1 << 30;
+
+/// Ids on the wire.
+pub const MAX_ID_BYTES: usize = 128;
+
+/// Worker names, in characters.
+pub const MAX_WORKER_NAME_CHARS: usize = 128;
+
+/// Model names, in characters.
+pub const MAX_MODEL_CHARS: usize = 256;
+
+/// Models that one worker may advertise (`MAX_MODELS_PER_WORKER`).
+pub const MAX_MODELS_PER_WORKER: usize = 256;
+
+/// Times that a request may go back into the queue after its worker was lost.
+pub const MAX_REQUEUES: u32 = 3;
+
+/// Between heartbeats (`HEARTBEAT_INTERVAL`).
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
+
+/// A peer that was silent for so many heartbeat intervals is lost.
+pub const HEARTBEATS_UNTIL_LOST: u32 = 3;
+
+/// From the upgrade to `register`.
+pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Between two `demand` messages to one worker.
+pub const DEMAND_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Kernel send buffer of a worker socket that may be unsent: a cancel must not sit behind megabytes.
+pub const NOTSENT_LOWAT_BYTES: u32 = 128 << 10;

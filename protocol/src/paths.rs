@@ -1,0 +1,182 @@
+//! The paths that may reach a backend: a closed list, checked by the relay for clients and again by the worker, which is
+//! the last line before somebody's admin interface.
+
+use crate::dialect::Dialect;
+
+/// A route that is answered by a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`
+    ChatCompletions,
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/responses` and what lies below it.
+    Responses,
+    /// `/v1/messages`
+    Messages,
+    /// `/v1/messages/count_tokens`
+    CountTokens,
+    /// `/v1/embeddings`
+    Embeddings,
+    /// `/v1/rerank` and its other names.
+    Rerank,
+    /// `/v1/score`
+    Score,
+    /// `/v1/audio/…`
+    Audio,
+    /// `/tokenize`, `/detokenize`
+    Tokenize,
+    /// `/v1/models`, which the relay answers itself.
+    Models,
+    /// Anything else.
+    Other,
+}
+
+/// `POST` paths that are routed by the body's model.
+pub const POST_PATHS: [(&str, Endpoint); 16] = [
+    ("/v1/chat/completions", Endpoint::ChatCompletions),
+    ("/v1/completions", Endpoint::Completions),
+    ("/v1/responses", Endpoint::Responses),
+    ("/v1/responses/input_tokens", Endpoint::Responses),
+    ("/v1/messages", Endpoint::Messages),
+    ("/v1/messages/count_tokens", Endpoint::CountTokens),
+    ("/v1/embeddings", Endpoint::Embeddings),
+    ("/v1/rerank", Endpoint::Rerank),
+    ("/rerank", Endpoint::Rerank),
+    ("/v2/rerank", Endpoint::Rerank),
+    ("/v1/reranking", Endpoint::Rerank),
+    ("/v1/score", Endpoint::Score),
+    ("/v1/audio/transcriptions", Endpoint::Audio),
+    ("/v1/audio/speech", Endpoint::Audio),
+    ("/tokenize", Endpoint::Tokenize),
+    ("/detokenize", Endpoint::Tokenize),
+];
+
+impl Endpoint {
+    /// The metric label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ChatCompletions => "chat_completions",
+            Self::Completions => "completions",
+            Self::Responses => "responses",
+            Self::Messages => "messages",
+            Self::CountTokens => "count_tokens",
+            Self::Embeddings => "embeddings",
+            Self::Rerank => "rerank",
+            Self::Score => "score",
+            Self::Audio => "audio",
+            Self::Tokenize => "tokenize",
+            Self::Models => "models",
+            Self::Other => "other",
+        }
+    }
+
+    /// The dialect of this endpoint's errors and stream ends.
+    pub fn dialect(self) -> Dialect {
+        match self {
+            Self::Messages | Self::CountTokens => Dialect::Anthropic,
+            Self::Responses => Dialect::Responses,
+            Self::ChatCompletions
+            | Self::Completions
+            | Self::Embeddings
+            | Self::Rerank
+            | Self::Score
+            | Self::Audio
+            | Self::Tokenize
+            | Self::Models
+            | Self::Other => Dialect::OpenAi,
+        }
+    }
+}
+
+/// A path and query that may be asked of a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackendPath<'a> {
+    /// Which route.
+    pub endpoint: Endpoint,
+    /// The path, beginning with `/`.
+    pub path: &'a str,
+    /// The query without its `?`.
+    pub query: Option<&'a str>,
+}
+
+/// Checks a worker's `endpoint_path` against the allow-list; `None` is `bad_path`.
+pub fn backend_path<'a>(method: &str, path_and_query: &'a str) -> Option<BackendPath<'a>> {
+    let (path, query) = match path_and_query.split_once('?') {
+        Some((path, query)) => (path, Some(query)),
+        None => (path_and_query, None),
+    };
+    let clean_query = query.is_none_or(|q| q.bytes().all(|b| b.is_ascii_graphic() && b != b'#'));
+    let endpoint = clean_query.then(|| endpoint(method, path))??;
+    Some(BackendPath { endpoint, path, query })
+}
+
+/// The backend's route for `method` and `path`, where there is one.
+pub fn endpoint(method: &str, path: &str) -> Option<Endpoint> {
+    match method {
+        "POST" => POST_PATHS
+            .iter()
+            .find(|(known, _)| *known == path)
+            .map(|(_, endpoint)| *endpoint)
+            .or_else(|| response_id(path.strip_suffix("/cancel")?).map(|_| Endpoint::Responses)),
+        "GET" => response_id(path).map(|_| Endpoint::Responses),
+        _ => None,
+    }
+}
+
+/// The id of `/v1/responses/{id}`, where it is one that a backend could have made.
+pub fn response_id(path: &str) -> Option<&str> {
+    let id = path.strip_prefix("/v1/responses/")?;
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-');
+    (!id.is_empty() && id.len() <= crate::limits::MAX_ID_BYTES && id != "input_tokens" && id.bytes().all(plain))
+        .then_some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listed_paths_pass_with_their_query() {
+        assert_eq!(
+            backend_path("POST", "/v1/messages?beta=true"),
+            Some(BackendPath { endpoint: Endpoint::Messages, path: "/v1/messages", query: Some("beta=true") })
+        );
+        for (path, endpoint) in POST_PATHS {
+            assert_eq!(backend_path("POST", path).map(|p| p.endpoint), Some(endpoint), "{path}");
+        }
+        assert!(backend_path("GET", "/v1/responses/resp_1-a").is_some());
+        assert!(backend_path("POST", "/v1/responses/resp_1/cancel").is_some());
+    }
+
+    #[test]
+    fn nothing_else_reaches_a_backend() {
+        for path in [
+            "",
+            "/",
+            "/metrics",
+            "/v1/models",
+            "/sleep",
+            "/admin",
+            "//v1/messages",
+            "/v1/messages/",
+            "/v1/../admin",
+            "/v1/%2e%2e/admin",
+            "http://evil/v1/messages",
+            "@evil/v1/messages",
+            "/v1/messages#x",
+            "/v1/messages?a b",
+            "/v1/messages?a\r\nx: y",
+            "/v1/responses/a/b",
+            "/v1/responses/../x/cancel",
+            "/v1/responses//cancel",
+            "/v1\\messages",
+            "/V1/messages",
+        ] {
+            assert_eq!(backend_path("POST", path), None, "{path:?}");
+        }
+        assert_eq!(backend_path("GET", "/v1/messages"), None);
+        assert_eq!(backend_path("GET", "/v1/responses/input_tokens"), None);
+        assert_eq!(backend_path("DELETE", "/v1/responses/resp_1"), None);
+    }
+}

@@ -1,0 +1,81 @@
+//! A secret that cannot be printed and is compared in constant time.
+
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+/// A shared secret or token. `Debug` shows that there is one, never which.
+#[derive(Clone)]
+pub struct Secret {
+    text: String,
+    digest: [u8; 32],
+}
+
+impl Secret {
+    /// Takes the secret as it is; trimming a file's last newline is the reader's business.
+    pub fn new(text: impl Into<String>) -> Self {
+        let text = text.into();
+        let digest = digest(&text);
+        Self { text, digest }
+    }
+
+    /// The secret itself, for the one place that sends it.
+    pub fn expose(&self) -> &str {
+        &self.text
+    }
+
+    /// An empty secret admits nobody.
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+
+    /// SHA-256 of the secret.
+    pub fn digest(&self) -> &[u8; 32] {
+        &self.digest
+    }
+
+    /// Whether `presented` is this secret. Digests are compared, so that neither content nor length shows in the time.
+    pub fn verify(&self, presented: &str) -> bool {
+        let same: bool = self.digest.ct_eq(&digest(presented)).into();
+        same && !self.is_empty()
+    }
+}
+
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest.ct_eq(&other.digest).into()
+    }
+}
+
+impl Eq for Secret {}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.is_empty() { "Secret(empty)" } else { "Secret(…)" })
+    }
+}
+
+fn digest(text: &str) -> [u8; 32] {
+    Sha256::digest(text.as_bytes()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_same_text_verifies() {
+        let secret = Secret::new("hunter2");
+        assert!(secret.verify("hunter2"));
+        assert!(!secret.verify("hunter") && !secret.verify("hunter22") && !secret.verify(""));
+    }
+
+    #[test]
+    fn an_empty_secret_admits_nobody() {
+        assert!(!Secret::new("").verify(""));
+    }
+
+    #[test]
+    fn debug_never_shows_the_text() {
+        assert!(!format!("{:?}", Secret::new("hunter2")).contains("hunter2"));
+    }
+}

@@ -50,12 +50,7 @@ const CONTEXT_TOKENS: u64 = 32_768;
 #[derive(Debug, Clone, clap::Args)]
 pub struct DemoArgs {
     /// Address to listen on; port 0 takes a free one, which the first log line names
-    #[arg(
-        long,
-        env = "DEMO_LISTEN",
-        default_value = "127.0.0.1:8000",
-        value_name = "ADDR"
-    )]
+    #[arg(long, env = "DEMO_LISTEN", default_value = "127.0.0.1:8000", value_name = "ADDR")]
     pub listen: SocketAddr,
 
     /// Pause before each word of an answer: `40ms`, `1s`, `0ms` for none
@@ -68,9 +63,9 @@ pub struct DemoArgs {
 /// # Errors
 /// The address cannot be bound; the message names it.
 pub async fn run(args: DemoArgs) -> io::Result<()> {
-    let listener = TcpListener::bind(args.listen).await.map_err(|error| {
-        io::Error::new(error.kind(), format!("--listen {}: {error}", args.listen))
-    })?;
+    let listener = TcpListener::bind(args.listen)
+        .await
+        .map_err(|error| io::Error::new(error.kind(), format!("--listen {}: {error}", args.listen)))?;
     tracing::info!(address = %listener.local_addr()?, model = MODEL, "demo backend listening; it is no model");
     serve_at_pace(listener, args.delay, termination()?).await
 }
@@ -79,10 +74,7 @@ pub async fn run(args: DemoArgs) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of the listener.
-pub async fn serve(
-    listener: TcpListener,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> io::Result<()> {
+pub async fn serve(listener: TcpListener, shutdown: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
     serve_at_pace(listener, Duration::from_millis(40), shutdown).await
 }
 
@@ -97,9 +89,7 @@ async fn serve_at_pace(
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
     });
-    axum::serve(listener, router(Demo::new(delay)))
-        .with_graceful_shutdown(shutdown)
-        .await
+    axum::serve(listener, router(Demo::new(delay))).with_graceful_shutdown(shutdown).await
 }
 
 /// Resolves at the first SIGINT or SIGTERM.
@@ -121,9 +111,7 @@ fn parse_delay(text: &str) -> Result<Duration, String> {
         Some(number) => (number, 1),
         None => (text.strip_suffix('s').unwrap_or_default(), 1000),
     };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| "expected a duration such as 40ms or 1s")?;
+    let number: u64 = number.parse().map_err(|_| "expected a duration such as 40ms or 1s")?;
     Ok(Duration::from_millis(number.saturating_mul(unit)))
 }
 
@@ -137,11 +125,7 @@ struct Demo {
 
 impl Demo {
     fn new(delay: Duration) -> Self {
-        Self {
-            delay,
-            answering: Answering::default(),
-            stored: responses::Store::default(),
-        }
+        Self { delay, answering: Answering::default(), stored: responses::Store::default() }
     }
 }
 
@@ -189,9 +173,7 @@ fn router(demo: Demo) -> Router {
 }
 
 async fn health(State(demo): State<Demo>) -> Json<Value> {
-    Json(
-        json!({"status": "ok", "backend": "demo", "answering": demo.answering.0.load(Ordering::Relaxed)}),
-    )
+    Json(json!({"status": "ok", "backend": "demo", "answering": demo.answering.0.load(Ordering::Relaxed)}))
 }
 
 async fn list_models() -> Json<Value> {
@@ -199,11 +181,7 @@ async fn list_models() -> Json<Value> {
 }
 
 async fn one_model(Path(id): Path<String>) -> Result<Json<Value>, Failure> {
-    if id == MODEL {
-        Ok(Json(model_card()))
-    } else {
-        Err(Failure::no_such_model(Dialect::OpenAi, &id))
-    }
+    if id == MODEL { Ok(Json(model_card())) } else { Err(Failure::no_such_model(Dialect::OpenAi, &id)) }
 }
 
 fn model_card() -> Value {
@@ -211,20 +189,10 @@ fn model_card() -> Value {
 }
 
 async fn no_such_path(uri: Uri) -> Failure {
-    Failure::new(
-        Dialect::of_path(uri.path()),
-        StatusCode::NOT_FOUND,
-        "not_found",
-        "no such path",
-    )
+    Failure::new(Dialect::of_path(uri.path()), StatusCode::NOT_FOUND, "not_found", "no such path")
 }
 
 /// The router adds the `Allow` header.
 async fn wrong_method(uri: Uri) -> Failure {
-    Failure::new(
-        Dialect::of_path(uri.path()),
-        StatusCode::METHOD_NOT_ALLOWED,
-        "method_not_allowed",
-        "wrong method",
-    )
+    Failure::new(Dialect::of_path(uri.path()), StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "wrong method")
 }

@@ -32,29 +32,20 @@ impl Limits {
         max_names: &[&'static str],
         stop_name: &'static str,
     ) -> Result<Self, (&'static str, String)> {
-        let given = max_names
-            .iter()
-            .find_map(|&name| Some((name, given(&body[name])?)));
+        let given = max_names.iter().find_map(|&name| Some((name, given(&body[name])?)));
         let max_tokens = given
             .map(|(name, value)| match value.as_u64() {
                 Some(number) if number > 0 => Ok(number),
                 Some(_) | None => Err((name, format!("{name} must be a positive integer"))),
             })
             .transpose()?;
-        let refused = || {
-            (
-                stop_name,
-                format!("{stop_name} must be a string or a list of strings"),
-            )
-        };
+        let refused = || (stop_name, format!("{stop_name} must be a string or a list of strings"));
         let stop = match &body[stop_name] {
             Value::Null => Vec::new(),
             Value::String(stop) => vec![stop.clone()],
-            Value::Array(stops) => stops
-                .iter()
-                .map(|stop| stop.as_str().map(str::to_owned))
-                .collect::<Option<_>>()
-                .ok_or_else(refused)?,
+            Value::Array(stops) => {
+                stops.iter().map(|stop| stop.as_str().map(str::to_owned)).collect::<Option<_>>().ok_or_else(refused)?
+            }
             Value::Bool(_) | Value::Number(_) | Value::Object(_) => return Err(refused()),
         };
         Ok(Self { max_tokens, stop })
@@ -76,17 +67,11 @@ impl Answer {
         let mut text = compose(&asked.last, earlier);
         let mut finish = Finish::End;
         let first_stop = limits.stop.iter().filter(|stop| !stop.is_empty());
-        if let Some((at, stop)) = first_stop
-            .filter_map(|stop| Some((text.find(stop.as_str())?, stop)))
-            .min()
-        {
+        if let Some((at, stop)) = first_stop.filter_map(|stop| Some((text.find(stop.as_str())?, stop))).min() {
             text.truncate(at);
             finish = Finish::Stop(stop.clone());
         }
-        let allowed = limits
-            .max_tokens
-            .and_then(|max| usize::try_from(max).ok())
-            .unwrap_or(usize::MAX);
+        let allowed = limits.max_tokens.and_then(|max| usize::try_from(max).ok()).unwrap_or(usize::MAX);
         let mut output_tokens = tokens::count(&text);
         if output_tokens > allowed {
             let kept = tokens::pieces(&text).take(allowed).map(str::len).sum();
@@ -94,12 +79,7 @@ impl Answer {
             output_tokens = allowed;
             finish = Finish::Length;
         }
-        Self {
-            text,
-            finish,
-            input_tokens: tokens::count(&asked.all),
-            output_tokens,
-        }
+        Self { text, finish, input_tokens: tokens::count(&asked.all), output_tokens }
     }
 
     /// The parts that are streamed one after the other.
@@ -120,10 +100,7 @@ pub(super) struct Asked {
 impl Asked {
     /// A prompt that is one text.
     pub(super) fn text(text: &str) -> Self {
-        Self {
-            all: text.to_owned(),
-            last: text.to_owned(),
-        }
+        Self { all: text.to_owned(), last: text.to_owned() }
     }
 
     fn add(&mut self, role: &str, text: &str) {
@@ -146,17 +123,11 @@ pub(super) fn given(value: &Value) -> Option<&Value> {
 pub(super) fn text_of_messages(messages: &Value) -> Result<Asked, String> {
     let messages = messages.as_array().filter(|messages| !messages.is_empty());
     let mut asked = Asked::default();
-    for (at, message) in messages
-        .ok_or("expected a list with at least one message")?
-        .iter()
-        .enumerate()
-    {
+    for (at, message) in messages.ok_or("expected a list with at least one message")?.iter().enumerate() {
         if message["role"].is_null() && message["type"].is_string() {
             continue; // tool calls and their results have a type and no role
         }
-        let role = message["role"]
-            .as_str()
-            .ok_or_else(|| format!("message {at} has no role"))?;
+        let role = message["role"].as_str().ok_or_else(|| format!("message {at} has no role"))?;
         asked.add(role, &text_of_content(&message["content"]));
     }
     Ok(asked)
@@ -167,10 +138,7 @@ pub(super) fn text_of_content(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
         Value::Array(parts) => {
-            let texts: Vec<&str> = parts
-                .iter()
-                .filter_map(|part| part["text"].as_str())
-                .collect();
+            let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
             texts.join("\n")
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => String::new(),
@@ -179,19 +147,11 @@ pub(super) fn text_of_content(content: &Value) -> String {
 
 fn compose(said: &str, earlier: Option<&str>) -> String {
     let said = excerpt(said);
-    let earlier = earlier
-        .map(|earlier| format!("Before, you said: {} — now ", excerpt(earlier)))
-        .unwrap_or_default();
+    let earlier = earlier.map(|earlier| format!("Before, you said: {} — now ", excerpt(earlier))).unwrap_or_default();
     let you = if earlier.is_empty() { "You" } else { "you" };
-    let said = if said.is_empty() {
-        "nothing.".to_owned()
-    } else {
-        format!(": {said}")
-    };
+    let said = if said.is_empty() { "nothing.".to_owned() } else { format!(": {said}") };
     let joint = if said.starts_with(':') { "" } else { " " };
-    format!(
-        "This is ModelRelay's built-in demo backend, not a model. {earlier}{you} said{joint}{said}"
-    )
+    format!("This is ModelRelay's built-in demo backend, not a model. {earlier}{you} said{joint}{said}")
 }
 
 fn excerpt(text: &str) -> String {
@@ -215,25 +175,12 @@ mod tests {
     #[test]
     fn every_answer_says_that_it_is_no_model_and_repeats_the_prompt() {
         let plain = answer("hello there", &Limits::default());
-        assert_eq!(
-            plain.text,
-            "This is ModelRelay's built-in demo backend, not a model. You said: hello there"
-        );
+        assert_eq!(plain.text, "This is ModelRelay's built-in demo backend, not a model. You said: hello there");
         assert_eq!(plain.finish, Finish::End);
         let silent = answer("  ", &Limits::default());
-        assert!(
-            silent.text.ends_with("not a model. You said nothing."),
-            "{}",
-            silent.text
-        );
+        assert!(silent.text.ends_with("not a model. You said nothing."), "{}", silent.text);
         let second = Answer::new(&Asked::text("two"), Some("one"), &Limits::default());
-        assert!(
-            second
-                .text
-                .ends_with("not a model. Before, you said: one — now you said: two"),
-            "{}",
-            second.text
-        );
+        assert!(second.text.ends_with("not a model. Before, you said: one — now you said: two"), "{}", second.text);
     }
 
     #[test]
@@ -246,33 +193,15 @@ mod tests {
 
     #[test]
     fn max_tokens_cuts_and_is_counted() {
-        let cut = answer(
-            "hello",
-            &Limits {
-                max_tokens: Some(3),
-                stop: Vec::new(),
-            },
-        );
-        assert_eq!(
-            (cut.text.as_str(), cut.finish, cut.output_tokens),
-            ("This is Model", Finish::Length, 3)
-        );
-        let whole = answer(
-            "hello",
-            &Limits {
-                max_tokens: Some(1000),
-                stop: Vec::new(),
-            },
-        );
+        let cut = answer("hello", &Limits { max_tokens: Some(3), stop: Vec::new() });
+        assert_eq!((cut.text.as_str(), cut.finish, cut.output_tokens), ("This is Model", Finish::Length, 3));
+        let whole = answer("hello", &Limits { max_tokens: Some(1000), stop: Vec::new() });
         assert_eq!(whole.finish, Finish::End);
     }
 
     #[test]
     fn the_stop_string_that_comes_first_cuts() {
-        let limits = Limits {
-            max_tokens: None,
-            stop: vec!["said".into(), String::new(), " not".into()],
-        };
+        let limits = Limits { max_tokens: None, stop: vec!["said".into(), String::new(), " not".into()] };
         let cut = answer("hello", &limits);
         assert_eq!(cut.text, "This is ModelRelay's built-in demo backend,");
         assert_eq!(cut.finish, Finish::Stop(" not".into()));
@@ -280,20 +209,12 @@ mod tests {
 
     #[test]
     fn limits_of_a_wrong_type_are_refused_by_name() {
-        let read =
-            |body: Value| Limits::read(&body, &["max_completion_tokens", "max_tokens"], "stop");
+        let read = |body: Value| Limits::read(&body, &["max_completion_tokens", "max_tokens"], "stop");
         assert_eq!(read(json!({"max_tokens": 0})).unwrap_err().0, "max_tokens");
-        assert_eq!(
-            read(json!({"max_completion_tokens": "9"})).unwrap_err().0,
-            "max_completion_tokens"
-        );
+        assert_eq!(read(json!({"max_completion_tokens": "9"})).unwrap_err().0, "max_completion_tokens");
         assert_eq!(read(json!({"stop": [1]})).unwrap_err().0, "stop");
-        let limits =
-            read(json!({"max_completion_tokens": 5, "max_tokens": 7, "stop": "x"})).unwrap();
-        assert_eq!(
-            (limits.max_tokens, limits.stop),
-            (Some(5), vec!["x".to_owned()])
-        );
+        let limits = read(json!({"max_completion_tokens": 5, "max_tokens": 7, "stop": "x"})).unwrap();
+        assert_eq!((limits.max_tokens, limits.stop), (Some(5), vec!["x".to_owned()]));
     }
 
     #[test]

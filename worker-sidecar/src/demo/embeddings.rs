@@ -14,33 +14,20 @@ const DIMENSIONS: usize = 256;
 const MAX_DIMENSIONS: u64 = 4096;
 
 /// `POST /v1/embeddings`.
-pub(super) async fn embeddings(
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, Failure> {
+pub(super) async fn embeddings(body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, Failure> {
     let body = parse_for_model(DIALECT, body)?;
-    let inputs = inputs(&body["input"]).ok_or_else(|| {
-        Failure::invalid(
-            DIALECT,
-            "input",
-            "input must be text, tokens, or a list of either",
-        )
-    })?;
+    let inputs = inputs(&body["input"])
+        .ok_or_else(|| Failure::invalid(DIALECT, "input", "input must be text, tokens, or a list of either"))?;
     let dimensions = given(&body["dimensions"]).map_or(Some(DIMENSIONS as u64), Value::as_u64);
-    let dimensions = dimensions
-        .filter(|number| (1..=MAX_DIMENSIONS).contains(number))
-        .ok_or_else(|| {
-            let message = format!("dimensions must be 1 to {MAX_DIMENSIONS}");
-            Failure::invalid(DIALECT, "dimensions", &message)
-        })? as usize;
+    let dimensions = dimensions.filter(|number| (1..=MAX_DIMENSIONS).contains(number)).ok_or_else(|| {
+        let message = format!("dimensions must be 1 to {MAX_DIMENSIONS}");
+        Failure::invalid(DIALECT, "dimensions", &message)
+    })? as usize;
     let in_base64 = match body["encoding_format"].as_str() {
         None | Some("float") => false,
         Some("base64") => true,
         Some(_) => {
-            return Err(Failure::invalid(
-                DIALECT,
-                "encoding_format",
-                "encoding_format must be float or base64",
-            ));
+            return Err(Failure::invalid(DIALECT, "encoding_format", "encoding_format must be float or base64"));
         }
     };
     let data: Vec<Value> = inputs
@@ -48,11 +35,7 @@ pub(super) async fn embeddings(
         .enumerate()
         .map(|(index, input)| {
             let vector = embed(&input.words, dimensions);
-            let embedding = if in_base64 {
-                json!(base64(&little_endian(&vector)))
-            } else {
-                json!(vector)
-            };
+            let embedding = if in_base64 { json!(base64(&little_endian(&vector))) } else { json!(vector) };
             json!({"object": "embedding", "index": index, "embedding": embedding})
         })
         .collect();
@@ -70,24 +53,13 @@ struct Input {
 
 impl Input {
     fn of_text(text: &str) -> Self {
-        let words = tokens::words(text)
-            .map(|word| word.trim().to_lowercase())
-            .collect();
-        Self {
-            words,
-            tokens: tokens::count(text),
-        }
+        let words = tokens::words(text).map(|word| word.trim().to_lowercase()).collect();
+        Self { words, tokens: tokens::count(text) }
     }
 
     fn of_tokens(ids: &[Value]) -> Option<Self> {
-        let words: Vec<String> = ids
-            .iter()
-            .map(|id| id.as_u64().map(|id| id.to_string()))
-            .collect::<Option<_>>()?;
-        Some(Self {
-            tokens: words.len(),
-            words,
-        })
+        let words: Vec<String> = ids.iter().map(|id| id.as_u64().map(|id| id.to_string())).collect::<Option<_>>()?;
+        Some(Self { tokens: words.len(), words })
     }
 }
 
@@ -126,9 +98,7 @@ fn embed(words: &[String], dimensions: usize) -> Vec<f32> {
 
 /// FNV-1a: the same on every machine and in every release, which the standard hasher does not promise.
 fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn little_endian(vector: &[f32]) -> Vec<u8> {
@@ -139,17 +109,10 @@ fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
-        let bits = group
-            .iter()
-            .fold(0, |bits, &byte| bits << 8 | u32::from(byte))
-            << (8 * (3 - group.len()));
+        let bits = group.iter().fold(0, |bits, &byte| bits << 8 | u32::from(byte)) << (8 * (3 - group.len()));
         for at in 0..4 {
             let letter = ALPHABET[(bits >> (18 - 6 * at) & 63) as usize];
-            text.push(if at <= group.len() {
-                char::from(letter)
-            } else {
-                '='
-            });
+            text.push(if at <= group.len() { char::from(letter) } else { '=' });
         }
     }
     text
@@ -161,14 +124,8 @@ mod tests {
 
     #[test]
     fn base64_is_that_of_the_standard() {
-        let cases = [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("fooba", "Zm9vYmE="),
-        ];
+        let cases =
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("fooba", "Zm9vYmE=")];
         for (plain, encoded) in cases {
             assert_eq!(base64(plain.as_bytes()), encoded);
         }
@@ -177,13 +134,7 @@ mod tests {
     #[test]
     fn equal_texts_are_equal_shared_words_near_and_all_of_length_one() {
         let vector = |text: &str| embed(&Input::of_text(text).words, DIMENSIONS);
-        let near = |a: &str, b: &str| {
-            vector(a)
-                .iter()
-                .zip(vector(b))
-                .map(|(x, y)| x * y)
-                .sum::<f32>()
-        };
+        let near = |a: &str, b: &str| vector(a).iter().zip(vector(b)).map(|(x, y)| x * y).sum::<f32>();
         assert_eq!(vector("The cat sat"), vector("the  CAT sat"));
         assert!(near("the cat sat", "the cat ran") > near("the cat sat", "quite another thing"));
         for text in ["", "one", "many many words here"] {

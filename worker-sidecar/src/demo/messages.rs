@@ -14,20 +14,13 @@ use super::{Demo, MODEL, tokens};
 const DIALECT: Dialect = Dialect::Anthropic;
 
 /// `POST /v1/messages`.
-pub(super) async fn create(
-    State(demo): State<Demo>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Failure> {
+pub(super) async fn create(State(demo): State<Demo>, body: Result<Bytes, BytesRejection>) -> Result<Response, Failure> {
     let body = parse_for_model(DIALECT, body)?;
     let asked = asked(&body)?;
     let limits = Limits::read(&body, &["max_tokens"], "stop_sequences")
         .map_err(|(param, problem)| Failure::invalid(DIALECT, param, &problem))?;
     if limits.max_tokens.is_none() {
-        return Err(Failure::invalid(
-            DIALECT,
-            "max_tokens",
-            "max_tokens: field required",
-        ));
+        return Err(Failure::invalid(DIALECT, "max_tokens", "max_tokens: field required"));
     }
     let answer = Answer::new(&asked, None, &limits);
     if wants_stream(DIALECT, &body)? {
@@ -42,18 +35,14 @@ pub(super) async fn create(
 }
 
 /// `POST /v1/messages/count_tokens`.
-pub(super) async fn count_tokens(
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, Failure> {
+pub(super) async fn count_tokens(body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, Failure> {
     let body = parse_for_model(DIALECT, body)?;
-    Ok(Json(
-        json!({"input_tokens": tokens::count(&asked(&body)?.all)}),
-    ))
+    Ok(Json(json!({"input_tokens": tokens::count(&asked(&body)?.all)})))
 }
 
 fn asked(body: &Value) -> Result<Asked, Failure> {
-    let mut asked = text_of_messages(&body["messages"])
-        .map_err(|problem| Failure::invalid(DIALECT, "messages", &problem))?;
+    let mut asked =
+        text_of_messages(&body["messages"]).map_err(|problem| Failure::invalid(DIALECT, "messages", &problem))?;
     asked.all.push_str(&text_of_content(&body["system"]));
     Ok(asked)
 }

@@ -7,21 +7,16 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Asked, Finish, Limits, text_of_messages};
-use super::reply::{
-    Dialect, Failure, Frames, fresh_id, parse_for_model, unary, unix_now, wants_stream,
-};
+use super::reply::{Dialect, Failure, Frames, fresh_id, parse_for_model, unary, unix_now, wants_stream};
 use super::{Demo, MODEL};
 
 const DIALECT: Dialect = Dialect::OpenAi;
 
 /// `POST /v1/chat/completions`.
-pub(super) async fn chat(
-    State(demo): State<Demo>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Failure> {
+pub(super) async fn chat(State(demo): State<Demo>, body: Result<Bytes, BytesRejection>) -> Result<Response, Failure> {
     let body = parse_for_model(DIALECT, body)?;
-    let asked = text_of_messages(&body["messages"])
-        .map_err(|problem| Failure::invalid(DIALECT, "messages", &problem))?;
+    let asked =
+        text_of_messages(&body["messages"]).map_err(|problem| Failure::invalid(DIALECT, "messages", &problem))?;
     respond(&demo, &body, &asked, &CHAT).await
 }
 
@@ -77,19 +72,12 @@ const COMPLETION: Shape = Shape {
     close: || ("text", json!("")),
 };
 
-async fn respond(
-    demo: &Demo,
-    body: &Value,
-    asked: &Asked,
-    shape: &Shape,
-) -> Result<Response, Failure> {
+async fn respond(demo: &Demo, body: &Value, asked: &Asked, shape: &Shape) -> Result<Response, Failure> {
     let limits = Limits::read(body, shape.max_names, "stop")
         .map_err(|(param, problem)| Failure::invalid(DIALECT, param, &problem))?;
     let answer = Answer::new(asked, None, &limits);
     if wants_stream(DIALECT, body)? {
-        let with_usage = body["stream_options"]["include_usage"]
-            .as_bool()
-            .unwrap_or(false);
+        let with_usage = body["stream_options"]["include_usage"].as_bool().unwrap_or(false);
         return Ok(stream(&answer, shape, with_usage).into_response(demo));
     }
     let whole = json!({
@@ -112,21 +100,12 @@ fn stream(answer: &Answer, shape: &Shape, with_usage: bool) -> Frames {
     };
     let mut frames = Frames::default();
     if let Some(open) = shape.open {
-        frames.data(&chunk(
-            json!([choice(("delta", open()), None)]),
-            Value::Null,
-        ));
+        frames.data(&chunk(json!([choice(("delta", open()), None)]), Value::Null));
     }
     for word in answer.words() {
-        frames.word(&chunk(
-            json!([choice((shape.part)(word), None)]),
-            Value::Null,
-        ));
+        frames.word(&chunk(json!([choice((shape.part)(word), None)]), Value::Null));
     }
-    frames.data(&chunk(
-        json!([choice((shape.close)(), Some(&answer.finish))]),
-        Value::Null,
-    ));
+    frames.data(&chunk(json!([choice((shape.close)(), Some(&answer.finish))]), Value::Null));
     if with_usage {
         frames.data(&chunk(json!([]), usage(answer)));
     }

@@ -23,11 +23,7 @@ pub(super) enum Dialect {
 impl Dialect {
     /// The dialect of a path that may lead nowhere.
     pub(super) fn of_path(path: &str) -> Self {
-        if path.starts_with("/v1/messages") {
-            Self::Anthropic
-        } else {
-            Self::OpenAi
-        }
+        if path.starts_with("/v1/messages") { Self::Anthropic } else { Self::OpenAi }
     }
 }
 
@@ -42,35 +38,18 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    pub(super) fn new(
-        dialect: Dialect,
-        status: StatusCode,
-        code: &'static str,
-        message: &str,
-    ) -> Self {
-        Self {
-            dialect,
-            status,
-            code,
-            param: None,
-            message: message.to_owned(),
-        }
+    pub(super) fn new(dialect: Dialect, status: StatusCode, code: &'static str, message: &str) -> Self {
+        Self { dialect, status, code, param: None, message: message.to_owned() }
     }
 
     /// A 400 that names the field.
     pub(super) fn invalid(dialect: Dialect, param: &'static str, message: &str) -> Self {
-        Self {
-            param: Some(param),
-            ..Self::new(dialect, StatusCode::BAD_REQUEST, "invalid_value", message)
-        }
+        Self { param: Some(param), ..Self::new(dialect, StatusCode::BAD_REQUEST, "invalid_value", message) }
     }
 
     pub(super) fn no_such_model(dialect: Dialect, id: &str) -> Self {
         let message = format!("the demo backend has one model, {MODEL:?}, and not {id:?}");
-        Self {
-            param: Some("model"),
-            ..Self::new(dialect, StatusCode::NOT_FOUND, "model_not_found", &message)
-        }
+        Self { param: Some("model"), ..Self::new(dialect, StatusCode::NOT_FOUND, "model_not_found", &message) }
     }
 }
 
@@ -94,43 +73,24 @@ impl IntoResponse for Failure {
 }
 
 /// The body as a JSON object, whatever its content type says.
-pub(super) fn parse(
-    dialect: Dialect,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Value, Failure> {
+pub(super) fn parse(dialect: Dialect, body: Result<Bytes, BytesRejection>) -> Result<Value, Failure> {
     let body = body.map_err(|rejection| {
-        let code = if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-            "request_too_large"
-        } else {
-            "invalid_body"
-        };
+        let code =
+            if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE { "request_too_large" } else { "invalid_body" };
         Failure::new(dialect, rejection.status(), code, &rejection.body_text())
     })?;
     match serde_json::from_slice(&body) {
         Ok(value @ Value::Object(_)) => Ok(value),
-        Ok(_) => Err(Failure::new(
-            dialect,
-            StatusCode::BAD_REQUEST,
-            "invalid_json",
-            "the body must be a JSON object",
-        )),
+        Ok(_) => Err(Failure::new(dialect, StatusCode::BAD_REQUEST, "invalid_json", "the body must be a JSON object")),
         Err(error) => {
             let message = format!("the body is not JSON: {error}");
-            Err(Failure::new(
-                dialect,
-                StatusCode::BAD_REQUEST,
-                "invalid_json",
-                &message,
-            ))
+            Err(Failure::new(dialect, StatusCode::BAD_REQUEST, "invalid_json", &message))
         }
     }
 }
 
 /// As [`parse`], for a route that runs the model: the body must name it.
-pub(super) fn parse_for_model(
-    dialect: Dialect,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Value, Failure> {
+pub(super) fn parse_for_model(dialect: Dialect, body: Result<Bytes, BytesRejection>) -> Result<Value, Failure> {
     let body = parse(dialect, body)?;
     match body["model"].as_str() {
         Some(MODEL) => Ok(body),
@@ -144,9 +104,9 @@ pub(super) fn wants_stream(dialect: Dialect, body: &Value) -> Result<bool, Failu
     match &body["stream"] {
         Value::Null => Ok(false),
         Value::Bool(stream) => Ok(*stream),
-        Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_) => Err(
-            Failure::invalid(dialect, "stream", "stream must be true or false"),
-        ),
+        Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_) => {
+            Err(Failure::invalid(dialect, "stream", "stream must be true or false"))
+        }
     }
 }
 
@@ -157,26 +117,18 @@ pub(super) fn fresh_id(prefix: &str) -> String {
     if let Err(error) = getrandom::fill(&mut bytes) {
         tracing::warn!(%error, "no random numbers");
     }
-    bytes
-        .iter()
-        .fold(prefix.to_owned(), |id, byte| format!("{id}{byte:02x}"))
+    bytes.iter().fold(prefix.to_owned(), |id, byte| format!("{id}{byte:02x}"))
 }
 
 /// Now, in seconds since 1970.
 pub(super) fn unix_now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// A whole answer, given after the time that speaking its words takes.
 pub(super) async fn unary(demo: &Demo, words: usize, body: Value) -> Response {
     let _underway = demo.answering.begin();
-    tokio::time::sleep(
-        demo.delay
-            .saturating_mul(u32::try_from(words).unwrap_or(u32::MAX)),
-    )
-    .await;
+    tokio::time::sleep(demo.delay.saturating_mul(u32::try_from(words).unwrap_or(u32::MAX))).await;
     Json(body).into_response()
 }
 
@@ -222,26 +174,17 @@ impl Frames {
     /// The stream as a response. Dropping its body, as happens when the client leaves, ends the answer.
     pub(super) fn into_response(self, demo: &Demo) -> Response {
         let body = paced(self.0, demo.delay, demo.answering.begin());
-        (
-            [
-                (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
-                (header::CACHE_CONTROL, "no-cache"),
-            ],
-            body,
-        )
+        ([(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")], body)
             .into_response()
     }
 }
 
 fn paced(frames: VecDeque<(bool, Bytes)>, delay: Duration, underway: super::Underway) -> Body {
-    Body::from_stream(stream::unfold(
-        (frames, underway),
-        move |(mut frames, underway)| async move {
-            let (pause, frame) = frames.pop_front()?;
-            if pause {
-                tokio::time::sleep(delay).await;
-            }
-            Some((Ok::<_, std::convert::Infallible>(frame), (frames, underway)))
-        },
-    ))
+    Body::from_stream(stream::unfold((frames, underway), move |(mut frames, underway)| async move {
+        let (pause, frame) = frames.pop_front()?;
+        if pause {
+            tokio::time::sleep(delay).await;
+        }
+        Some((Ok::<_, std::convert::Infallible>(frame), (frames, underway)))
+    }))
 }

@@ -15,9 +15,7 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Asked, Finish, Limits, given, text_of_messages};
-use super::reply::{
-    Dialect, Failure, Frames, fresh_id, parse_for_model, unary, unix_now, wants_stream,
-};
+use super::reply::{Dialect, Failure, Frames, fresh_id, parse_for_model, unary, unix_now, wants_stream};
 use super::{Demo, MODEL, tokens};
 
 const DIALECT: Dialect = Dialect::OpenAi;
@@ -43,12 +41,7 @@ struct Stored {
 
 impl Store {
     fn find(&self, id: &str) -> Option<Stored> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .by_id
-            .get(id)
-            .cloned()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).by_id.get(id).cloned()
     }
 
     fn keep(&self, id: &str, stored: Stored) {
@@ -64,10 +57,7 @@ impl Store {
 }
 
 /// `POST /v1/responses`.
-pub(super) async fn create(
-    State(demo): State<Demo>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Failure> {
+pub(super) async fn create(State(demo): State<Demo>, body: Result<Bytes, BytesRejection>) -> Result<Response, Failure> {
     let body = parse_for_model(DIALECT, body)?;
     let asked = asked(&body)?;
     let limits = Limits::read(&body, &["max_output_tokens"], "stop")
@@ -79,21 +69,11 @@ pub(super) async fn create(
             found.ok_or_else(|| no_such_response("previous_response_not_found"))
         })
         .transpose()?;
-    let answer = Answer::new(
-        &asked,
-        previous.as_ref().map(|previous| previous.said.as_str()),
-        &limits,
-    );
+    let answer = Answer::new(&asked, previous.as_ref().map(|previous| previous.said.as_str()), &limits);
     let id = fresh_id("resp_");
     let response = finished(&id, &body, &answer);
     if body["store"].as_bool().unwrap_or(true) {
-        demo.stored.keep(
-            &id,
-            Stored {
-                said: asked.last,
-                response: response.clone(),
-            },
-        );
+        demo.stored.keep(&id, Stored { said: asked.last, response: response.clone() });
     }
     if streamed {
         return Ok(stream(&response, &answer).into_response(&demo));
@@ -102,58 +82,36 @@ pub(super) async fn create(
 }
 
 /// `POST /v1/responses/input_tokens`.
-pub(super) async fn input_tokens(
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, Failure> {
+pub(super) async fn input_tokens(body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, Failure> {
     let body = parse_for_model(DIALECT, body)?;
     let count = tokens::count(&asked(&body)?.all);
-    Ok(Json(
-        json!({"object": "response.input_tokens", "input_tokens": count}),
-    ))
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": count})))
 }
 
 /// `GET /v1/responses/{id}`.
-pub(super) async fn retrieve(
-    State(demo): State<Demo>,
-    Path(id): Path<String>,
-) -> Result<Json<Value>, Failure> {
-    demo.stored
-        .find(&id)
-        .map(|stored| Json(stored.response))
-        .ok_or_else(|| no_such_response("response_not_found"))
+pub(super) async fn retrieve(State(demo): State<Demo>, Path(id): Path<String>) -> Result<Json<Value>, Failure> {
+    demo.stored.find(&id).map(|stored| Json(stored.response)).ok_or_else(|| no_such_response("response_not_found"))
 }
 
 /// `POST /v1/responses/{id}/cancel`: nothing here runs in the background, so there is never something to cancel.
 pub(super) async fn cancel(State(demo): State<Demo>, Path(id): Path<String>) -> Failure {
     match demo.stored.find(&id) {
-        Some(_) => Failure::invalid(
-            DIALECT,
-            "response_id",
-            "only a background response can be cancelled",
-        ),
+        Some(_) => Failure::invalid(DIALECT, "response_id", "only a background response can be cancelled"),
         None => no_such_response("response_not_found"),
     }
 }
 
 fn no_such_response(code: &'static str) -> Failure {
-    Failure::new(
-        DIALECT,
-        StatusCode::NOT_FOUND,
-        code,
-        "no response with this id is stored here",
-    )
+    Failure::new(DIALECT, StatusCode::NOT_FOUND, code, "no response with this id is stored here")
 }
 
 fn asked(body: &Value) -> Result<Asked, Failure> {
     let input = &body["input"];
     let mut asked = match input.as_str() {
         Some(text) => Asked::text(text),
-        None => text_of_messages(input)
-            .map_err(|problem| Failure::invalid(DIALECT, "input", &problem))?,
+        None => text_of_messages(input).map_err(|problem| Failure::invalid(DIALECT, "input", &problem))?,
     };
-    asked
-        .all
-        .push_str(body["instructions"].as_str().unwrap_or_default());
+    asked.all.push_str(body["instructions"].as_str().unwrap_or_default());
     Ok(asked)
 }
 
@@ -208,49 +166,17 @@ fn stream(response: &Value, answer: &Answer) -> Frames {
         }
     };
     let in_part = |kind: &str, name: &str, value: Value| json!({"type": kind, "item_id": item_id, "output_index": 0, "content_index": 0, name: value});
-    event(
-        false,
-        json!({"type": "response.created", "response": begun}),
-    );
-    event(
-        false,
-        json!({"type": "response.in_progress", "response": begun}),
-    );
-    event(
-        false,
-        json!({"type": "response.output_item.added", "output_index": 0, "item": empty_item}),
-    );
-    event(
-        false,
-        in_part("response.content_part.added", "part", text_part("")),
-    );
+    event(false, json!({"type": "response.created", "response": begun}));
+    event(false, json!({"type": "response.in_progress", "response": begun}));
+    event(false, json!({"type": "response.output_item.added", "output_index": 0, "item": empty_item}));
+    event(false, in_part("response.content_part.added", "part", text_part("")));
     for word in answer.words() {
-        event(
-            true,
-            in_part("response.output_text.delta", "delta", json!(word)),
-        );
+        event(true, in_part("response.output_text.delta", "delta", json!(word)));
     }
-    event(
-        false,
-        in_part("response.output_text.done", "text", json!(answer.text)),
-    );
-    event(
-        false,
-        in_part(
-            "response.content_part.done",
-            "part",
-            text_part(&answer.text),
-        ),
-    );
-    event(
-        false,
-        json!({"type": "response.output_item.done", "output_index": 0, "item": item}),
-    );
-    let end = if answer.finish == Finish::Length {
-        "response.incomplete"
-    } else {
-        "response.completed"
-    };
+    event(false, in_part("response.output_text.done", "text", json!(answer.text)));
+    event(false, in_part("response.content_part.done", "part", text_part(&answer.text)));
+    event(false, json!({"type": "response.output_item.done", "output_index": 0, "item": item}));
+    let end = if answer.finish == Finish::Length { "response.incomplete" } else { "response.completed" };
     event(false, json!({"type": end, "response": response}));
     frames
 }
@@ -263,13 +189,7 @@ mod tests {
     fn only_the_newest_responses_are_kept() {
         let store = Store::default();
         for number in 0..=STORED {
-            store.keep(
-                &number.to_string(),
-                Stored {
-                    said: String::new(),
-                    response: Value::Null,
-                },
-            );
+            store.keep(&number.to_string(), Stored { said: String::new(), response: Value::Null });
         }
         assert!(store.find("0").is_none());
         assert!(store.find("1").is_some() && store.find(&STORED.to_string()).is_some());

@@ -26,32 +26,18 @@ pub(super) async fn tokenize(body: Result<Bytes, BytesRejection>) -> Result<Json
                 .all
         }
         Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
-            return Err(Failure::invalid(
-                Dialect::OpenAi,
-                "prompt",
-                "prompt must be a string",
-            ));
+            return Err(Failure::invalid(Dialect::OpenAi, "prompt", "prompt must be a string"));
         }
     };
     let ids: Vec<u64> = pieces(&text).map(id_of).collect();
     let strings: Vec<&str> = pieces(&text).collect();
-    Ok(Json(
-        json!({"count": ids.len(), "max_model_len": CONTEXT_TOKENS, "tokens": ids, "token_strs": strings}),
-    ))
+    Ok(Json(json!({"count": ids.len(), "max_model_len": CONTEXT_TOKENS, "tokens": ids, "token_strs": strings})))
 }
 
 /// `POST /detokenize`, in vLLM's shape.
-pub(super) async fn detokenize(
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, Failure> {
+pub(super) async fn detokenize(body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, Failure> {
     let body = parse(Dialect::OpenAi, body)?;
-    let refused = || {
-        Failure::invalid(
-            Dialect::OpenAi,
-            "tokens",
-            "tokens must be a list of ids from /tokenize",
-        )
-    };
+    let refused = || Failure::invalid(Dialect::OpenAi, "tokens", "tokens must be a list of ids from /tokenize");
     let mut bytes = Vec::new();
     for id in body["tokens"].as_array().ok_or_else(refused)? {
         bytes.extend(bytes_of(id.as_u64().ok_or_else(refused)?).ok_or_else(refused)?);
@@ -69,12 +55,8 @@ pub(super) fn count(text: &str) -> usize {
 pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
-        let start = rest
-            .find(|c: char| !c.is_whitespace())
-            .unwrap_or(rest.len());
-        let end = rest[start..]
-            .find(char::is_whitespace)
-            .map_or(rest.len(), |length| start + length);
+        let start = rest.find(|c: char| !c.is_whitespace()).unwrap_or(rest.len());
+        let end = rest[start..].find(char::is_whitespace).map_or(rest.len(), |length| start + length);
         let (word, after) = rest.split_at(end);
         rest = after;
         (!word.is_empty()).then_some(word)
@@ -86,14 +68,8 @@ pub(super) fn pieces(text: &str) -> impl Iterator<Item = &str> {
     words(text).flat_map(|word| {
         let mut rest = word;
         std::iter::from_fn(move || {
-            let ends = rest
-                .char_indices()
-                .map(|(at, letter)| at + letter.len_utf8());
-            let (piece, after) = rest.split_at(
-                ends.take_while(|&end| end <= PIECE_BYTES)
-                    .last()
-                    .unwrap_or(0),
-            );
+            let ends = rest.char_indices().map(|(at, letter)| at + letter.len_utf8());
+            let (piece, after) = rest.split_at(ends.take_while(|&end| end <= PIECE_BYTES).last().unwrap_or(0));
             rest = after;
             (!piece.is_empty()).then_some(piece)
         })
@@ -117,21 +93,11 @@ mod tests {
 
     #[test]
     fn words_joined_are_the_text() {
-        for text in [
-            "",
-            " ",
-            "one",
-            "  two words ",
-            "a\n\nb\tc",
-            "naïve 日本語 🦀🦀 end",
-        ] {
+        for text in ["", " ", "one", "  two words ", "a\n\nb\tc", "naïve 日本語 🦀🦀 end"] {
             assert_eq!(words(text).collect::<String>(), text);
             assert_eq!(pieces(text).collect::<String>(), text);
         }
-        assert_eq!(
-            words("You said: hi").collect::<Vec<_>>(),
-            ["You", " said:", " hi"]
-        );
+        assert_eq!(words("You said: hi").collect::<Vec<_>>(), ["You", " said:", " hi"]);
     }
 
     #[test]

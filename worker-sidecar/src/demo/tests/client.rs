@@ -31,29 +31,13 @@ impl Client {
         Self(sender, address)
     }
 
-    pub(super) async fn send(
-        &mut self,
-        method: &str,
-        path: &str,
-        body: impl Into<Bytes>,
-    ) -> http::Response<Incoming> {
-        let request = http::Request::builder()
-            .method(method)
-            .uri(path)
-            .header("host", "demo");
+    pub(super) async fn send(&mut self, method: &str, path: &str, body: impl Into<Bytes>) -> http::Response<Incoming> {
+        let request = http::Request::builder().method(method).uri(path).header("host", "demo");
         self.0.ready().await.unwrap();
-        self.0
-            .send_request(request.body(Full::new(body.into())).unwrap())
-            .await
-            .unwrap()
+        self.0.send_request(request.body(Full::new(body.into())).unwrap()).await.unwrap()
     }
 
-    pub(super) async fn text(
-        &mut self,
-        method: &str,
-        path: &str,
-        body: impl Into<Bytes>,
-    ) -> (u16, String) {
+    pub(super) async fn text(&mut self, method: &str, path: &str, body: impl Into<Bytes>) -> (u16, String) {
         let response = self.send(method, path, body).await;
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
@@ -71,16 +55,9 @@ impl Client {
     }
 
     /// The frames of a stream: name of the event (if any) and data.
-    pub(super) async fn stream(
-        &mut self,
-        path: &str,
-        body: Value,
-    ) -> Vec<(Option<String>, String)> {
+    pub(super) async fn stream(&mut self, path: &str, body: Value) -> Vec<(Option<String>, String)> {
         let response = self.send("POST", path, body.to_string()).await;
-        assert_eq!(
-            response.headers()["content-type"],
-            "text/event-stream; charset=utf-8"
-        );
+        assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
         let body = response.into_body().collect().await.unwrap().to_bytes();
         let text = std::str::from_utf8(&body).unwrap();
         let frame = |frame: &str| match frame.split_once('\n') {

@@ -24,7 +24,7 @@ impl Dispatch {
         }
         self.take_from_worker(key);
         match failure {
-            AttemptFailure::AtCapacity => self.note_at_capacity(worker, key, now),
+            AttemptFailure::AtCapacity => self.note_at_capacity(worker, now),
             AttemptFailure::Draining => self.begin_drain(worker, now, out),
             AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
                 self.note_failed_on(worker, key, Trouble::Unreachable);
@@ -61,15 +61,12 @@ impl Dispatch {
         }
     }
 
-    fn note_at_capacity(&mut self, worker: WorkerKey, key: RequestKey, now: Moment) {
-        let Some(model) = self.requests.get(&key).map(|request| request.model) else {
-            return;
-        };
-        if let Some(worker) = self.workers.get_mut(&worker) {
+    fn note_at_capacity(&mut self, key: WorkerKey, now: Moment) {
+        if let Some(worker) = self.workers.get_mut(&key) {
             worker.handle_refusal();
         }
-        self.refresh_rank(worker);
-        self.note_refusal(worker, model, now);
+        self.refresh_rank(key);
+        self.note_refusal(key, now);
     }
 
     fn note_failed_on(&mut self, worker: WorkerKey, key: RequestKey, trouble: Trouble) {

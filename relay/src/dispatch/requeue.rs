@@ -46,9 +46,10 @@ impl Dispatch {
                     attempt,
                 });
                 self.enqueue(key, now);
-                // The worker's own slot goes by age like any other; only then does this request look elsewhere.
-                self.settle(worker, now, out);
+                // By age: first those that waited longer for this worker, then this one for any, then the rest.
+                self.fill_before(key, worker, now, out);
                 self.place_if_queued(key, now, out);
+                self.settle(worker, now, out);
                 self.end_if_hopeless(key, now, out);
             }
         }
@@ -107,7 +108,6 @@ impl Dispatch {
         let (reason, otherwise) = match failure {
             AttemptFailure::Fatal => return Err(Failure::Fatal),
             AttemptFailure::AtCapacity => (RequeueReason::AtCapacity, Failure::RequeueExhausted),
-            AttemptFailure::Draining if request.pin.is_some() => return Err(Failure::AffinityLost),
             AttemptFailure::Draining => (RequeueReason::Draining, Failure::RequeueExhausted),
             AttemptFailure::SeveredBySwap => {
                 request.severed += 1;
@@ -140,6 +140,9 @@ impl Dispatch {
         if !request.resendable {
             return Err(otherwise);
         }
+        let pin = request.pin;
+        let stranded = pin.is_some_and(|pin| !self.takes_requests(pin));
+        let refusal = refusal.or(stranded.then_some(Failure::AffinityLost));
         refusal.map_or(Ok(reason), Err)
     }
 

@@ -153,3 +153,20 @@ fn pin_to_an_old_worker_cannot_carry_what_needs_core1() {
     });
     assert_eq!(sent, ["fail r1: WorkerTooOld { worker: WorkerKey(1) }"]);
 }
+
+#[test]
+fn pinned_request_refused_by_its_draining_worker_has_nowhere_to_go() {
+    let mut p = Provider::new();
+    p.join_granted(1, &["m"], 2);
+    p.submit_pinned(1, "m", 1);
+    p.submit_pinned(2, "m", 1);
+    p.drain(1);
+    assert_eq!(
+        p.fail(1, AttemptFailure::AtCapacity),
+        ["fail r1: AffinityLost"]
+    );
+    assert_eq!(
+        p.fail(2, AttemptFailure::Draining),
+        ["fail r2: AffinityLost", "idle w1"]
+    );
+}

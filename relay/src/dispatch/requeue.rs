@@ -56,7 +56,7 @@ impl Dispatch {
     }
 
     /// What changed while the request ran may have left it nobody.
-    fn end_if_hopeless(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn end_if_hopeless(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
         if let Some(model) = self.requests.get(&key).map(|request| request.model) {
             self.fail_hopeless(model, now, out);
         }

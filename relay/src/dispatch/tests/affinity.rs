@@ -170,3 +170,14 @@ fn pinned_request_refused_by_its_draining_worker_has_nowhere_to_go() {
         ["fail r2: AffinityLost", "idle w1"]
     );
 }
+
+#[test]
+fn request_of_a_lost_worker_that_had_withdrawn_its_model_may_be_left_with_old_workers_only() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.join_granted(2, &["m"], 1);
+    p.submit_core1(1, "m");
+    p.models(2, &[]);
+    let failed = "fail r1: WorkerTooOld { worker: WorkerKey(1) }";
+    assert_eq!(p.lose(2, &[]), ["requeued r1 #1: WorkerLost", failed]);
+}

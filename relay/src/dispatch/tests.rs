@@ -9,6 +9,7 @@ mod harness;
 mod history;
 mod queue;
 mod requeue;
+mod scale;
 mod select;
 mod settings;
 mod snapshot;

@@ -181,3 +181,12 @@ fn request_of_a_lost_worker_that_had_withdrawn_its_model_may_be_left_with_old_wo
     let failed = "fail r1: WorkerTooOld { worker: WorkerKey(1) }";
     assert_eq!(p.lose(2, &[]), ["requeued r1 #1: WorkerLost", failed]);
 }
+
+#[test]
+fn old_worker_with_room_passes_over_what_needs_core1() {
+    let mut p = Provider::new();
+    p.join_core1(1, &["m"]);
+    p.submit_core1(1, "m");
+    p.submit(2, "m");
+    assert_eq!(p.join(2, &["m"], 2), ["send r2 to w2 #1"]);
+}

@@ -330,3 +330,37 @@ fn zero_queue_timeout_means_now_or_never() {
     p.join(1, &["m"], 1);
     assert_eq!(p.submit(2, "m"), ["send r2 to w1 #1"]);
 }
+
+#[test]
+fn cold_time_of_an_earlier_wait_is_kept_over_a_requeue() {
+    let mut p = two_clocks();
+    p.submit(1, "m");
+    p.pass(60.0);
+    p.join(1, &["m"], 1);
+    p.pass(10.0);
+    p.lose(1, &[]);
+    assert_eq!(
+        p.next_timeout(),
+        Some(secs(110.0)),
+        "40 s of cold time are left"
+    );
+    p.pass(20.0);
+    p.join_core1(2, &["m"]);
+    assert_eq!(
+        p.next_timeout(),
+        Some(secs(110.0)),
+        "20 s of warm time are left"
+    );
+}
+
+#[test]
+fn with_two_clocks_the_shorter_request_timeout_ends_the_warm_wait() {
+    let mut p = Provider::with(Settings {
+        cold_timeout: Some(Duration::from_secs(100)),
+        request_timeout: Duration::from_secs(10),
+        ..settings()
+    });
+    p.join_core1(1, &["m"]);
+    p.submit(1, "m");
+    assert_eq!(p.pass(10.0), ["fail r1: RequestTimeout"]);
+}

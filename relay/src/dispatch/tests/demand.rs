@@ -128,3 +128,21 @@ fn model_that_the_worker_withdrew_is_not_told_any_more() {
     assert_eq!(p.submit(2, "a"), NOTHING);
     assert_eq!(p.models(1, &["a", "b"]), ["demand w1: a 2 2000 2000"]);
 }
+
+#[test]
+fn worker_that_refused_is_told_what_is_so_since_it_counts_the_refusal() {
+    let mut p = Provider::new();
+    p.join_core1(1, &["m"]);
+    p.grant(1, 1, 0, 2);
+    p.submit(1, "m");
+    p.join(2, &["m"], 1);
+    let refused = p.fail(1, crate::dispatch::AttemptFailure::AtCapacity);
+    assert_eq!(
+        refused,
+        [
+            "requeued r1 #1: AtCapacity",
+            "send r1 to w2 #2",
+            "demand w1:"
+        ]
+    );
+}

@@ -375,3 +375,16 @@ fn requeue_does_not_extend_the_deadline() {
     assert_eq!(p.pass(0.1).len(), 1);
     assert!(p.dispatch.is_idle());
 }
+
+#[test]
+fn swapped_out_request_goes_to_the_least_loaded_worker_and_not_back_by_default() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 2);
+    p.submit(1, "m");
+    p.submit(2, "m");
+    p.join(2, &["m"], 2);
+    assert_eq!(
+        p.fail(2, AttemptFailure::SeveredBySwap),
+        ["requeued r2 #1: SeveredBySwap", "send r2 to w2 #2"]
+    );
+}

@@ -4,272 +4,22 @@
 //! `MODELRELAY_HISTORY_TRANSITIONS` says how many events to play at least.
 
 mod ledger;
+mod op;
 mod reference;
 
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use proptest::collection::vec;
-use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
 
 use self::ledger::Ledger;
+use self::op::{MODELS, Op, history, models};
 use self::reference::Reference;
-use super::harness::{settings, show};
+use super::harness::show;
 use crate::dispatch::{
-    AttemptFailure, CancelReason, Dispatch, Effect, Event, Failure, Grant, LoadFailure, LossCause,
-    Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
+    Dispatch, Effect, Event, Failure, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
 };
-
-const SHORTEST: usize = 60;
-const LONGEST: usize = 240;
-
-/// Something that may happen. Numbers pick among what exists at that time, so that shrinking leaves sense.
-#[derive(Clone, Debug)]
-enum Op {
-    Submit {
-        model: usize,
-        bytes: u64,
-        pin: Option<usize>,
-        needs_core1: bool,
-        resendable: bool,
-    },
-    Cancel {
-        request: usize,
-        reason: CancelReason,
-    },
-    Join {
-        models: usize,
-        max_concurrent: u32,
-        load: u32,
-        core1: bool,
-    },
-    Lose {
-        worker: usize,
-        cause: LossCause,
-    },
-    Models {
-        worker: usize,
-        models: usize,
-        load: Option<u32>,
-    },
-    Load {
-        worker: usize,
-        load: u32,
-    },
-    Grant {
-        worker: usize,
-        grant: Grant,
-    },
-    /// The response head of a running request goes to the client.
-    Start {
-        request: usize,
-    },
-    Complete {
-        request: usize,
-    },
-    Fail {
-        request: usize,
-        failure: AttemptFailure,
-    },
-    /// An answer to something that does not run (any more).
-    Stray {
-        worker: usize,
-        request: u64,
-        attempt: u32,
-    },
-    Drain {
-        worker: usize,
-    },
-    Settings(Settings),
-    Deleted,
-    DrainBegun,
-    DrainDeadline,
-    /// Time passes, with a tick whenever one is due.
-    Pass {
-        millis: u64,
-    },
-    /// Time passes, and the timer is late.
-    Oversleep {
-        millis: u64,
-    },
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    let any_index = || 0..64_usize;
-    let submit = (
-        0..3_usize,
-        1..50_u64,
-        prop::option::weighted(0.1, any_index()),
-    )
-        .prop_flat_map(|(model, bytes, pin)| {
-            (prop::bool::weighted(0.15), prop::bool::weighted(0.95)).prop_map(
-                move |(needs_core1, resendable)| Op::Submit {
-                    model,
-                    bytes,
-                    pin,
-                    needs_core1,
-                    resendable,
-                },
-            )
-        });
-    let join = (1..8_usize, 1..4_u32, 0..2_u32, any::<bool>()).prop_map(
-        |(models, max_concurrent, load, core1)| Op::Join {
-            models,
-            max_concurrent,
-            load,
-            core1,
-        },
-    );
-    let lose = (any_index(), any::<bool>()).prop_map(|(worker, silent)| Op::Lose {
-        worker,
-        cause: if silent {
-            LossCause::HeartbeatTimeout
-        } else {
-            LossCause::Disconnected
-        },
-    });
-    let models =
-        (any_index(), 0..8_usize, prop::option::of(0..4_u32)).prop_map(|(worker, models, load)| {
-            Op::Models {
-                worker,
-                models,
-                load,
-            }
-        });
-    let grant =
-        (any_index(), 0..4_u32, 0..3_u32, 1..3_u32).prop_map(|(worker, slots, others, links)| {
-            Op::Grant {
-                worker,
-                grant: Grant {
-                    slots,
-                    others,
-                    capacity: 6,
-                    links,
-                },
-            }
-        });
-    let cancel = (
-        any_index(),
-        prop::sample::select(vec![
-            CancelReason::ClientDisconnect,
-            CancelReason::SlowClient,
-            CancelReason::Admin,
-        ]),
-    )
-        .prop_map(|(request, reason)| Op::Cancel { request, reason });
-    let stray =
-        (any_index(), 0..40_u64, 0..4_u32).prop_map(|(worker, request, attempt)| Op::Stray {
-            worker,
-            request,
-            attempt,
-        });
-    let millis = prop::sample::select(vec![1, 10, 50, 100, 500, 1_000, 3_000]);
-    prop_oneof![
-        24 => submit,
-        6 => cancel,
-        6 => join,
-        4 => lose,
-        5 => models,
-        4 => (any_index(), 0..4_u32).prop_map(|(worker, load)| Op::Load { worker, load }),
-        10 => grant,
-        5 => any_index().prop_map(|request| Op::Start { request }),
-        12 => any_index().prop_map(|request| Op::Complete { request }),
-        10 => (any_index(), failure()).prop_map(|(request, failure)| Op::Fail { request, failure }),
-        1 => stray,
-        1 => any_index().prop_map(|worker| Op::Drain { worker }),
-        1 => limits().prop_map(Op::Settings),
-        12 => millis.clone().prop_map(|millis| Op::Pass { millis }),
-        1 => millis.prop_map(|millis| Op::Oversleep { millis }),
-    ]
-}
-
-fn failure() -> impl Strategy<Value = AttemptFailure> {
-    let (code, retry_after) = (
-        LoadFailure::InsufficientMemory,
-        Some(Duration::from_secs(4)),
-    );
-    prop::sample::select(vec![
-        AttemptFailure::AtCapacity,
-        AttemptFailure::AtCapacity,
-        AttemptFailure::Draining,
-        AttemptFailure::SeveredBySwap,
-        AttemptFailure::SeveredBySwap,
-        AttemptFailure::BackendUnreachable,
-        AttemptFailure::BackendReset,
-        AttemptFailure::LoadFailed { code, retry_after },
-        AttemptFailure::Fatal,
-    ])
-}
-
-/// Timeouts so short that many come due, and so round that many come due together.
-fn limits() -> impl Strategy<Value = Settings> {
-    let seconds = |choices: &[u64]| {
-        let choices: Vec<_> = choices
-            .iter()
-            .map(|secs| Duration::from_secs(*secs))
-            .collect();
-        prop::sample::select(choices)
-    };
-    (
-        prop::bool::weighted(0.9),
-        0..8_usize,
-        50..400_u64,
-        seconds(&[0, 1, 2, 5, 30]),
-        prop::option::of(seconds(&[1, 3, 10])),
-        any::<bool>(),
-        seconds(&[1, 2, 4, 10, 60]),
-    )
-        .prop_map(
-            |(enabled, max_queue_len, max_queue_bytes, queue, cold, declared, request)| Settings {
-                enabled,
-                max_queue_len,
-                max_queue_bytes,
-                queue_timeout: queue,
-                cold_timeout: cold,
-                cold_models: declared.then(|| MODELS[0].into()).into_iter().collect(),
-                request_timeout: request,
-            },
-        )
-}
-
-/// How a history ends: most go on for ever.
-fn last_acts() -> impl Strategy<Value = Vec<Op>> {
-    prop_oneof![
-        6 => Just(vec![]),
-        1 => Just(vec![Op::Deleted]),
-        1 => Just(vec![Op::DrainBegun]),
-        1 => Just(vec![Op::DrainBegun, Op::DrainDeadline]),
-    ]
-}
-
-fn history() -> impl Strategy<Value = (Settings, Vec<Op>)> {
-    let halves = (vec(op(), SHORTEST..LONGEST), last_acts(), vec(op(), 0..40));
-    (limits(), halves).prop_map(|(limits, (mut ops, acts, rest))| {
-        for act in acts {
-            ops.push(act);
-            ops.extend(rest.iter().cloned());
-        }
-        (
-            Settings {
-                enabled: true,
-                ..limits
-            },
-            ops,
-        )
-    })
-}
-
-const MODELS: [&str; 3] = ["a", "b", "c"];
-
-fn models(mask: usize) -> Vec<Model> {
-    let chosen = MODELS
-        .iter()
-        .enumerate()
-        .filter(|(bit, _)| mask & (1 << bit) != 0);
-    chosen.map(|(_, name)| Model::from(*name)).collect()
-}
 
 /// The core, the reference and the ledger, side by side.
 struct Play {
@@ -296,14 +46,8 @@ impl Play {
     }
 
     fn act(&mut self, op: Op) {
-        match op {
-            Op::Pass { millis } => self.pass(Duration::from_millis(millis)),
-            Op::Oversleep { millis } => self.reference.pass(Duration::from_millis(millis)),
-            op => {
-                if let Some(event) = self.event(op) {
-                    self.handle(event);
-                }
-            }
+        if let Some(event) = self.event(op) {
+            self.handle(&event);
         }
     }
 
@@ -313,19 +57,19 @@ impl Play {
             && due <= until
         {
             self.reference.pass(due.saturating_sub(self.reference.now));
-            self.handle(Event::Tick);
+            self.handle(&Event::Tick);
         }
         self.reference
             .pass(until.saturating_sub(self.reference.now));
     }
 
-    fn handle(&mut self, event: Event) {
+    fn handle(&mut self, event: &Event) {
         self.transitions += 1;
         let now = self.reference.now;
         let mut actual = Vec::new();
         self.core
             .handle(event.clone(), self.start + now, &mut actual);
-        self.ledger.before(&event);
+        self.ledger.before(event);
         for effect in &actual {
             self.ledger.record(effect, now);
         }
@@ -346,10 +90,18 @@ impl Play {
             core.queue_len() + core.in_flight(),
             self.reference.requests.len()
         );
+        let known = core.models(self.start + now).len();
+        assert_eq!(core.queue_bytes(), self.reference.queued_bytes());
+        assert_eq!(
+            known,
+            self.reference.models().len(),
+            "a model was kept or lost"
+        );
         self.ledger
             .check_alive(self.reference.requests.keys().copied());
     }
 
+    /// What the op means as things stand: one arm each, so it is long.
     fn event(&mut self, op: Op) -> Option<Event> {
         Some(match op {
             Op::Submit {
@@ -449,12 +201,24 @@ impl Play {
                 worker,
                 request,
                 attempt,
+                failure,
             } => {
                 let (worker, request) = (self.worker(worker)?, RequestKey(request));
-                Event::Completed {
-                    worker,
-                    request,
-                    attempt,
+                if self.runs(worker, request, attempt) {
+                    return None;
+                }
+                match failure {
+                    Some(failure) => Event::AttemptFailed {
+                        worker,
+                        request,
+                        attempt,
+                        failure,
+                    },
+                    None => Event::Completed {
+                        worker,
+                        request,
+                        attempt,
+                    },
                 }
             }
             Op::Drain { worker } => Event::WorkerDraining {
@@ -464,8 +228,20 @@ impl Play {
             Op::Deleted => Event::Deleted,
             Op::DrainBegun => Event::DrainBegun,
             Op::DrainDeadline => Event::DrainDeadline,
-            Op::Pass { .. } | Op::Oversleep { .. } => return None,
+            Op::Pass { millis } => {
+                self.pass(Duration::from_millis(millis));
+                return None;
+            }
+            Op::Oversleep { millis } => {
+                self.reference.pass(Duration::from_millis(millis));
+                return None;
+            }
         })
+    }
+
+    fn runs(&self, worker: WorkerKey, request: RequestKey, attempt: u32) -> bool {
+        let request = self.reference.requests.get(&request);
+        request.is_some_and(|r| r.worker == Some(worker) && r.attempts == attempt)
     }
 
     fn key(&mut self) -> u64 {
@@ -505,8 +281,8 @@ fn in_order(effects: Vec<Effect>) -> Vec<Effect> {
             ..
         } = effect
         {
-            assert!(*retry_after_secs <= 60);
-            *retry_after_secs = 0;
+            assert!((1..=60).contains(retry_after_secs));
+            *retry_after_secs = 1;
         }
     }
     effects.sort_by_cached_key(show);
@@ -540,7 +316,6 @@ fn random_histories_agree_with_the_reference() {
             panic!("{failure}");
         }
     }
-    assert!(settings().enabled, "the harness is used");
     #[expect(
         clippy::print_stdout,
         reason = "the number is what this test is asked for"

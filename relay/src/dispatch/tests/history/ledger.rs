@@ -49,10 +49,18 @@ impl Ledger {
             }
             Event::Granted { worker, grant } => self.worker(*worker).grant = Some(*grant),
             Event::WorkerDraining { worker } => self.worker(*worker).draining = true,
-            _ => {}
-        }
-        if let Event::WorkerLost { worker, .. } = event {
-            self.workers.remove(worker);
+            Event::WorkerLost { worker, .. } => {
+                self.workers.remove(worker);
+            }
+            Event::Cancel { .. }
+            | Event::LoadReported { .. }
+            | Event::Completed { .. }
+            | Event::AttemptFailed { .. }
+            | Event::SettingsChanged(_)
+            | Event::Deleted
+            | Event::DrainBegun
+            | Event::DrainDeadline
+            | Event::Tick => {}
         }
     }
 

@@ -70,12 +70,14 @@ impl Reference {
         self.now += time;
     }
 
-    pub(super) fn handle(&mut self, event: Event) -> Vec<Effect> {
+    /// What was due before the event, and what the event brings about.
+    pub(super) fn handle(&mut self, event: Event) -> (Vec<Effect>, Vec<Effect>) {
         self.expire();
+        let due = std::mem::take(&mut self.out);
         self.apply(event);
         self.settle();
         self.expire();
-        std::mem::take(&mut self.out)
+        (due, std::mem::take(&mut self.out))
     }
 
     /// The earliest deadline, if nothing else happens before.

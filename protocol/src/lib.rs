@@ -14,4 +14,5 @@ pub mod outbox;
 pub mod paths;
 pub mod secret;
 pub mod text;
+pub mod units;
 pub mod version;

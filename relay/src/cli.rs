@@ -1,0 +1,364 @@
+//! Every setting of the relay, as a flag and as a variable; flags win.
+//!
+//! This is the one list: the help, the table in the README and the checks below all come from it. A wrong setting ends the
+//! program with **one** line that names the setting, the value and what is allowed, so the several-line errors of the
+//! argument parser are rewritten here. Secrets are never repeated, not even in the help.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
+use modelrelay_protocol::limits;
+
+use crate::lockout::Cidr;
+use crate::telemetry::{LogFilter, LogFormat};
+
+mod error;
+mod values;
+
+pub use error::CliError;
+
+/// One stable address for OpenAI and Anthropic clients, in front of workers that dial out.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "modelrelay-relay", version, max_term_width = 110, after_help = AFTER_HELP)]
+pub struct Args {
+    /// Address that clients, and unless told otherwise workers, connect to.
+    #[arg(long, env = "LISTEN_ADDR", value_name = "ADDR", default_value = "127.0.0.1:8080", value_parser = values::listen_addr)]
+    pub listen_addr: SocketAddr,
+
+    /// Relay configuration (YAML) with any number of providers; watched while running.
+    #[arg(long, env = "MODELRELAY_CONFIG", value_name = "FILE", value_parser = values::optional_path)]
+    pub config: Option<OptionalPath>,
+
+    /// Name of the provider that these variables describe; ignored with --config, like all marked (provider).
+    #[arg(long, env = "PROVIDER_NAME", value_name = "NAME", default_value = "local", value_parser = values::provider_name)]
+    pub provider_name: String,
+
+    /// Secret that workers must present (provider). Required without --config.
+    #[arg(long, env = "WORKER_SECRET", value_name = "SECRET", hide_env_values = true)]
+    pub worker_secret: Option<SecretText>,
+
+    /// Requests that may wait in the queue; one more is refused with 429 (provider).
+    #[arg(long, env = "MAX_QUEUE_LEN", value_name = "N", default_value = "100", value_parser = values::queue_len)]
+    pub max_queue_len: usize,
+
+    /// Bytes of request bodies that may wait in the queue (provider).
+    #[arg(long, env = "MAX_QUEUE_BYTES", value_name = "SIZE", default_value = "256Mi", value_parser = values::size)]
+    pub max_queue_bytes: u64,
+
+    /// How long a request waits for a worker while some worker serves its model, in seconds (provider).
+    #[arg(long, env = "QUEUE_TIMEOUT_SECS", value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
+    pub queue_timeout_secs: Duration,
+
+    /// How long it waits while no worker serves its model yet, in seconds (provider).
+    /// [default: the queue timeout; at least 300 for a declared model that is still being loaded]
+    #[arg(long, env = "COLD_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
+    pub cold_timeout_secs: Option<Duration>,
+
+    /// A request's whole time: queue, first byte and stream to its end, cold waiting excepted, in seconds (provider).
+    #[arg(long, env = "REQUEST_TIMEOUT_SECS", value_name = "SECONDS", default_value = "300", value_parser = values::seconds)]
+    pub request_timeout_secs: Duration,
+
+    /// Models that one worker may advertise; more are dropped with a warning (provider).
+    #[arg(long, env = "MAX_MODELS_PER_WORKER", value_name = "N", default_value_t = limits::MAX_MODELS_PER_WORKER, value_parser = values::models_per_worker)]
+    pub max_models_per_worker: usize,
+
+    /// Turn away workers that state no protocol version (provider).
+    #[arg(long, env = "REQUIRE_PROTOCOL_VERSION", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
+    pub require_protocol_version: bool,
+
+    /// Seconds between heartbeats to a worker; it is lost after three without a byte from it.
+    #[arg(long, env = "HEARTBEAT_INTERVAL", value_name = "SECONDS", default_value = "15", value_parser = values::seconds)]
+    pub heartbeat_interval: Duration,
+
+    /// Largest request body; a larger one is refused with 413.
+    #[arg(long, env = "MAX_REQUEST_BYTES", value_name = "SIZE", default_value = "32Mi", value_parser = values::size)]
+    pub max_request_bytes: u64,
+
+    /// Memory for all bodies at once: being received, queued, held for a possible requeue, or unread by clients.
+    #[arg(long, env = "MAX_BUFFERED_BYTES", value_name = "SIZE", default_value = "1Gi", value_parser = values::size)]
+    pub max_buffered_bytes: u64,
+
+    /// Largest streamed answer; a longer one is ended with an error.
+    #[arg(long, env = "MAX_STREAM_BYTES", value_name = "SIZE", default_value = "1Gi", value_parser = values::size)]
+    pub max_stream_bytes: u64,
+
+    /// How much of one answer may wait for a slow client.
+    #[arg(long, env = "MAX_UNREAD_BYTES", value_name = "SIZE", default_value = "4Mi", value_parser = values::size)]
+    pub max_unread_bytes: u64,
+
+    /// Connections, of clients and workers together, that each listener holds open at most.
+    #[arg(long, env = "MAX_CONNECTIONS", value_name = "N", default_value = "65536", value_parser = values::connections)]
+    pub max_connections: usize,
+
+    /// Addresses or networks of proxies whose X-Forwarded-For is believed: a list such as 10.0.0.0/8,192.168.1.1.
+    /// [default: none]
+    #[arg(long, env = "TRUSTED_PROXIES", value_name = "CIDRS", default_value = "", hide_default_value = true, value_parser = values::proxies)]
+    pub trusted_proxies: Proxies,
+
+    /// Bearer token of /admin, /metrics's details and the dashboard; without one /admin answers 403.
+    #[arg(long, env = "MODELRELAY_ADMIN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    pub admin_token: Option<SecretText>,
+
+    /// Require an API key on every client route.
+    #[arg(long, alias = "modelrelay-require-api-keys", env = "MODELRELAY_REQUIRE_API_KEYS", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
+    pub require_api_keys: bool,
+
+    /// File that keeps the API keys, as hashes.
+    #[arg(long, env = "API_KEYS_FILE", value_name = "FILE", default_value = "modelrelay-keys.json", value_parser = values::path)]
+    pub api_keys_file: PathBuf,
+
+    /// Serve /admin, /metrics and the dashboard here instead of on the clients' address. [default: none]
+    #[arg(long, env = "ADMIN_LISTEN_ADDR", value_name = "ADDR", value_parser = values::optional_listen_addr)]
+    pub admin_listen_addr: Option<OptionalAddr>,
+
+    /// Serve the worker socket here as well. [default: none]
+    #[arg(long, env = "WORKER_LISTEN_ADDR", value_name = "ADDR", value_parser = values::optional_listen_addr)]
+    pub worker_listen_addr: Option<OptionalAddr>,
+
+    /// Keep the worker socket on the clients' address when it has one of its own.
+    #[arg(long, env = "WORKERS_ON_CLIENT_PORT", value_name = "BOOL", default_value = "true", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
+    pub workers_on_client_port: bool,
+
+    /// Relays behind the address that workers dial: they connect to so many.
+    #[arg(long, env = "RELAY_COUNT", value_name = "N", default_value = "1", value_parser = values::relay_count)]
+    pub relay_count: u32,
+
+    /// How long requests may take to finish after SIGTERM, and after a worker was told to drain, in seconds.
+    #[arg(long, env = "DRAIN_TIMEOUT_SECS", value_name = "SECONDS", default_value = "30", value_parser = values::seconds_or_zero)]
+    pub drain_timeout_secs: Duration,
+
+    /// How long requests are still accepted after SIGTERM, while load balancers notice, in seconds.
+    #[arg(long, env = "SHUTDOWN_GRACE_SECS", value_name = "SECONDS", default_value = "0", value_parser = values::seconds_or_zero)]
+    pub shutdown_grace_secs: Duration,
+
+    /// After so many seconds without a byte a stream gets a comment, and its status 200; 0 is off.
+    #[arg(long, env = "STREAM_KEEPALIVE_SECS", value_name = "SECONDS", default_value = "0", value_parser = values::seconds_or_zero)]
+    pub stream_keepalive_secs: Duration,
+
+    /// error, warn, info, debug or trace, or directives such as info,modelrelay_relay=debug.
+    #[arg(long, env = "LOG_LEVEL", value_name = "LEVEL", default_value = "info", value_parser = values::log_filter)]
+    pub log_level: LogFilter,
+
+    /// Log lines as text or as JSON.
+    #[arg(long, env = "LOG_FORMAT", value_name = "FORMAT", default_value = "text", value_parser = values::log_format)]
+    pub log_format: LogFormat,
+
+    /// Variables and flags of the provider that were given; with `--config` they are ignored, and the relay says so.
+    #[arg(skip)]
+    pub given_provider_settings: Vec<&'static str>,
+}
+
+const AFTER_HELP: &str = "Sizes: bytes, or with Ki, Mi, Gi, Ti. Every flag has a variable; a flag wins over it.";
+
+/// The settings that describe the one provider of a relay without `--config`: argument id and variable.
+const PROVIDER_SETTINGS: [(&str, &str); 9] = [
+    ("provider_name", "PROVIDER_NAME"),
+    ("worker_secret", "WORKER_SECRET"),
+    ("max_queue_len", "MAX_QUEUE_LEN"),
+    ("max_queue_bytes", "MAX_QUEUE_BYTES"),
+    ("queue_timeout_secs", "QUEUE_TIMEOUT_SECS"),
+    ("cold_timeout_secs", "COLD_TIMEOUT_SECS"),
+    ("request_timeout_secs", "REQUEST_TIMEOUT_SECS"),
+    ("max_models_per_worker", "MAX_MODELS_PER_WORKER"),
+    ("require_protocol_version", "REQUIRE_PROTOCOL_VERSION"),
+];
+
+/// A secret as it came from a flag or a variable, before it is validated; it cannot be printed.
+#[derive(Clone)]
+pub struct SecretText(String);
+
+/// A path where an empty variable means the same as none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OptionalPath(pub Option<PathBuf>);
+
+/// An address where an empty variable means the same as none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OptionalAddr(pub Option<SocketAddr>);
+
+/// The networks of trusted proxies.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Proxies(pub Vec<Cidr>);
+
+/// One setting, for the table in the README.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// The environment variable.
+    pub variable: String,
+    /// The flag, with its dashes.
+    pub flag: String,
+    /// The default as it would be written, where the help shows one.
+    pub default: Option<String>,
+    /// What it is for, in one paragraph.
+    pub help: String,
+}
+
+impl Args {
+    /// Reads the program's own arguments and environment.
+    pub fn load() -> Result<Self, CliError> {
+        Self::load_from(std::env::args_os())
+    }
+
+    /// Reads the given arguments (the first is the program's name) and the environment.
+    pub fn load_from<I, T>(arguments: I) -> Result<Self, CliError>
+    where
+        I: IntoIterator<Item = T>,
+        T: Into<OsString> + Clone,
+    {
+        let command = Self::command();
+        let matches = command.clone().try_get_matches_from(arguments).map_err(|error| CliError::new(&command, &error))?;
+        let mut args = Self::from_arg_matches(&matches).map_err(|error| CliError::new(&command, &error))?;
+        args.given_provider_settings = given_provider_settings(&matches);
+        Ok(args)
+    }
+
+    /// Every setting in the order of the help.
+    pub fn settings() -> Vec<Setting> {
+        Self::command().get_arguments().filter_map(setting).collect()
+    }
+}
+
+impl SecretText {
+    /// The secret itself.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for SecretText {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl std::fmt::Debug for SecretText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SecretText(…)")
+    }
+}
+
+fn given_provider_settings(matches: &ArgMatches) -> Vec<&'static str> {
+    let given = |id: &str| {
+        matches.value_source(id).is_some_and(|source| source != ValueSource::DefaultValue)
+    };
+    PROVIDER_SETTINGS.iter().filter(|(id, _)| given(id)).map(|(_, variable)| *variable).collect()
+}
+
+fn setting(argument: &clap::Arg) -> Option<Setting> {
+    let variable = argument.get_env()?.to_string_lossy().into_owned();
+    let help = argument.get_help().map(|help| help.to_string().replace('\n', " ")).unwrap_or_default();
+    let default = argument.get_default_values().first().map(|value| value.to_string_lossy().into_owned());
+    Some(Setting {
+        variable,
+        flag: format!("--{}", argument.get_long()?),
+        default: default.filter(|value| !value.is_empty()),
+        help,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use modelrelay_protocol::units::format_size;
+
+    fn load(arguments: &[&str]) -> Result<Args, CliError> {
+        let program = std::iter::once("modelrelay-relay");
+        Args::load_from(program.chain(arguments.iter().copied()))
+    }
+
+    fn refusal(arguments: &[&str]) -> String {
+        match load(arguments) {
+            Err(CliError::Invalid(line)) => line,
+            Err(CliError::Information(text)) => panic!("information: {text}"),
+            Ok(_) => panic!("{arguments:?} was accepted"),
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_contract() {
+        let args = load(&[]).expect("defaults");
+        assert_eq!(args.listen_addr.to_string(), "127.0.0.1:8080");
+        assert_eq!((args.provider_name.as_str(), args.max_queue_len, args.relay_count), ("local", 100, 1));
+        assert_eq!((args.max_queue_bytes, args.max_request_bytes), (256 << 20, limits::MAX_REQUEST_BYTES));
+        assert_eq!((args.max_buffered_bytes, args.max_stream_bytes), (limits::MAX_BUFFERED_BYTES, limits::MAX_STREAM_BYTES));
+        assert_eq!((args.max_unread_bytes, args.heartbeat_interval), (limits::MAX_UNREAD_BYTES, limits::HEARTBEAT_INTERVAL));
+        assert_eq!((args.queue_timeout_secs, args.cold_timeout_secs), (Duration::from_secs(30), None));
+        assert_eq!(args.request_timeout_secs, Duration::from_secs(300));
+        assert!(args.workers_on_client_port && !args.require_api_keys && !args.require_protocol_version);
+        assert!(args.given_provider_settings.is_empty() && args.trusted_proxies.0.is_empty());
+    }
+
+    #[test]
+    fn every_flag_has_a_variable_and_a_help_text() {
+        for argument in Args::command().get_arguments() {
+            assert!(argument.get_env().is_some(), "{} has no variable", argument.get_id());
+            assert!(argument.get_help().is_some(), "{} has no help", argument.get_id());
+        }
+        let variables: Vec<String> = Args::settings().into_iter().map(|setting| setting.variable).collect();
+        for (_, variable) in PROVIDER_SETTINGS {
+            assert!(variables.iter().any(|known| known == variable), "{variable} is not a setting");
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_is_one_line_with_setting_value_and_what_is_allowed() {
+        let cases = [
+            (["--listen-addr", "nowhere"], "LISTEN_ADDR (--listen-addr): \"nowhere\" is not allowed: "),
+            (["--max-queue-len", "-1"], "MAX_QUEUE_LEN (--max-queue-len): \"-1\" is not allowed: "),
+            (["--queue-timeout-secs", "0"], "QUEUE_TIMEOUT_SECS (--queue-timeout-secs): \"0\" is not allowed: "),
+            (["--max-request-bytes", "32MB"], "MAX_REQUEST_BYTES (--max-request-bytes): \"32MB\" is not allowed: "),
+            (["--require-api-keys", "yes"], "MODELRELAY_REQUIRE_API_KEYS (--require-api-keys): \"yes\" is not allowed: "),
+            (["--log-format", "xml"], "LOG_FORMAT (--log-format): \"xml\" is not allowed: "),
+            (["--log-level", "loud=noise"], "LOG_LEVEL (--log-level): \"loud=noise\" is not allowed: "),
+            (["--trusted-proxies", "10.0.0.0/99"], "TRUSTED_PROXIES (--trusted-proxies): \"10.0.0.0/99\" is not allowed: "),
+            (["--provider-name", "a b"], "PROVIDER_NAME (--provider-name): \"a b\" is not allowed: "),
+        ];
+        for (arguments, start) in cases {
+            let line = refusal(&arguments);
+            assert!(line.starts_with(start) && line.len() > start.len() && !line.contains('\n'), "{line}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_flag_is_one_line_too() {
+        let line = refusal(&["--no-such-flag"]);
+        assert!(line.contains("--no-such-flag") && !line.contains('\n'), "{line}");
+    }
+
+    #[test]
+    fn booleans_are_words_digits_or_the_bare_flag() {
+        for (arguments, expected) in [
+            (vec!["--require-api-keys"], true),
+            (vec!["--require-api-keys", "1"], true),
+            (vec!["--require-api-keys=true"], true),
+            (vec!["--require-api-keys", "0"], false),
+            (vec!["--modelrelay-require-api-keys", "false"], false),
+        ] {
+            assert_eq!(load(&arguments).expect("a boolean").require_api_keys, expected, "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn provider_settings_that_were_given_are_listed() {
+        let args = load(&["--worker-secret", "s", "--max-queue-len", "100", "--relay-count", "2"]).expect("valid");
+        assert_eq!(args.given_provider_settings, ["WORKER_SECRET", "MAX_QUEUE_LEN"]);
+    }
+
+    #[test]
+    fn help_and_debug_never_show_a_secret() {
+        let args = load(&["--worker-secret", "planted", "--admin-token", "planted"]).expect("valid");
+        assert!(!format!("{args:?}").contains("planted"));
+        assert!(matches!(load(&["--help"]), Err(CliError::Information(text)) if text.contains("--worker-secret")));
+    }
+
+    #[test]
+    fn the_default_sizes_are_shown_as_people_write_them() {
+        let defaults: Vec<_> = Args::settings().into_iter().map(|setting| (setting.variable, setting.default)).collect();
+        let default = |variable: &str| defaults.iter().find(|(name, _)| name == variable).and_then(|(_, value)| value.clone());
+        assert_eq!(default("MAX_REQUEST_BYTES"), Some(format_size(limits::MAX_REQUEST_BYTES)));
+        assert_eq!(default("MAX_UNREAD_BYTES"), Some(format_size(limits::MAX_UNREAD_BYTES)));
+    }
+}

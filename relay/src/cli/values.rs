@@ -1,0 +1,151 @@
+//! Parsers of single values. An error is the end of the sentence "… is not allowed: ", so it says what is.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use modelrelay_protocol::units::{MAX_DURATION, MIN_DURATION, parse_duration_or_zero, parse_size};
+
+use super::{OptionalAddr, OptionalPath, Proxies};
+use crate::lockout::Cidr;
+use crate::telemetry::{LogFilter, LogFormat};
+
+type Allowed = String;
+
+/// More queued requests than this are a mistake: each holds its body.
+const MAX_QUEUE_LEN: usize = 1_000_000;
+/// Networks in `TRUSTED_PROXIES`.
+const MAX_PROXIES: usize = 256;
+
+pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, Allowed> {
+    if let Some(port) = text.strip_prefix("localhost:").and_then(|port| port.parse().ok()) {
+        return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    }
+    text.parse().map_err(|_| "an address and a port such as 127.0.0.1:8080, 0.0.0.0:8080 or [::]:8080".to_owned())
+}
+
+pub(super) fn optional_listen_addr(text: &str) -> Result<OptionalAddr, Allowed> {
+    if text.is_empty() { Ok(OptionalAddr(None)) } else { listen_addr(text).map(|address| OptionalAddr(Some(address))) }
+}
+
+pub(super) fn path(text: &str) -> Result<PathBuf, Allowed> {
+    if text.is_empty() { Err("the path of a file".to_owned()) } else { Ok(PathBuf::from(text)) }
+}
+
+pub(super) fn optional_path(text: &str) -> Result<OptionalPath, Allowed> {
+    Ok(OptionalPath((!text.is_empty()).then(|| PathBuf::from(text))))
+}
+
+/// The published relay put no rule on the name, so this one is wider than that of `relay.yaml`.
+pub(super) fn provider_name(text: &str) -> Result<String, Allowed> {
+    let allowed_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if (1..=52).contains(&text.len()) && text.bytes().all(allowed_byte) {
+        Ok(text.to_owned())
+    } else {
+        Err("1 to 52 letters, digits, - _ and .".to_owned())
+    }
+}
+
+pub(super) fn queue_len(text: &str) -> Result<usize, Allowed> {
+    integer(text, 0, MAX_QUEUE_LEN)
+}
+
+pub(super) fn models_per_worker(text: &str) -> Result<usize, Allowed> {
+    integer(text, 1, crate::config::MAX_MODELS_PER_WORKER)
+}
+
+pub(super) fn connections(text: &str) -> Result<usize, Allowed> {
+    integer(text, 1, 1_000_000)
+}
+
+pub(super) fn relay_count(text: &str) -> Result<u32, Allowed> {
+    integer(text, 1, crate::config::MAX_RELAY_COUNT)
+}
+
+pub(super) fn size(text: &str) -> Result<u64, Allowed> {
+    parse_size(text).map_err(|error| error.allowed().to_owned())
+}
+
+/// Seconds as a number, or with a unit as in `relay.yaml`; at least a millisecond.
+pub(super) fn seconds(text: &str) -> Result<Duration, Allowed> {
+    scan_seconds(text)
+        .filter(|duration| *duration >= MIN_DURATION)
+        .ok_or_else(|| "seconds from 0.001 to 315360000, or with units such as 500ms or 1h30m".to_owned())
+}
+
+pub(super) fn seconds_or_zero(text: &str) -> Result<Duration, Allowed> {
+    scan_seconds(text).ok_or_else(|| "seconds from 0 to 315360000, or with units such as 500ms or 1h30m".to_owned())
+}
+
+pub(super) fn boolean(text: &str) -> Result<bool, Allowed> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "1" => Ok(true),
+        "false" | "0" => Ok(false),
+        _ => Err("true, false, 1 or 0".to_owned()),
+    }
+}
+
+pub(super) fn proxies(text: &str) -> Result<Proxies, Allowed> {
+    let allowed = || format!("at most {MAX_PROXIES} addresses or networks such as 10.0.0.0/8,192.168.1.1,fd00::/8");
+    let networks: Option<Vec<Cidr>> =
+        text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect();
+    networks.filter(|networks| networks.len() <= MAX_PROXIES).map(Proxies).ok_or_else(allowed)
+}
+
+pub(super) fn log_filter(text: &str) -> Result<LogFilter, Allowed> {
+    text.parse()
+}
+
+pub(super) fn log_format(text: &str) -> Result<LogFormat, Allowed> {
+    text.parse()
+}
+
+fn integer<T>(text: &str, least: T, most: T) -> Result<T, Allowed>
+where
+    T: std::str::FromStr + PartialOrd + std::fmt::Display + Copy,
+{
+    text.parse()
+        .ok()
+        .filter(|value| (least..=most).contains(value))
+        .ok_or_else(|| format!("an integer from {least} to {most}"))
+}
+
+fn scan_seconds(text: &str) -> Option<Duration> {
+    // `f64::from_str` would also take "inf", "1e3" and "+1".
+    let duration = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+        Duration::try_from_secs_f64(text.parse().ok()?).ok()?
+    } else {
+        parse_duration_or_zero(text).ok()?
+    };
+    (duration <= MAX_DURATION).then_some(duration)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_numbers_or_carry_a_unit() {
+        assert_eq!(seconds("30"), Ok(Duration::from_secs(30)));
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        assert_eq!(seconds("500ms"), Ok(Duration::from_millis(500)));
+        for text in ["", "-1", "inf", "nan", "1e3", "1.2.3", ".", "30x", "99999999999999999999"] {
+            assert!(seconds(text).is_err() && seconds_or_zero(text).is_err(), "{text}");
+        }
+        assert!(seconds("0").is_err());
+        assert_eq!(seconds_or_zero("0"), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn an_empty_variable_of_an_optional_setting_means_none() {
+        assert_eq!(optional_listen_addr(""), Ok(OptionalAddr(None)));
+        assert_eq!(optional_path(""), Ok(OptionalPath(None)));
+        assert_eq!(proxies(""), Ok(Proxies(Vec::new())));
+    }
+
+    #[test]
+    fn localhost_may_be_written_as_a_name() {
+        assert_eq!(listen_addr("localhost:8081").map(|address| address.to_string()), Ok("127.0.0.1:8081".to_owned()));
+        assert!(listen_addr("localhost").is_err() && listen_addr("127.0.0.1:70000").is_err());
+    }
+}

@@ -1,0 +1,325 @@
+//! The relay's settings, validated: what everything else reads.
+//!
+//! Raw settings (flags, variables, `relay.yaml`) become a [`Config`] once, at start and at each change of the file, and
+//! are right from then on. An error is one line that names the place, the value and what is allowed; it never repeats a
+//! secret. With a file, its providers count and the provider variables are ignored, which [`Config::ignored_variables`]
+//! lists for a warning; settings of the whole relay come from the environment, and `requireApiKeys` and `relayCount` from
+//! the file where it has them.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use modelrelay_protocol::limits;
+use modelrelay_protocol::secret::Secret;
+
+use crate::cli::{Args, OptionalAddr, SecretText};
+use crate::lockout::Cidr;
+use crate::telemetry::{LogFilter, LogFormat};
+
+mod file;
+mod raw;
+mod validate;
+
+pub use file::{Sources, content_hash};
+
+/// Most models that a provider may let one worker advertise.
+pub const MAX_MODELS_PER_WORKER: usize = 4096;
+/// Most relays behind one address.
+pub const MAX_RELAY_COUNT: u32 = 1000;
+/// The cold clock of a declared model, where nothing else is said.
+pub const DECLARED_COLD_TIMEOUT: Duration = Duration::from_secs(300);
+/// A secret shorter than this can be guessed; it is used, with a warning.
+pub const SHORT_SECRET_CHARS: usize = 16;
+
+/// All settings of a relay.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Clients, and unless told otherwise workers, connect here.
+    pub listen_addr: SocketAddr,
+    /// Own listener of `/admin`, `/metrics` and the dashboard.
+    pub admin_listen_addr: Option<SocketAddr>,
+    /// Own listener of the worker socket.
+    pub worker_listen_addr: Option<SocketAddr>,
+    /// Whether the worker socket is served on `listen_addr` too; true whenever there is no other.
+    pub workers_on_client_port: bool,
+    /// Token of `/admin`; `None` admits nobody.
+    pub admin_token: Option<Secret>,
+    /// Whether every client route needs an API key.
+    pub require_api_keys: bool,
+    /// The API keys' file.
+    pub api_keys_file: PathBuf,
+    /// Relays that a worker should reach.
+    pub relay_count: u32,
+    /// Between heartbeats.
+    pub heartbeat_interval: Duration,
+    /// Largest request body.
+    pub max_request_bytes: u64,
+    /// Memory for all bodies at once.
+    pub max_buffered_bytes: u64,
+    /// Largest streamed answer.
+    pub max_stream_bytes: u64,
+    /// How much of one answer may wait for its client.
+    pub max_unread_bytes: u64,
+    /// Open connections per listener.
+    pub max_connections: usize,
+    /// Proxies whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<Cidr>,
+    /// Time for requests to finish after SIGTERM, and for a worker's after it was told to drain.
+    pub drain_timeout: Duration,
+    /// Requests are still accepted so long after SIGTERM.
+    pub shutdown_grace: Duration,
+    /// A silent stream gets a comment after so long; `None` is off.
+    pub stream_keepalive: Option<Duration>,
+    /// What is logged.
+    pub log_filter: LogFilter,
+    /// How it is logged.
+    pub log_format: LogFormat,
+    /// `--config`, which is watched.
+    pub config_file: Option<PathBuf>,
+    /// In the order of the file, which decides between providers that both serve a model.
+    pub providers: Vec<ProviderConfig>,
+    /// SHA-256 in hex over `relay.yaml` and the secret files it names; without a file over nothing. Never over API keys.
+    pub hash: String,
+    /// Variables and flags that were given but do not count because of `--config`.
+    pub ignored_variables: Vec<&'static str>,
+    /// What is allowed but probably not meant, one line each.
+    pub warnings: Vec<String>,
+}
+
+/// One named queue with its own secrets and limits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProviderConfig {
+    /// Unique in the relay.
+    pub name: String,
+    /// False: its requests fail at once, its workers are turned away.
+    pub enabled: bool,
+    /// Any of them admits a worker; empty ones are already left out.
+    pub worker_secrets: Vec<WorkerSecret>,
+    /// The catalogue; `None` takes whatever workers advertise. Never an empty list.
+    pub models: Option<Vec<CatalogueModel>>,
+    /// Models that no worker may serve yet but that a pool would be started for: known, on the cold clock, no catalogue.
+    pub cold_models: Vec<String>,
+    /// Requests that may wait.
+    pub max_queue_len: usize,
+    /// Bytes of their bodies.
+    pub max_queue_bytes: u64,
+    /// How long a request waits while some worker serves its model.
+    pub queue_timeout: Duration,
+    /// As written; what counts is [`ProviderConfig::cold_timeout_for`].
+    pub cold_timeout: Option<Duration>,
+    /// A request's whole time, cold waiting excepted.
+    pub request_timeout: Duration,
+    /// Models that one worker may advertise.
+    pub max_models_per_worker: usize,
+    /// Whether a worker without a protocol version is turned away.
+    pub require_protocol_version: bool,
+}
+
+/// A model of a catalogue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CatalogueModel {
+    /// What workers advertise and backends see.
+    pub id: String,
+    /// What clients may write instead.
+    pub aliases: Vec<String>,
+}
+
+/// A secret that admits workers, for a while or for ever.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WorkerSecret {
+    /// Never empty.
+    pub secret: Secret,
+    /// It admits nobody from then on.
+    pub not_after: Option<SystemTime>,
+}
+
+impl Config {
+    /// Validates the arguments and, with `--config`, the file that they name.
+    pub fn from_args(args: &Args) -> Result<Self, ConfigError> {
+        match config_path(args) {
+            Some(path) => Self::from_sources(args, &Sources::read(&path)?),
+            None => Self::from_environment(args),
+        }
+    }
+
+    /// Validates a file that has been read already.
+    pub fn from_sources(args: &Args, sources: &Sources) -> Result<Self, ConfigError> {
+        let mut config = relay_wide(args);
+        let file = validate::file(sources)?;
+        config.hash = sources.hash().to_owned();
+        config.providers = file.providers;
+        config.require_api_keys = file.require_api_keys.unwrap_or(args.require_api_keys);
+        config.relay_count = file.relay_count.unwrap_or(args.relay_count);
+        config.ignored_variables.clone_from(&args.given_provider_settings);
+        config.add_warnings();
+        Ok(config)
+    }
+
+    fn from_environment(args: &Args) -> Result<Self, ConfigError> {
+        let secret = args.worker_secret.as_ref().map_or("", SecretText::expose);
+        if secret.is_empty() {
+            return Err(ConfigError::new(
+                "WORKER_SECRET (--worker-secret) is missing or empty: set the secret that workers must present, or --config FILE",
+            ));
+        }
+        let mut config = relay_wide(args);
+        config.providers = vec![ProviderConfig {
+            name: args.provider_name.clone(),
+            enabled: true,
+            worker_secrets: vec![WorkerSecret { secret: Secret::new(secret), not_after: None }],
+            models: None,
+            cold_models: Vec::new(),
+            max_queue_len: args.max_queue_len,
+            max_queue_bytes: args.max_queue_bytes,
+            queue_timeout: args.queue_timeout_secs,
+            cold_timeout: args.cold_timeout_secs,
+            request_timeout: args.request_timeout_secs,
+            max_models_per_worker: args.max_models_per_worker,
+            require_protocol_version: args.require_protocol_version,
+        }];
+        config.add_warnings();
+        Ok(config)
+    }
+
+    /// The provider of that name.
+    pub fn provider(&self, name: &str) -> Option<&ProviderConfig> {
+        self.providers.iter().find(|provider| provider.name == name)
+    }
+
+    fn add_warnings(&mut self) {
+        let mut warnings = Vec::new();
+        if self.max_buffered_bytes < self.max_request_bytes {
+            warnings.push("MAX_BUFFERED_BYTES is less than MAX_REQUEST_BYTES: the largest requests can never be taken".to_owned());
+        }
+        for provider in &self.providers {
+            let name = &provider.name;
+            if provider.worker_secrets.is_empty() {
+                warnings.push(format!("provider {name} has no worker secret: no worker can join it"));
+            }
+            let short = |secret: &WorkerSecret| secret.secret.expose().chars().count() < SHORT_SECRET_CHARS;
+            if provider.worker_secrets.iter().any(short) {
+                warnings.push(format!("a worker secret of provider {name} has fewer than {SHORT_SECRET_CHARS} characters and can be guessed"));
+            }
+        }
+        self.warnings = warnings;
+    }
+}
+
+impl ProviderConfig {
+    /// Everything by default, as `- name: …` alone in a file.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            enabled: true,
+            worker_secrets: Vec::new(),
+            models: None,
+            cold_models: Vec::new(),
+            max_queue_len: 100,
+            max_queue_bytes: 256 << 20,
+            queue_timeout: Duration::from_secs(30),
+            cold_timeout: None,
+            request_timeout: Duration::from_secs(300),
+            max_models_per_worker: limits::MAX_MODELS_PER_WORKER,
+            require_protocol_version: false,
+        }
+    }
+
+    /// Whether `presented` admits a worker at `now`. Every secret is compared, so that the time tells nothing.
+    pub fn admits(&self, presented: &str, now: SystemTime) -> bool {
+        let admitting = self.worker_secrets.iter().filter(|secret| secret.admits(presented, now));
+        admitting.count() > 0
+    }
+
+    /// How long a request waits while no worker serves its model. A model is `declared` when a slot or `coldModels` names
+    /// it: then something is being done to load it, which takes longer than a queue should.
+    pub fn cold_timeout_for(&self, declared: bool) -> Duration {
+        let default = if declared { self.queue_timeout.max(DECLARED_COLD_TIMEOUT) } else { self.queue_timeout };
+        self.cold_timeout.unwrap_or(default)
+    }
+
+    /// The id behind a name of the catalogue: itself, or the id that it is an alias of.
+    pub fn resolve<'a>(&'a self, model: &str) -> Option<&'a str> {
+        let entry = self.models.as_ref()?.iter().find(|entry| entry.id == model || entry.aliases.iter().any(|alias| alias == model));
+        entry.map(|entry| entry.id.as_str())
+    }
+}
+
+impl WorkerSecret {
+    /// Whether it is still valid at `now`.
+    pub fn is_current(&self, now: SystemTime) -> bool {
+        self.not_after.is_none_or(|end| now < end)
+    }
+
+    /// Whether `presented` is this secret and it is still valid.
+    pub fn admits(&self, presented: &str, now: SystemTime) -> bool {
+        let same = self.secret.verify(presented);
+        same && self.is_current(now)
+    }
+}
+
+/// What is wrong with the settings: one line with the place, the value and what is allowed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError(String);
+
+impl ConfigError {
+    /// Line breaks, of which a file name or a parser's message may have some, become spaces.
+    pub(crate) fn new(line: impl AsRef<str>) -> Self {
+        Self(line.as_ref().split_whitespace().collect::<Vec<_>>().join(" "))
+    }
+
+    pub(crate) fn refused(place: &str, value: &str, allowed: &str) -> Self {
+        let shown: String = value.chars().take(64).collect();
+        Self::new(format!("{place}: {shown:?} is not allowed: {allowed}"))
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+pub(crate) fn config_path(args: &Args) -> Option<PathBuf> {
+    args.config.as_ref().and_then(|path| path.0.clone())
+}
+
+/// Everything but the providers; the relay-wide part of an environment cannot be wrong any more.
+fn relay_wide(args: &Args) -> Config {
+    let address = |address: &Option<OptionalAddr>| address.and_then(|address| address.0);
+    let worker_listen_addr = address(&args.worker_listen_addr);
+    let admin_token = args.admin_token.as_ref().map_or("", SecretText::expose);
+    Config {
+        listen_addr: args.listen_addr,
+        admin_listen_addr: address(&args.admin_listen_addr),
+        worker_listen_addr,
+        workers_on_client_port: args.workers_on_client_port || worker_listen_addr.is_none(),
+        admin_token: (!admin_token.is_empty()).then(|| Secret::new(admin_token)),
+        require_api_keys: args.require_api_keys,
+        api_keys_file: args.api_keys_file.clone(),
+        relay_count: args.relay_count,
+        heartbeat_interval: args.heartbeat_interval,
+        max_request_bytes: args.max_request_bytes,
+        max_buffered_bytes: args.max_buffered_bytes,
+        max_stream_bytes: args.max_stream_bytes,
+        max_unread_bytes: args.max_unread_bytes,
+        max_connections: args.max_connections,
+        trusted_proxies: args.trusted_proxies.0.clone(),
+        drain_timeout: args.drain_timeout_secs,
+        shutdown_grace: args.shutdown_grace_secs,
+        stream_keepalive: (!args.stream_keepalive_secs.is_zero()).then_some(args.stream_keepalive_secs),
+        log_filter: args.log_level.clone(),
+        log_format: args.log_format,
+        config_file: config_path(args),
+        providers: Vec::new(),
+        hash: content_hash(&[]),
+        ignored_variables: Vec::new(),
+        warnings: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! Reading `relay.yaml` and the secret files it names, as one consistent set with a hash.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use super::ConfigError;
+use super::raw::RawFile;
+
+/// More than any configuration within the other bounds needs.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+/// A secret is a line, not a document.
+const MAX_SECRET_BYTES: u64 = 64 << 10;
+
+/// `relay.yaml` and its secret files as they were at one moment.
+pub struct Sources {
+    pub(super) raw: RawFile,
+    /// By the name in `relay.yaml`.
+    pub(super) secrets: BTreeMap<String, String>,
+    hash: String,
+}
+
+impl Sources {
+    /// Reads everything; an error names the place in the file, or the file itself.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        // A mounted Secret swaps a symlink: between two reads the second file may belong to a newer first one. A second
+        // look right away sees the new set whole.
+        Self::read_once(path).or_else(|_| Self::read_once(path))
+    }
+
+    /// SHA-256 in hex; see [`content_hash`].
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    fn read_once(path: &Path) -> Result<Self, ConfigError> {
+        let shown = path.display();
+        let bytes = read_bounded(path, MAX_FILE_BYTES).map_err(|why| ConfigError::new(format!("--config: {shown}: {why}")))?;
+        let raw: RawFile = serde_yaml::from_slice(&bytes).map_err(|error| yaml_error(&shown.to_string(), &error))?;
+        let folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
+        let mut parts: Vec<Vec<u8>> = vec![bytes];
+        let mut secrets = BTreeMap::new();
+        for (place, name) in secret_files(&raw) {
+            if secrets.contains_key(name) {
+                continue;
+            }
+            let text = read_secret(&folder.join(name)).map_err(|why| ConfigError::refused(&place, name, &why))?;
+            parts.push(name.as_bytes().to_vec());
+            parts.push(text.as_bytes().to_vec());
+            secrets.insert(name.to_owned(), text);
+        }
+        let hash = content_hash(&parts);
+        Ok(Self { raw, secrets, hash })
+    }
+}
+
+/// SHA-256 in hex over parts, each preceded by its length as a big-endian u64, so that no two lists of parts collide: the
+/// bytes of `relay.yaml`, then for each secret file it names, in the order of first mention, the name as written there and
+/// the secret without its trailing newline. Whoever writes the file can say beforehand which hash it will have.
+pub fn content_hash(parts: &[Vec<u8>]) -> String {
+    let mut hasher = Sha256::new();
+    for part in parts {
+        hasher.update((part.len() as u64).to_be_bytes());
+        hasher.update(part);
+    }
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn secret_files(raw: &RawFile) -> impl Iterator<Item = (String, &str)> {
+    raw.providers.iter().enumerate().flat_map(|(provider, entry)| {
+        let secrets = entry.worker_secrets.iter().flatten().enumerate();
+        secrets.filter_map(move |(secret, entry)| {
+            Some((format!("providers[{provider}].workerSecrets[{secret}].file"), entry.file.as_deref()?))
+        })
+    })
+}
+
+fn read_secret(path: &Path) -> Result<String, String> {
+    let bytes = read_bounded(path, MAX_SECRET_BYTES)?;
+    let text = String::from_utf8(bytes).map_err(|_| "a text file is needed".to_owned())?;
+    Ok(text.trim_end_matches(['\n', '\r']).to_owned())
+}
+
+fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
+    let cannot_read = |error: std::io::Error| format!("the file cannot be read: {error}");
+    let mut bytes = Vec::new();
+    File::open(path).map_err(cannot_read)?.take(limit + 1).read_to_end(&mut bytes).map_err(cannot_read)?;
+    if bytes.len() as u64 > limit {
+        return Err(format!("the file is larger than {limit} bytes"));
+    }
+    Ok(bytes)
+}
+
+/// The parser names the place and what it expected. It also repeats what it found, which must not be a secret.
+fn yaml_error(file: &str, error: &serde_yaml::Error) -> ConfigError {
+    let message = error.to_string();
+    match message.split_once("workerSecrets") {
+        Some((before, after)) => {
+            let index: String = after.chars().take_while(|c| "[]0123456789".contains(*c)).collect();
+            let at = error.location().map(|at| format!(" at line {} column {}", at.line(), at.column())).unwrap_or_default();
+            ConfigError::new(format!(
+                "{file}: {before}workerSecrets{index}: not understood, allowed is {{file: NAME}} or {{value: SECRET}}, with notAfter if wanted{at}"
+            ))
+        }
+        None => ConfigError::new(format!("{file}: {message}")),
+    }
+}

@@ -1,0 +1,58 @@
+//! `relay.yaml` as it is written: every field optional that has a default, unknown ones an error.
+
+use modelrelay_protocol::units::{ByteSize, HumanDuration};
+use serde::Deserialize;
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct RawFile {
+    pub(super) require_api_keys: Option<bool>,
+    pub(super) relay_count: Option<u32>,
+    /// Required: an empty file, half written by an editor, must not delete every provider.
+    pub(super) providers: Vec<RawProvider>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct RawProvider {
+    pub(super) name: String,
+    pub(super) enabled: Option<bool>,
+    pub(super) cold_models: Option<Vec<String>>,
+    pub(super) worker_secrets: Option<Vec<RawSecret>>,
+    pub(super) models: Option<Vec<RawModel>>,
+    pub(super) queue: Option<RawQueue>,
+    pub(super) request_timeout: Option<HumanDuration>,
+    pub(super) max_models_per_worker: Option<usize>,
+    pub(super) require_protocol_version: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct RawModel {
+    pub(super) id: String,
+    pub(super) aliases: Option<Vec<String>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct RawQueue {
+    pub(super) max_length: Option<usize>,
+    pub(super) max_bytes: Option<ByteSize>,
+    pub(super) timeout: Option<HumanDuration>,
+    pub(super) cold_timeout: Option<HumanDuration>,
+}
+
+/// `Debug` leaves the value out.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct RawSecret {
+    pub(super) file: Option<String>,
+    pub(super) value: Option<String>,
+    pub(super) not_after: Option<String>,
+}
+
+impl std::fmt::Debug for RawSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RawSecret").field("file", &self.file).field("not_after", &self.not_after).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,368 @@
+//! Failed worker logins: who is told to wait, and whose address it is.
+//!
+//! Five failures within a minute from one address lock it for a minute: it gets 429 with `Retry-After` in place of 401,
+//! so that a worker with a stale secret backs off and a log is not flooded.
+//!
+//! **A valid secret is never locked out.** Many workers share one address (a NAT, a cluster's egress), so a neighbour's
+//! stale secret must not keep them away; and a login that presents a valid secret cannot be one of the failures. The
+//! caller therefore compares the secret first and passes the outcome to [`Lockout::judge`]; the answer to a *wrong* secret is
+//! as if the lockout had been looked at first. The price: a lock does not slow somebody who guesses, which a generated
+//! secret does not need and a short one cannot rely on (the configuration warns about short ones).
+//!
+//! Records are bounded: at most [`MAX_RECORDS`], the oldest give way; IPv6 counts by /64, which is what one host gets;
+//! a record is gone ten minutes after its last failure. Time is injected.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::{IpAddr, Ipv6Addr};
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::HeaderMap;
+
+/// Addresses that are remembered at once.
+pub const MAX_RECORDS: usize = 65_536;
+/// Failures within [`WINDOW`] that lock an address.
+pub const FAILURES_UNTIL_LOCKED: usize = 5;
+/// How far apart those failures may lie, and how long the lock holds.
+pub const WINDOW: Duration = Duration::from_secs(60);
+/// A record is forgotten so long after its last failure.
+pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+
+/// Proxies in one `X-Forwarded-For` that are looked through; a longer chain is not a real one.
+const MAX_HOPS: usize = 32;
+
+/// What a worker's login gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The secret is valid.
+    Admitted,
+    /// The secret is not valid: 401.
+    Refused,
+    /// The secret is not valid, and neither were the last ones from this address: 429.
+    Locked {
+        /// For `Retry-After`, at least 1.
+        retry_after_secs: u64,
+    },
+}
+
+/// The failed logins of all addresses.
+#[derive(Debug, Default)]
+pub struct Lockout {
+    /// Taken once per login of a worker, never for a request.
+    records: Mutex<Records>,
+}
+
+impl Lockout {
+    /// Nobody has failed yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Judges one login from `address`; a failure is counted, unless the address is locked already.
+    pub fn judge(&self, address: IpAddr, secret_is_valid: bool, now: Instant) -> Verdict {
+        if secret_is_valid {
+            return Verdict::Admitted;
+        }
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        records.forget_old(now);
+        records.handle_failure(bucket(address), now)
+    }
+
+    /// How many addresses are remembered.
+    pub fn len(&self) -> usize {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner).by_address.len()
+    }
+
+    /// Whether no failure is remembered.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The address that a connection counts for: the peer's, or, from a trusted proxy, the nearest in `X-Forwarded-For` that
+/// is not itself a trusted proxy. Whatever a client wrote to the left of that is never looked at.
+pub fn client_address(peer: IpAddr, headers: &HeaderMap, trusted_proxies: &[Cidr]) -> IpAddr {
+    let mut address = peer.to_canonical();
+    let forwarded = headers.get_all("x-forwarded-for");
+    let lines: Vec<&str> = forwarded.iter().map(|value| value.to_str().unwrap_or("")).collect();
+    let hops = lines.iter().rev().flat_map(|line| line.rsplit(','));
+    for hop in hops.take(MAX_HOPS) {
+        if !trusted_proxies.iter().any(|network| network.contains(address)) {
+            break;
+        }
+        match parse_hop(hop) {
+            Some(next) => address = next,
+            None => break,
+        }
+    }
+    address
+}
+
+/// A network such as `10.0.0.0/8`, or one address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cidr {
+    network: IpAddr,
+    prefix: u8,
+}
+
+impl Cidr {
+    /// Whether `address` lies in it; an IPv4 address written as IPv6 counts as IPv4.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        masked(address.to_canonical(), self.prefix) == Some(self.network)
+            && address.to_canonical().is_ipv4() == self.network.is_ipv4()
+    }
+}
+
+impl FromStr for Cidr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = || format!("{text:?} is not an address or network such as 10.0.0.0/8");
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| refused())?;
+        let full = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = match prefix {
+            Some(prefix) if prefix.bytes().all(|byte| byte.is_ascii_digit()) => prefix.parse().map_err(|_| refused())?,
+            Some(_) => return Err(refused()),
+            None => full,
+        };
+        masked(address, prefix).map(|network| Self { network, prefix }).ok_or_else(refused)
+    }
+}
+
+impl std::fmt::Display for Cidr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.network, self.prefix)
+    }
+}
+
+/// `None` when the prefix is longer than the address.
+fn masked(address: IpAddr, prefix: u8) -> Option<IpAddr> {
+    match address {
+        IpAddr::V4(address) if prefix <= 32 => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+            Some(IpAddr::from((u32::from(address) & mask).to_be_bytes()))
+        }
+        IpAddr::V6(address) if prefix <= 128 => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+            Some(IpAddr::from((u128::from(address) & mask).to_be_bytes()))
+        }
+        IpAddr::V4(_) | IpAddr::V6(_) => None,
+    }
+}
+
+/// Proxies write an address, sometimes with a port, IPv6 then in brackets.
+fn parse_hop(hop: &str) -> Option<IpAddr> {
+    let hop = hop.trim();
+    let address = hop.parse::<IpAddr>().ok();
+    let address = address.or_else(|| hop.parse::<std::net::SocketAddr>().ok().map(|socket| socket.ip()));
+    let bracketed = || hop.strip_prefix('[')?.strip_suffix(']')?.parse::<Ipv6Addr>().ok().map(IpAddr::V6);
+    address.or_else(bracketed).map(|address| address.to_canonical())
+}
+
+/// One host can use all of its /64.
+fn bucket(address: IpAddr) -> IpAddr {
+    let address = address.to_canonical();
+    if address.is_ipv4() { address } else { masked(address, 64).unwrap_or(address) }
+}
+
+#[derive(Debug, Default)]
+struct Records {
+    by_address: HashMap<IpAddr, Record>,
+    /// Addresses by the order of their last failure, oldest first.
+    by_age: BTreeMap<u64, IpAddr>,
+    next_order: u64,
+}
+
+#[derive(Debug)]
+struct Record {
+    order: u64,
+    /// The last failures, at most [`FAILURES_UNTIL_LOCKED`].
+    failures: VecDeque<Instant>,
+    last_failure: Instant,
+    locked_until: Option<Instant>,
+}
+
+impl Records {
+    fn handle_failure(&mut self, address: IpAddr, now: Instant) -> Verdict {
+        if let Some(until) = self.by_address.get(&address).and_then(|record| record.locked_until)
+            && until > now
+        {
+            // Not counted: the lock ends when `Retry-After` said it would.
+            return Verdict::Locked { retry_after_secs: seconds_up(until - now) };
+        }
+        let order = self.next_order;
+        self.next_order += 1;
+        let record = self.by_address.entry(address).or_insert_with(|| Record {
+            order,
+            failures: VecDeque::with_capacity(FAILURES_UNTIL_LOCKED),
+            last_failure: now,
+            locked_until: None,
+        });
+        self.by_age.remove(&record.order);
+        self.by_age.insert(order, address);
+        record.order = order;
+        record.handle_failure(now);
+        self.make_room();
+        Verdict::Refused
+    }
+
+    fn make_room(&mut self) {
+        while self.by_address.len() > MAX_RECORDS
+            && let Some((_, oldest)) = self.by_age.pop_first()
+        {
+            self.by_address.remove(&oldest);
+        }
+    }
+
+    fn forget_old(&mut self, now: Instant) {
+        while let Some(entry) = self.by_age.first_entry() {
+            let fresh = self
+                .by_address
+                .get(entry.get())
+                .is_some_and(|record| now.saturating_duration_since(record.last_failure) < FORGOTTEN_AFTER);
+            if fresh {
+                break;
+            }
+            self.by_address.remove(&entry.remove());
+        }
+    }
+}
+
+impl Record {
+    fn handle_failure(&mut self, now: Instant) {
+        self.last_failure = now;
+        self.locked_until = None;
+        self.failures.retain(|failure| now.saturating_duration_since(*failure) < WINDOW);
+        self.failures.push_back(now);
+        if self.failures.len() >= FAILURES_UNTIL_LOCKED {
+            self.failures.clear();
+            self.locked_until = Some(now + WINDOW);
+        }
+    }
+}
+
+fn seconds_up(duration: Duration) -> u64 {
+    duration.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    fn fail_times(lockout: &Lockout, address: IpAddr, times: usize, now: Instant) {
+        for _ in 0..times {
+            assert_eq!(lockout.judge(address, false, now), Verdict::Refused);
+        }
+    }
+
+    #[test]
+    fn the_sixth_failure_in_a_minute_is_told_to_wait() {
+        let (lockout, now) = (Lockout::new(), Instant::now());
+        fail_times(&lockout, HERE, 5, now);
+        let later = now + Duration::from_millis(1_500);
+        assert_eq!(lockout.judge(HERE, false, later), Verdict::Locked { retry_after_secs: 59 });
+        assert_eq!(lockout.judge(THERE, false, later), Verdict::Refused);
+    }
+
+    #[test]
+    fn a_valid_secret_passes_while_its_address_is_locked() {
+        let (lockout, now) = (Lockout::new(), Instant::now());
+        fail_times(&lockout, HERE, 5, now);
+        assert_eq!(lockout.judge(HERE, true, now), Verdict::Admitted);
+        assert!(matches!(lockout.judge(HERE, false, now), Verdict::Locked { .. }));
+    }
+
+    #[test]
+    fn the_lock_ends_when_it_said_even_if_the_address_keeps_trying() {
+        let (lockout, now) = (Lockout::new(), Instant::now());
+        fail_times(&lockout, HERE, 5, now);
+        for second in 1..60 {
+            assert!(matches!(lockout.judge(HERE, false, now + Duration::from_secs(second)), Verdict::Locked { .. }));
+        }
+        assert_eq!(lockout.judge(HERE, false, now + WINDOW), Verdict::Refused);
+    }
+
+    #[test]
+    fn failures_further_apart_than_a_minute_never_lock() {
+        let (lockout, now) = (Lockout::new(), Instant::now());
+        for step in 0..100 {
+            assert_eq!(lockout.judge(HERE, false, now + Duration::from_secs(15 * step)), Verdict::Refused);
+        }
+    }
+
+    #[test]
+    fn ipv6_counts_by_64_and_mapped_ipv4_as_ipv4() {
+        let (lockout, now) = (Lockout::new(), Instant::now());
+        for host in 1..=5 {
+            assert_eq!(lockout.judge(address(&format!("2001:db8::{host}")), false, now), Verdict::Refused);
+        }
+        assert!(matches!(lockout.judge(address("2001:db8::ffff:1"), false, now), Verdict::Locked { .. }));
+        assert_eq!(lockout.judge(address("2001:db8:0:1::1"), false, now), Verdict::Refused);
+        fail_times(&lockout, HERE, 5, now);
+        assert!(matches!(lockout.judge(address("::ffff:192.0.2.1"), false, now), Verdict::Locked { .. }));
+    }
+
+    #[test]
+    fn records_are_gone_after_ten_minutes() {
+        let (lockout, now) = (Lockout::new(), Instant::now());
+        fail_times(&lockout, HERE, 1, now);
+        fail_times(&lockout, THERE, 1, now + FORGOTTEN_AFTER - Duration::from_secs(1));
+        assert_eq!(lockout.len(), 2);
+        fail_times(&lockout, THERE, 1, now + FORGOTTEN_AFTER);
+        assert_eq!(lockout.len(), 1);
+    }
+
+    #[test]
+    fn no_more_addresses_are_remembered_than_the_bound() {
+        let (lockout, now) = (Lockout::new(), Instant::now());
+        for number in 0..u32::try_from(MAX_RECORDS).expect("fits") + 100 {
+            lockout.judge(IpAddr::from(number.to_be_bytes()), false, now);
+        }
+        assert_eq!(lockout.len(), MAX_RECORDS);
+        assert_eq!(lockout.records.lock().expect("not poisoned").by_age.len(), MAX_RECORDS);
+    }
+
+    #[test]
+    fn networks_contain_their_addresses() {
+        let contains = |network: &str, text: &str| network.parse::<Cidr>().expect("a network").contains(address(text));
+        assert!(contains("10.0.0.0/8", "10.255.0.1") && contains("10.0.0.0/8", "::ffff:10.1.1.1"));
+        assert!(!contains("10.0.0.0/8", "11.0.0.1") && !contains("0.0.0.0/0", "::1"));
+        assert!(contains("0.0.0.0/0", "8.8.8.8") && contains("::/0", "2001:db8::1"));
+        assert!(contains("fd00::/8", "fd12::1") && contains("192.0.2.1", "192.0.2.1"));
+        for text in ["", "10.0.0.0/33", "10.0.0/8", "::/129", "10.0.0.0/", "10.0.0.0/+8", "host"] {
+            assert!(text.parse::<Cidr>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_forwarded_address_is_believed_only_from_a_trusted_proxy() {
+        let proxies = ["10.0.0.0/8".parse().expect("a network")];
+        let mut headers = HeaderMap::new();
+        headers.append("x-forwarded-for", "6.6.6.6, 203.0.113.9".parse().expect("a value"));
+        headers.append("x-forwarded-for", "10.0.0.7".parse().expect("a value"));
+        assert_eq!(client_address(HERE, &headers, &proxies), HERE);
+        assert_eq!(client_address(address("10.0.0.1"), &headers, &proxies), address("203.0.113.9"));
+        assert_eq!(client_address(address("::ffff:10.0.0.1"), &headers, &proxies), address("203.0.113.9"));
+        assert_eq!(client_address(address("10.0.0.1"), &HeaderMap::new(), &proxies), address("10.0.0.1"));
+    }
+
+    #[test]
+    fn a_broken_forwarded_header_ends_at_the_last_good_address() {
+        let proxies = ["10.0.0.0/8".parse().expect("a network")];
+        let mut headers = HeaderMap::new();
+        headers.append("x-forwarded-for", "1.1.1.1, unknown, [fd00::1]:80, 10.0.0.2:1234".parse().expect("a value"));
+        assert_eq!(client_address(address("10.0.0.1"), &headers, &proxies), address("fd00::1"));
+    }
+}

@@ -1,0 +1,107 @@
+//! Where log lines go: standard error, as text or as JSON, filtered by `LOG_LEVEL`.
+//!
+//! Colours only where somebody looks at a terminal: an escape sequence in a log file breaks every search for a phrase.
+
+use std::fmt;
+use std::io::IsTerminal;
+use std::str::FromStr;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
+
+/// How a line looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One object per line, with the event's fields at its top level.
+    Json,
+}
+
+/// A validated `LOG_LEVEL`: a level, or directives such as `info,modelrelay_relay=debug`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogFilter(String);
+
+/// Starts logging for the whole process; an error when somebody did already.
+pub fn init(filter: &LogFilter, format: LogFormat) -> Result<(), TryInitError> {
+    let registry = tracing_subscriber::registry().with(filter.to_env_filter());
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    match format {
+        LogFormat::Text => registry.with(lines).try_init(),
+        LogFormat::Json => registry.with(lines.json().flatten_event(true).with_current_span(false).with_span_list(false)).try_init(),
+    }
+}
+
+impl LogFilter {
+    fn to_env_filter(&self) -> EnvFilter {
+        // Parsed before, in `from_str`; a lossy second parse cannot lose anything.
+        EnvFilter::new(&self.0)
+    }
+}
+
+impl Default for LogFilter {
+    fn default() -> Self {
+        Self("info".to_owned())
+    }
+}
+
+impl fmt::Display for LogFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for LogFilter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+        let allowed = || "error, warn, info, debug, trace, or directives such as info,modelrelay_relay=debug".to_owned();
+        let text = text.trim();
+        // A word that is no level would be read as a target and silence everything else.
+        let known = |part: &str| part.contains('=') || LEVELS.contains(&part.trim().to_ascii_lowercase().as_str());
+        if text.is_empty() || text.len() > 1024 || !text.split(',').any(known) {
+            return Err(allowed());
+        }
+        EnvFilter::try_new(text).map(|_| Self(text.to_owned())).map_err(|_| allowed())
+    }
+}
+
+impl FromStr for LogFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err("text or json".to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_and_directives_are_accepted() {
+        for text in ["error", "WARN", "info", "debug", "trace", "off", "info,modelrelay_relay=debug", "modelrelay_relay::http=trace"] {
+            assert!(text.parse::<LogFilter>().is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused() {
+        for text in ["", "loud", "verbose", "loud=noise", "info,,="] {
+            assert!(text.parse::<LogFilter>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_format_is_text_or_json() {
+        assert_eq!("JSON".parse(), Ok(LogFormat::Json));
+        assert!("xml".parse::<LogFormat>().is_err());
+    }
+}

@@ -68,9 +68,7 @@ impl ReceiveWindow {
     pub fn on_piece(&mut self, len: u64) -> Result<(), Overrun> {
         let received = self.received.saturating_add(len);
         if received > self.granted {
-            return Err(Overrun {
-                excess: received - self.granted,
-            });
+            return Err(Overrun { excess: received - self.granted });
         }
         self.received = received;
         Ok(())
@@ -150,10 +148,7 @@ impl fmt::Display for LengthError {
                 write!(f, "body longer than the announced {expected} bytes")
             }
             Self::TooShort { expected, received } => {
-                write!(
-                    f,
-                    "body ended after {received} of {expected} announced bytes"
-                )
+                write!(f, "body ended after {received} of {expected} announced bytes")
             }
         }
     }
@@ -172,10 +167,7 @@ impl BodyCounter {
     /// `expected` is `None` for a body of unknown length, which is never wrong.
     #[must_use]
     pub fn new(expected: Option<u64>) -> Self {
-        Self {
-            expected,
-            received: 0,
-        }
+        Self { expected, received: 0 }
     }
 
     /// `len` more bytes have arrived.
@@ -197,9 +189,7 @@ impl BodyCounter {
     pub fn finish(&self) -> Result<(), LengthError> {
         let received = self.received;
         match self.expected {
-            Some(expected) if received < expected => {
-                Err(LengthError::TooShort { expected, received })
-            }
+            Some(expected) if received < expected => Err(LengthError::TooShort { expected, received }),
             Some(expected) if received > expected => Err(LengthError::TooLong { expected }),
             Some(_) | None => Ok(()),
         }
@@ -208,8 +198,7 @@ impl BodyCounter {
     /// Whether the announced length has been reached, which ends a request body.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.expected
-            .is_some_and(|expected| self.received >= expected)
+        self.expected.is_some_and(|expected| self.received >= expected)
     }
 
     /// Bytes so far.
@@ -248,8 +237,8 @@ mod tests {
                 // The sender uses all its credit; the reader reads it in two parts.
                 assert_eq!(window.on_piece(credit), Ok(()));
                 let half = credit / 2;
-                let returned = window.on_consumed(half, now).unwrap_or(0)
-                    + window.on_consumed(credit - half, now).unwrap_or(0);
+                let returned =
+                    window.on_consumed(half, now).unwrap_or(0) + window.on_consumed(credit - half, now).unwrap_or(0);
                 assert!(returned > 0, "a window of {size} stands still");
                 credit = returned;
             }
@@ -262,12 +251,7 @@ mod tests {
         assert_eq!(window.on_piece(60), Ok(()));
         assert_eq!(window.on_piece(50), Err(Overrun { excess: 10 }));
         assert_eq!(window.on_piece(40), Ok(()));
-        assert_eq!(
-            window.on_piece(u64::MAX),
-            Err(Overrun {
-                excess: u64::MAX - 100
-            })
-        );
+        assert_eq!(window.on_piece(u64::MAX), Err(Overrun { excess: u64::MAX - 100 }));
     }
 
     #[test]
@@ -311,20 +295,11 @@ mod tests {
         let mut counter = BodyCounter::new(Some(5));
         assert_eq!(counter.on_piece(4), Ok(()));
         assert!(!counter.is_complete());
-        assert_eq!(
-            counter.finish(),
-            Err(LengthError::TooShort {
-                expected: 5,
-                received: 4
-            })
-        );
+        assert_eq!(counter.finish(), Err(LengthError::TooShort { expected: 5, received: 4 }));
         assert_eq!(counter.on_piece(1), Ok(()));
         assert!(counter.is_complete());
         assert_eq!(counter.finish(), Ok(()));
-        assert_eq!(
-            counter.on_piece(1),
-            Err(LengthError::TooLong { expected: 5 })
-        );
+        assert_eq!(counter.on_piece(1), Err(LengthError::TooLong { expected: 5 }));
         assert_eq!(counter.finish(), Err(LengthError::TooLong { expected: 5 }));
         assert!(BodyCounter::new(Some(0)).is_complete());
 

@@ -43,10 +43,7 @@ impl Dialect {
                 });
                 format!("event: error\ndata: {event}\n\n")
             }
-            Self::Anthropic => format!(
-                "event: error\ndata: {}\n\n",
-                anthropic_error(error, request_id)
-            ),
+            Self::Anthropic => format!("event: error\ndata: {}\n\n", anthropic_error(error, request_id)),
         }
     }
 
@@ -111,25 +108,11 @@ mod tests {
     fn stream_frames_are_whole_events() {
         for dialect in [Dialect::OpenAi, Dialect::Responses, Dialect::Anthropic] {
             let frame = dialect.error_frame(&error(), "r");
-            assert!(
-                frame.ends_with("\n\n") && !frame.contains("[DONE]"),
-                "{frame}"
-            );
+            assert!(frame.ends_with("\n\n") && !frame.contains("[DONE]"), "{frame}");
             let data = frame.split_once("data: ").unwrap().1;
-            assert!(
-                parsed(data.trim_end().as_bytes())["error"]["message"].is_string(),
-                "{frame}"
-            );
+            assert!(parsed(data.trim_end().as_bytes())["error"]["message"].is_string(), "{frame}");
         }
-        assert!(
-            Dialect::OpenAi
-                .error_frame(&error(), "r")
-                .starts_with("data: ")
-        );
-        assert!(
-            Dialect::Anthropic
-                .error_frame(&error(), "r")
-                .starts_with("event: error\n")
-        );
+        assert!(Dialect::OpenAi.error_frame(&error(), "r").starts_with("data: "));
+        assert!(Dialect::Anthropic.error_frame(&error(), "r").starts_with("event: error\n"));
     }
 }

@@ -154,15 +154,9 @@ pub struct ApiError {
 impl ApiError {
     /// An error of this kind that says `message`.
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        let param =
-            matches!(kind, ErrorKind::ModelNotFound | ErrorKind::MissingModel).then_some("model");
+        let param = matches!(kind, ErrorKind::ModelNotFound | ErrorKind::MissingModel).then_some("model");
         let retry_after = kind.row().retry_after;
-        Self {
-            kind,
-            message: message.into(),
-            param,
-            retry_after,
-        }
+        Self { kind, message: message.into(), param, retry_after }
     }
 
     /// The same with another `Retry-After`, rounded up to whole seconds and kept within 1–60.
@@ -249,42 +243,24 @@ mod tests {
 
     #[test]
     fn retry_after_is_whole_seconds_between_1_and_60() {
-        let after = |ms| {
-            ApiError::new(ErrorKind::QueueFull, "x")
-                .with_retry_after(Duration::from_millis(ms))
-                .retry_after()
-        };
-        assert_eq!(
-            (after(0), after(1001), after(600_000)),
-            (Some(1), Some(2), Some(60))
-        );
+        let after =
+            |ms| ApiError::new(ErrorKind::QueueFull, "x").with_retry_after(Duration::from_millis(ms)).retry_after();
+        assert_eq!((after(0), after(1001), after(600_000)), (Some(1), Some(2), Some(60)));
     }
 
     #[test]
     fn a_timeout_after_dispatch_must_not_be_retried_and_one_before_must() {
         let header = |kind| ApiError::new(kind, "x").headers();
-        assert_eq!(
-            header(ErrorKind::RequestTimeout),
-            [("x-should-retry", "false".to_owned())]
-        );
+        assert_eq!(header(ErrorKind::RequestTimeout), [("x-should-retry", "false".to_owned())]);
         assert_eq!(
             header(ErrorKind::QueueTimeout),
-            [
-                ("retry-after", "1".to_owned()),
-                ("x-should-retry", "true".to_owned())
-            ]
+            [("retry-after", "1".to_owned()), ("x-should-retry", "true".to_owned())]
         );
     }
 
     #[test]
     fn a_workers_own_code_is_kept() {
-        assert_eq!(
-            ApiError::new(ErrorKind::Worker("bad_path".into()), "x").code(),
-            "bad_path"
-        );
-        assert_eq!(
-            ApiError::new(ErrorKind::Worker(String::new()), "x").code(),
-            "worker_error"
-        );
+        assert_eq!(ApiError::new(ErrorKind::Worker("bad_path".into()), "x").code(), "bad_path");
+        assert_eq!(ApiError::new(ErrorKind::Worker(String::new()), "x").code(), "worker_error");
     }
 }

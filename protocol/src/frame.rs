@@ -60,10 +60,7 @@ impl std::fmt::Display for FrameError {
         match self {
             Self::TooShort => write!(f, "binary message shorter than {HEADER_BYTES} bytes"),
             Self::UnknownKind(kind) => write!(f, "binary message of unknown kind {kind}"),
-            Self::TooLong(len) => write!(
-                f,
-                "piece of {len} bytes, at most {MAX_PIECE_BYTES} are allowed"
-            ),
+            Self::TooLong(len) => write!(f, "piece of {len} bytes, at most {MAX_PIECE_BYTES} are allowed"),
         }
     }
 }
@@ -90,11 +87,7 @@ pub fn decode(mut message: Bytes) -> Result<Piece, FrameError> {
     if payload.len() > MAX_PIECE_BYTES {
         return Err(FrameError::TooLong(payload.len()));
     }
-    Ok(Piece {
-        kind,
-        stream: u32::from_be_bytes([a, b, c, d]),
-        payload,
-    })
+    Ok(Piece { kind, stream: u32::from_be_bytes([a, b, c, d]), payload })
 }
 
 #[cfg(test)]
@@ -110,11 +103,7 @@ mod tests {
         let piece = decode(message(BodyKind::Response, 0x0102_0304, b"\xff\0data")).unwrap();
         assert_eq!(
             piece,
-            Piece {
-                kind: BodyKind::Response,
-                stream: 0x0102_0304,
-                payload: Bytes::from_static(b"\xff\0data")
-            }
+            Piece { kind: BodyKind::Response, stream: 0x0102_0304, payload: Bytes::from_static(b"\xff\0data") }
         );
     }
 
@@ -125,14 +114,8 @@ mod tests {
 
     #[test]
     fn short_unknown_and_long_messages_are_refused() {
-        assert_eq!(
-            decode(Bytes::from_static(&[2, 0, 0, 0, 0])),
-            Err(FrameError::TooShort)
-        );
-        assert_eq!(
-            decode(Bytes::from_static(&[9, 0, 0, 0, 0, 1])),
-            Err(FrameError::UnknownKind(9))
-        );
+        assert_eq!(decode(Bytes::from_static(&[2, 0, 0, 0, 0])), Err(FrameError::TooShort));
+        assert_eq!(decode(Bytes::from_static(&[9, 0, 0, 0, 0, 1])), Err(FrameError::UnknownKind(9)));
         let long = message(BodyKind::Request, 1, &vec![0; MAX_PIECE_BYTES + 1]);
         assert_eq!(decode(long), Err(FrameError::TooLong(MAX_PIECE_BYTES + 1)));
         assert!(decode(message(BodyKind::Request, 1, &vec![0; MAX_PIECE_BYTES])).is_ok());

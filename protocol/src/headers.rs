@@ -73,9 +73,7 @@ pub fn response_pairs(headers: &HeaderMap) -> Vec<(String, String)> {
     headers
         .iter()
         .filter(|(name, _)| is_response_header(name.as_str()) && !named.contains(name))
-        .filter_map(|(name, value)| {
-            Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
-        })
+        .filter_map(|(name, value)| Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())))
         .collect()
 }
 
@@ -97,13 +95,7 @@ mod tests {
 
     #[test]
     fn only_listed_headers_go_to_the_backend() {
-        for name in [
-            "content-type",
-            "authorization",
-            "x-api-key",
-            "anthropic-beta",
-            "idempotency-key",
-        ] {
+        for name in ["content-type", "authorization", "x-api-key", "anthropic-beta", "idempotency-key"] {
             assert!(is_request_header(name), "{name}");
         }
         for name in [
@@ -123,11 +115,7 @@ mod tests {
 
     #[test]
     fn the_relays_own_keys_are_recognised_in_either_header() {
-        assert!(
-            is_own_key("Bearer mr-abc-def")
-                && is_own_key("bearer  mr-abc")
-                && is_own_key("mr-abc-def")
-        );
+        assert!(is_own_key("Bearer mr-abc-def") && is_own_key("bearer  mr-abc") && is_own_key("mr-abc-def"));
         assert!(!is_own_key("Bearer sk-abc") && !is_own_key("sk-mr-abc") && !is_own_key(""));
     }
 
@@ -143,21 +131,11 @@ mod tests {
             ("x-request-id", "theirs"),
             ("x-kept", "yes"),
         ] {
-            headers.append(
-                HeaderName::from_static(name),
-                HeaderValue::from_static(value),
-            );
+            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
         headers.append("x-binary", HeaderValue::from_bytes(b"\xff").unwrap());
         let kept = response_pairs(&headers);
         let kept: Vec<_> = kept.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
-        assert_eq!(
-            kept,
-            [
-                ("set-cookie", "a=1"),
-                ("set-cookie", "b=2"),
-                ("x-kept", "yes")
-            ]
-        );
+        assert_eq!(kept, [("set-cookie", "a=1"), ("set-cookie", "b=2"), ("x-kept", "yes")]);
     }
 }

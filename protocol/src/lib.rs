@@ -7,6 +7,7 @@ pub mod credit;
 pub mod dialect;
 pub mod error;
 pub mod frame;
+pub mod grants;
 pub mod headers;
 pub mod limits;
 pub mod message;
@@ -15,4 +16,8 @@ pub mod paths;
 pub mod secret;
 pub mod text;
 pub mod units;
+<<<<<<< HEAD
+=======
+pub mod usage;
+>>>>>>> outbox
 pub mod version;

@@ -5,7 +5,7 @@
 //! 1. One first-in-first-out queue of text messages goes before any body piece, so a cancel or an
 //!    error never sits behind megabytes of body.
 //! 2. Then the streams that have both bytes and credit take turns, one piece of at most
-//!    [`MAX_PIECE_BYTES`] each. A stream without credit is not in the ring at all: finding the next
+//!    [`MAX_PIECE_BYTES`](crate::limits::MAX_PIECE_BYTES) bytes each. A stream without credit is not in the ring at all: finding the next
 //!    frame never looks at a stream that cannot send.
 //! 3. A completion text follows its stream's last piece; an error or a cancel overtakes the pieces
 //!    and drops them.
@@ -14,8 +14,6 @@
 //!
 //! Nothing here does I/O. The shell feeds frames while [`Outbox::next_frame`] gives some, then
 //! flushes once. No call panics, whatever the order of calls.
-//!
-//! [`MAX_PIECE_BYTES`]: crate::limits::MAX_PIECE_BYTES
 
 mod stream;
 
@@ -24,8 +22,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use bytes::Bytes;
 
 use self::stream::SendStream;
-pub use crate::frame::BodyKind;
-use crate::frame::{HEADER_BYTES, encode_header};
+use crate::frame::{BodyKind, HEADER_BYTES, encode_header};
 
 /// The ring may hold this many entries of forgotten streams before it is cleaned.
 const STALE_RING_ENTRIES: usize = 64;
@@ -95,11 +92,7 @@ pub struct Outbox {
 #[derive(Debug)]
 enum Entry {
     Text(String),
-    Request {
-        stream: u32,
-        request_id: String,
-        text: String,
-    },
+    Request { stream: u32, request_id: String, text: String },
     Credit(u32),
     Latest(Latest, String),
     Demand(String),
@@ -137,20 +130,9 @@ impl Outbox {
     ///
     /// Peers that know no streams get their body within `text`; they too need a number of their own
     /// here, by which [`Outbox::cancel`] finds the request.
-    pub fn push_request(
-        &mut self,
-        stream: u32,
-        request_id: &str,
-        text: String,
-        body: Bytes,
-        window: u64,
-    ) {
+    pub fn push_request(&mut self, stream: u32, request_id: &str, text: String, body: Bytes, window: u64) {
         let request_id = request_id.to_owned();
-        let seq = self.push_entry(Entry::Request {
-            stream,
-            request_id,
-            text,
-        });
+        let seq = self.push_entry(Entry::Request { stream, request_id, text });
         self.requests.insert(stream, seq);
         self.newest_request = Some(seq);
         if !body.is_empty() {
@@ -215,8 +197,7 @@ impl Outbox {
         }
         if self.ring.len() > 2 * self.ready + STALE_RING_ENTRIES {
             let streams = &self.streams;
-            self.ring
-                .retain(|stream| streams.get(stream).is_some_and(|state| state.in_ring));
+            self.ring.retain(|stream| streams.get(stream).is_some_and(|state| state.in_ring));
         }
     }
 
@@ -290,12 +271,7 @@ impl Outbox {
         waiting.sort_unstable();
         let mut taken = Vec::with_capacity(waiting.len());
         for seq in waiting {
-            if let Some(Entry::Request {
-                stream,
-                request_id,
-                text: _,
-            }) = self.remove_entry(seq)
-            {
+            if let Some(Entry::Request { stream, request_id, text: _ }) = self.remove_entry(seq) {
                 self.discard(stream);
                 self.forget_credit(stream);
                 taken.push((stream, request_id));
@@ -306,9 +282,7 @@ impl Outbox {
 
     /// The next frame to write, `None` when nothing may be sent now.
     pub fn next_frame(&mut self) -> Option<Frame> {
-        self.next_text()
-            .map(Frame::Text)
-            .or_else(|| self.next_piece())
+        self.next_text().map(Frame::Text).or_else(|| self.next_piece())
     }
 
     /// Whether [`Outbox::next_frame`] would give a frame.
@@ -338,10 +312,7 @@ impl Outbox {
     fn next_text(&mut self) -> Option<String> {
         let (&seq, _) = self.texts.first_key_value()?;
         let text = match self.remove_entry(seq)? {
-            Entry::Text(text)
-            | Entry::Request { text, .. }
-            | Entry::Latest(_, text)
-            | Entry::Demand(text) => text,
+            Entry::Text(text) | Entry::Request { text, .. } | Entry::Latest(_, text) | Entry::Demand(text) => text,
             Entry::Credit(stream) => {
                 let bytes = self.credits.remove(&stream).map_or(0, |(_, sum)| sum);
                 (self.credit_text)(stream, bytes)
@@ -368,20 +339,13 @@ impl Outbox {
             } else {
                 self.enter_ring(stream);
             }
-            return Some(Frame::Binary {
-                header: encode_header(self.kind, stream),
-                payload,
-            });
+            return Some(Frame::Binary { header: encode_header(self.kind, stream), payload });
         }
     }
 
     /// Its completion becomes the next frame: while pieces are written no text waits.
     fn close_drained(&mut self, stream: u32) {
-        if let Some(text) = self
-            .streams
-            .remove(&stream)
-            .and_then(SendStream::into_completion)
-        {
+        if let Some(text) = self.streams.remove(&stream).and_then(SendStream::into_completion) {
             self.text_bytes -= text.len();
             self.push_text(text);
         }
@@ -445,10 +409,9 @@ impl Outbox {
 impl Entry {
     fn len(&self) -> usize {
         match self {
-            Entry::Text(text)
-            | Entry::Request { text, .. }
-            | Entry::Latest(_, text)
-            | Entry::Demand(text) => text.len(),
+            Entry::Text(text) | Entry::Request { text, .. } | Entry::Latest(_, text) | Entry::Demand(text) => {
+                text.len()
+            }
             Entry::Credit(_) => 0,
         }
     }

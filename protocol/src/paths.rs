@@ -108,11 +108,7 @@ pub fn backend_path<'a>(method: &str, path_and_query: &'a str) -> Option<Backend
     };
     let clean_query = query.is_none_or(|q| q.bytes().all(|b| b.is_ascii_graphic() && b != b'#'));
     let endpoint = clean_query.then(|| endpoint(method, path))??;
-    Some(BackendPath {
-        endpoint,
-        path,
-        query,
-    })
+    Some(BackendPath { endpoint, path, query })
 }
 
 /// The backend's route for `method` and `path`, where there is one.
@@ -132,11 +128,8 @@ pub fn endpoint(method: &str, path: &str) -> Option<Endpoint> {
 pub fn response_id(path: &str) -> Option<&str> {
     let id = path.strip_prefix("/v1/responses/")?;
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-');
-    (!id.is_empty()
-        && id.len() <= crate::limits::MAX_ID_BYTES
-        && id != "input_tokens"
-        && id.bytes().all(plain))
-    .then_some(id)
+    (!id.is_empty() && id.len() <= crate::limits::MAX_ID_BYTES && id != "input_tokens" && id.bytes().all(plain))
+        .then_some(id)
 }
 
 #[cfg(test)]
@@ -147,18 +140,10 @@ mod tests {
     fn listed_paths_pass_with_their_query() {
         assert_eq!(
             backend_path("POST", "/v1/messages?beta=true"),
-            Some(BackendPath {
-                endpoint: Endpoint::Messages,
-                path: "/v1/messages",
-                query: Some("beta=true")
-            })
+            Some(BackendPath { endpoint: Endpoint::Messages, path: "/v1/messages", query: Some("beta=true") })
         );
         for (path, endpoint) in POST_PATHS {
-            assert_eq!(
-                backend_path("POST", path).map(|p| p.endpoint),
-                Some(endpoint),
-                "{path}"
-            );
+            assert_eq!(backend_path("POST", path).map(|p| p.endpoint), Some(endpoint), "{path}");
         }
         assert!(backend_path("GET", "/v1/responses/resp_1-a").is_some());
         assert!(backend_path("POST", "/v1/responses/resp_1/cancel").is_some());

@@ -50,11 +50,7 @@ impl Eq for Secret {}
 
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.is_empty() {
-            "Secret(empty)"
-        } else {
-            "Secret(…)"
-        })
+        f.write_str(if self.is_empty() { "Secret(empty)" } else { "Secret(…)" })
     }
 }
 

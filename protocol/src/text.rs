@@ -61,11 +61,7 @@ impl Utf8Chunker {
     /// # Errors
     /// It ended within a character.
     pub fn finish(&self) -> Result<(), InvalidUtf8> {
-        if self.tail_len == 0 {
-            Ok(())
-        } else {
-            Err(InvalidUtf8)
-        }
+        if self.tail_len == 0 { Ok(()) } else { Err(InvalidUtf8) }
     }
 }
 

@@ -178,14 +178,20 @@ impl Serialize for ByteSize {
 impl<'de> Deserialize<'de> for HumanDuration {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // A bare number has no unit, and guessing one has cost people outages: it is refused, with the same words.
-        deserializer.deserialize_any(ScalarVisitor { allowed: DURATION_ALLOWED, from_text: parse_duration, from_integer: None }).map(Self)
+        deserializer
+            .deserialize_any(ScalarVisitor { allowed: DURATION_ALLOWED, from_text: parse_duration, from_integer: None })
+            .map(Self)
     }
 }
 
 impl<'de> Deserialize<'de> for HumanDurationOrZero {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer
-            .deserialize_any(ScalarVisitor { allowed: DURATION_OR_ZERO_ALLOWED, from_text: parse_duration_or_zero, from_integer: None })
+            .deserialize_any(ScalarVisitor {
+                allowed: DURATION_OR_ZERO_ALLOWED,
+                from_text: parse_duration_or_zero,
+                from_integer: None,
+            })
             .map(Self)
     }
 }
@@ -193,7 +199,11 @@ impl<'de> Deserialize<'de> for HumanDurationOrZero {
 impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer
-            .deserialize_any(ScalarVisitor { allowed: SIZE_ALLOWED, from_text: parse_size, from_integer: Some(size_from_integer) })
+            .deserialize_any(ScalarVisitor {
+                allowed: SIZE_ALLOWED,
+                from_text: parse_size,
+                from_integer: Some(size_from_integer),
+            })
             .map(Self)
     }
 }
@@ -282,7 +292,14 @@ mod tests {
 
     #[test]
     fn durations_add_up_their_units() {
-        let cases = [("500ms", 500), ("30s", 30_000), ("1h30m", 5_400_000), ("1m1m", 120_000), ("2s5ms", 2_005), ("007s", 7_000)];
+        let cases = [
+            ("500ms", 500),
+            ("30s", 30_000),
+            ("1h30m", 5_400_000),
+            ("1m1m", 120_000),
+            ("2s5ms", 2_005),
+            ("007s", 7_000),
+        ];
         for (text, millis) in cases {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
@@ -290,7 +307,22 @@ mod tests {
 
     #[test]
     fn everything_outside_the_duration_grammar_is_refused() {
-        for text in ["", "30", "30x", "s", "-1s", "+1s", "1.5s", " 1s", "1s ", "1S", "1d", "99999999999999999999h", "18446744073709551615h", "87601h"] {
+        for text in [
+            "",
+            "30",
+            "30x",
+            "s",
+            "-1s",
+            "+1s",
+            "1.5s",
+            " 1s",
+            "1s ",
+            "1S",
+            "1d",
+            "99999999999999999999h",
+            "18446744073709551615h",
+            "87601h",
+        ] {
             let error = parse_duration(text).expect_err(text);
             assert_eq!(error.value(), text);
         }
@@ -306,7 +338,14 @@ mod tests {
 
     #[test]
     fn sizes_are_binary_multiples() {
-        let cases = [("1", 1), ("1Ki", 1024), ("256Mi", 256 << 20), ("2Gi", 2 << 30), ("1Ti", 1 << 40), ("999999999999999", 999_999_999_999_999)];
+        let cases = [
+            ("1", 1),
+            ("1Ki", 1024),
+            ("256Mi", 256 << 20),
+            ("2Gi", 2 << 30),
+            ("1Ti", 1 << 40),
+            ("999999999999999", 999_999_999_999_999),
+        ];
         for (text, bytes) in cases {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
@@ -314,7 +353,9 @@ mod tests {
 
     #[test]
     fn everything_outside_the_size_grammar_is_refused() {
-        for text in ["", "0", "01", "1kb", "1K", "1Pi", "Mi", "1 Mi", "-1", "1.5Gi", "1000000000000000", "999999999999999Ti"] {
+        for text in
+            ["", "0", "01", "1kb", "1K", "1Pi", "Mi", "1 Mi", "-1", "1.5Gi", "1000000000000000", "999999999999999Ti"]
+        {
             assert!(parse_size(text).is_err(), "{text}");
         }
     }

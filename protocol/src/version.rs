@@ -59,19 +59,12 @@ impl Capabilities {
 
     /// Reads names from the wire; unknown ones are somebody's future and ignored.
     pub fn from_names<S: AsRef<str>>(names: &[S]) -> Self {
-        Self::new(
-            names
-                .iter()
-                .filter_map(|name| Capability::parse(name.as_ref())),
-        )
+        Self::new(names.iter().filter_map(|name| Capability::parse(name.as_ref())))
     }
 
     /// The names for the wire, sorted.
     pub fn names(&self) -> Vec<String> {
-        self.0
-            .iter()
-            .map(|capability| capability.as_str().to_owned())
-            .collect()
+        self.0.iter().map(|capability| capability.as_str().to_owned()).collect()
     }
 
     /// What both sides have.
@@ -100,11 +93,7 @@ mod tests {
         let ours = Capabilities::new([Capability::Core1]);
         let theirs = Capabilities::from_names(&["slots1"]);
         assert_eq!(ours.intersection(&theirs).names(), ["core1"]);
-        assert!(
-            !ours
-                .intersection(&Capabilities::default())
-                .has(Capability::Core1)
-        );
+        assert!(!ours.intersection(&Capabilities::default()).has(Capability::Core1));
     }
 
     #[test]

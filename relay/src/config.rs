@@ -152,7 +152,9 @@ impl Config {
         config.providers = file.providers;
         config.require_api_keys = file.require_api_keys.unwrap_or(args.require_api_keys);
         config.relay_count = file.relay_count.unwrap_or(args.relay_count);
-        config.ignored_variables.clone_from(&args.given_provider_settings);
+        config
+            .ignored_variables
+            .clone_from(&args.given_provider_settings);
         config.add_warnings();
         Ok(config)
     }
@@ -168,7 +170,10 @@ impl Config {
         config.providers = vec![ProviderConfig {
             name: args.provider_name.clone(),
             enabled: true,
-            worker_secrets: vec![WorkerSecret { secret: Secret::new(secret), not_after: None }],
+            worker_secrets: vec![WorkerSecret {
+                secret: Secret::new(secret),
+                not_after: None,
+            }],
             models: None,
             cold_models: Vec::new(),
             max_queue_len: args.max_queue_len,
@@ -196,9 +201,12 @@ impl Config {
         for provider in &self.providers {
             let name = &provider.name;
             if provider.worker_secrets.is_empty() {
-                warnings.push(format!("provider {name} has no worker secret: no worker can join it"));
+                warnings.push(format!(
+                    "provider {name} has no worker secret: no worker can join it"
+                ));
             }
-            let short = |secret: &WorkerSecret| secret.secret.expose().chars().count() < SHORT_SECRET_CHARS;
+            let short =
+                |secret: &WorkerSecret| secret.secret.expose().chars().count() < SHORT_SECRET_CHARS;
             if provider.worker_secrets.iter().any(short) {
                 warnings.push(format!("a worker secret of provider {name} has fewer than {SHORT_SECRET_CHARS} characters and can be guessed"));
             }
@@ -228,20 +236,30 @@ impl ProviderConfig {
 
     /// Whether `presented` admits a worker at `now`. Every secret is compared, so that the time tells nothing.
     pub fn admits(&self, presented: &str, now: SystemTime) -> bool {
-        let admitting = self.worker_secrets.iter().filter(|secret| secret.admits(presented, now));
+        let admitting = self
+            .worker_secrets
+            .iter()
+            .filter(|secret| secret.admits(presented, now));
         admitting.count() > 0
     }
 
     /// How long a request waits while no worker serves its model. A model is `declared` when a slot or `coldModels` names
     /// it: then something is being done to load it, which takes longer than a queue should.
     pub fn cold_timeout_for(&self, declared: bool) -> Duration {
-        let default = if declared { self.queue_timeout.max(DECLARED_COLD_TIMEOUT) } else { self.queue_timeout };
+        let default = if declared {
+            self.queue_timeout.max(DECLARED_COLD_TIMEOUT)
+        } else {
+            self.queue_timeout
+        };
         self.cold_timeout.unwrap_or(default)
     }
 
     /// The id behind a name of the catalogue: itself, or the id that it is an alias of.
     pub fn resolve<'a>(&'a self, model: &str) -> Option<&'a str> {
-        let entry = self.models.as_ref()?.iter().find(|entry| entry.id == model || entry.aliases.iter().any(|alias| alias == model));
+        let entry =
+            self.models.as_ref()?.iter().find(|entry| {
+                entry.id == model || entry.aliases.iter().any(|alias| alias == model)
+            });
         entry.map(|entry| entry.id.as_str())
     }
 }
@@ -266,7 +284,12 @@ pub struct ConfigError(String);
 impl ConfigError {
     /// Line breaks, of which a file name or a parser's message may have some, become spaces.
     pub(crate) fn new(line: impl AsRef<str>) -> Self {
-        Self(line.as_ref().split_whitespace().collect::<Vec<_>>().join(" "))
+        Self(
+            line.as_ref()
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" "),
+        )
     }
 
     pub(crate) fn refused(place: &str, value: &str, allowed: &str) -> Self {
@@ -310,7 +333,8 @@ fn relay_wide(args: &Args) -> Config {
         trusted_proxies: args.trusted_proxies.0.clone(),
         drain_timeout: args.drain_timeout_secs,
         shutdown_grace: args.shutdown_grace_secs,
-        stream_keepalive: (!args.stream_keepalive_secs.is_zero()).then_some(args.stream_keepalive_secs),
+        stream_keepalive: (!args.stream_keepalive_secs.is_zero())
+            .then_some(args.stream_keepalive_secs),
         log_filter: args.log_level.clone(),
         log_format: args.log_format,
         config_file: config_path(args),

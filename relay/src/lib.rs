@@ -2,6 +2,9 @@
 
 pub mod cli;
 pub mod config;
+pub mod dispatch;
 pub mod lockout;
+pub mod metrics;
 pub mod shutdown;
+pub mod stats;
 pub mod telemetry;

@@ -27,10 +27,20 @@ pub struct LogFilter(String);
 /// Starts logging for the whole process; an error when somebody did already.
 pub fn init(filter: &LogFilter, format: LogFormat) -> Result<(), TryInitError> {
     let registry = tracing_subscriber::registry().with(filter.to_env_filter());
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
     match format {
         LogFormat::Text => registry.with(lines).try_init(),
-        LogFormat::Json => registry.with(lines.json().flatten_event(true).with_current_span(false).with_span_list(false)).try_init(),
+        LogFormat::Json => registry
+            .with(
+                lines
+                    .json()
+                    .flatten_event(true)
+                    .with_current_span(false)
+                    .with_span_list(false),
+            )
+            .try_init(),
     }
 }
 
@@ -58,14 +68,21 @@ impl FromStr for LogFilter {
 
     fn from_str(text: &str) -> Result<Self, String> {
         const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-        let allowed = || "error, warn, info, debug, trace, or directives such as info,modelrelay_relay=debug".to_owned();
+        let allowed = || {
+            "error, warn, info, debug, trace, or directives such as info,modelrelay_relay=debug"
+                .to_owned()
+        };
         let text = text.trim();
         // A word that is no level would be read as a target and silence everything else.
-        let known = |part: &str| part.contains('=') || LEVELS.contains(&part.trim().to_ascii_lowercase().as_str());
+        let known = |part: &str| {
+            part.contains('=') || LEVELS.contains(&part.trim().to_ascii_lowercase().as_str())
+        };
         if text.is_empty() || text.len() > 1024 || !text.split(',').any(known) {
             return Err(allowed());
         }
-        EnvFilter::try_new(text).map(|_| Self(text.to_owned())).map_err(|_| allowed())
+        EnvFilter::try_new(text)
+            .map(|_| Self(text.to_owned()))
+            .map_err(|_| allowed())
     }
 }
 
@@ -87,7 +104,16 @@ mod tests {
 
     #[test]
     fn levels_and_directives_are_accepted() {
-        for text in ["error", "WARN", "info", "debug", "trace", "off", "info,modelrelay_relay=debug", "modelrelay_relay::http=trace"] {
+        for text in [
+            "error",
+            "WARN",
+            "info",
+            "debug",
+            "trace",
+            "off",
+            "info,modelrelay_relay=debug",
+            "modelrelay_relay::http=trace",
+        ] {
             assert!(text.parse::<LogFilter>().is_ok(), "{text}");
         }
     }

@@ -46,10 +46,7 @@ impl SendStream {
 
     /// A stream whose first part is its whole body.
     pub(super) fn whole(window: u64) -> Self {
-        Self {
-            end: End::Silent,
-            ..Self::open(window)
-        }
+        Self { end: End::Silent, ..Self::open(window) }
     }
 
     pub(super) fn waiting(&self) -> u64 {
@@ -113,9 +110,7 @@ impl SendStream {
             self.seal_tail();
         }
         let part = self.parts.front_mut()?;
-        let most = usize::try_from(self.credit)
-            .unwrap_or(usize::MAX)
-            .min(MAX_PIECE_BYTES);
+        let most = usize::try_from(self.credit).unwrap_or(usize::MAX).min(MAX_PIECE_BYTES);
         let piece = part.split_to(part.len().min(most));
         if part.is_empty() {
             self.parts.pop_front();

@@ -21,9 +21,7 @@ fn body(len: usize) -> Bytes {
 
 /// Frames in writing order: texts as they are, pieces as `<stream>:<length>`.
 fn written(outbox: &mut Outbox) -> Vec<String> {
-    std::iter::from_fn(|| outbox.next_frame())
-        .map(|frame| shown(&frame))
-        .collect()
+    std::iter::from_fn(|| outbox.next_frame()).map(|frame| shown(&frame)).collect()
 }
 
 fn shown(frame: &Frame) -> String {
@@ -52,13 +50,7 @@ fn a_piece_carries_kind_stream_and_exact_bytes() {
     out.open_stream(0x0102_0304, 1_000);
     out.push_body(0x0102_0304, Bytes::from_static(b"\xff\x00x"));
     let frame = out.next_frame();
-    assert_eq!(
-        frame,
-        Some(Frame::Binary {
-            header: [2, 0, 1, 2, 3, 4],
-            payload: Bytes::from_static(b"\xff\x00x")
-        })
-    );
+    assert_eq!(frame, Some(Frame::Binary { header: [2, 0, 1, 2, 3, 4], payload: Bytes::from_static(b"\xff\x00x") }));
 }
 
 #[test]
@@ -80,10 +72,7 @@ fn streams_take_turns_piece_by_piece() {
     out.push_request(3, "r3", "q3".into(), body(70_000), u64::MAX);
     assert_eq!(
         written(&mut out),
-        [
-            "q1", "q2", "q3", "1:65536", "2:100", "3:65536", "1:65536", "3:4464", "1:65536",
-            "1:3392"
-        ]
+        ["q1", "q2", "q3", "1:65536", "2:100", "3:65536", "1:65536", "3:4464", "1:65536", "1:3392"]
     );
 }
 
@@ -148,17 +137,7 @@ fn a_completion_comes_at_once_after_its_piece_even_among_other_streams() {
     out.push_body(2, body(200_000));
     out.push_body(1, body(10));
     out.finish(1, "complete 1".into());
-    assert_eq!(
-        written(&mut out),
-        [
-            "2:65536",
-            "1:10",
-            "complete 1",
-            "2:65536",
-            "2:65536",
-            "2:3392"
-        ]
-    );
+    assert_eq!(written(&mut out), ["2:65536", "1:10", "complete 1", "2:65536", "2:65536", "2:3392"]);
 }
 
 #[test]
@@ -190,21 +169,12 @@ fn discarding_a_finished_stream_drops_its_completion() {
 fn a_cancel_removes_an_unwritten_request_and_follows_a_written_one() {
     let mut out = relay();
     out.push_request(1, "r1", "q1".into(), body(100_000), u64::MAX);
-    assert_eq!(
-        out.cancel(1, "cancel r1".into()),
-        CancelOutcome::RemovedUnsent
-    );
+    assert_eq!(out.cancel(1, "cancel r1".into()), CancelOutcome::RemovedUnsent);
     assert!(out.is_empty());
 
     out.push_request(2, "r2", "q2".into(), body(100_000), u64::MAX);
-    assert_eq!(
-        out.next_frame().map(|frame| shown(&frame)).as_deref(),
-        Some("q2")
-    );
-    assert_eq!(
-        out.next_frame().map(|frame| shown(&frame)).as_deref(),
-        Some("2:65536")
-    );
+    assert_eq!(out.next_frame().map(|frame| shown(&frame)).as_deref(), Some("q2"));
+    assert_eq!(out.next_frame().map(|frame| shown(&frame)).as_deref(), Some("2:65536"));
     assert_eq!(out.cancel(2, "cancel r2".into()), CancelOutcome::Queued);
     assert_eq!(written(&mut out), ["cancel r2"]);
     assert_eq!((out.text_bytes(), out.body_bytes()), (0, 0));
@@ -256,21 +226,12 @@ fn a_demand_never_moves_across_a_request() {
 fn unwritten_requests_are_taken_back_in_order() {
     let mut out = relay();
     for stream in 1..=4 {
-        out.push_request(
-            stream,
-            &format!("r{stream}"),
-            format!("q{stream}"),
-            body(10),
-            100,
-        );
+        out.push_request(stream, &format!("r{stream}"), format!("q{stream}"), body(10), 100);
     }
     out.push_text("ping".into());
     out.next_frame();
     out.cancel(3, String::new());
-    assert_eq!(
-        out.take_unwritten_requests(),
-        [(2, "r2".to_owned()), (4, "r4".to_owned())]
-    );
+    assert_eq!(out.take_unwritten_requests(), [(2, "r2".to_owned()), (4, "r4".to_owned())]);
     assert_eq!(written(&mut out), ["ping", "1:10"]);
     assert!(out.is_empty());
 }
@@ -285,9 +246,7 @@ fn large_parts_are_never_copied_and_small_ones_are_joined_when_they_wait() {
     for _ in 0..300 {
         out.push_body(1, body(1_000));
     }
-    let Some(Frame::Binary { payload, .. }) = out.next_frame() else {
-        panic!("no piece")
-    };
+    let Some(Frame::Binary { payload, .. }) = out.next_frame() else { panic!("no piece") };
     assert_eq!(payload.as_ptr(), at);
     // 300,000 bytes in buffers of at most a piece: five, not three hundred.
     assert_eq!(written(&mut out).len(), 1 + 5);

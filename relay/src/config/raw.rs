@@ -53,6 +53,9 @@ pub(super) struct RawSecret {
 
 impl std::fmt::Debug for RawSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RawSecret").field("file", &self.file).field("not_after", &self.not_after).finish_non_exhaustive()
+        f.debug_struct("RawSecret")
+            .field("file", &self.file)
+            .field("not_after", &self.not_after)
+            .finish_non_exhaustive()
     }
 }

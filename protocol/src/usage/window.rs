@@ -1,0 +1,88 @@
+//! A text of any length in bounded memory: whole while it is short, its two edges when it is not.
+
+/// Up to this size a text is kept whole.
+pub const WHOLE_BYTES: usize = 1 << 20;
+
+/// Of a longer one, so many bytes are kept at each end.
+pub const EDGE_BYTES: usize = 64 << 10;
+
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    /// Everything, or the beginning once `is_cut`.
+    head: Vec<u8>,
+    /// At most two edges long, so that bytes are moved only once per edge.
+    tail: Vec<u8>,
+    is_cut: bool,
+}
+
+impl Window {
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        if !self.is_cut {
+            if self.head.len() + bytes.len() <= WHOLE_BYTES {
+                self.head.extend_from_slice(bytes);
+                return;
+            }
+            self.is_cut = true;
+            let room = EDGE_BYTES.saturating_sub(self.head.len());
+            let begin = self.head.len().saturating_sub(EDGE_BYTES);
+            self.tail.extend_from_slice(&self.head[begin..]);
+            self.head.extend_from_slice(&bytes[..room.min(bytes.len())]);
+            self.head.truncate(EDGE_BYTES);
+            self.head.shrink_to_fit();
+        }
+        if bytes.len() >= EDGE_BYTES {
+            self.tail.clear();
+        }
+        self.tail.extend_from_slice(&bytes[bytes.len().saturating_sub(EDGE_BYTES)..]);
+        if self.tail.len() > 2 * EDGE_BYTES {
+            self.tail.drain(..self.tail.len() - EDGE_BYTES);
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.head.is_empty()
+    }
+
+    /// The whole text, if it is all here.
+    pub(super) fn whole(&self) -> Option<&[u8]> {
+        (!self.is_cut).then_some(&self.head)
+    }
+
+    pub(super) fn head(&self) -> &[u8] {
+        &self.head
+    }
+
+    pub(super) fn tail(&self) -> &[u8] {
+        if self.is_cut { &self.tail } else { &self.head }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_keeps_its_edges_however_it_is_cut() {
+        let text: Vec<u8> = (0..3 * WHOLE_BYTES).map(|at| (at % 253) as u8).collect();
+        for size in [1_000, EDGE_BYTES - 1, 5 * EDGE_BYTES, WHOLE_BYTES, text.len()] {
+            let mut window = Window::default();
+            text.chunks(size).for_each(|part| window.push(part));
+            assert_eq!(window.whole(), None);
+            assert_eq!(window.head(), &text[..EDGE_BYTES]);
+            assert!((EDGE_BYTES..=2 * EDGE_BYTES).contains(&window.tail().len()));
+            assert!(text.ends_with(window.tail()));
+        }
+    }
+
+    #[test]
+    fn a_text_at_the_limit_is_whole() {
+        let mut window = Window::default();
+        window.push(&vec![1; WHOLE_BYTES]);
+        assert_eq!(window.whole().map(<[u8]>::len), Some(WHOLE_BYTES));
+        window.push(&[]);
+        assert!(window.whole().is_some());
+        window.push(&[2]);
+        assert_eq!(window.whole(), None);
+        assert_eq!(window.tail().last(), Some(&2));
+    }
+}

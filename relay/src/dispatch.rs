@@ -1,0 +1,205 @@
+//! The heart of the relay: one provider's queue and registry.
+//!
+//! Pure: no sockets, tasks, clock reads, randomness, logs or metrics. [`Dispatch::handle`] takes one event with the time
+//! at which it happened and says what is to be done about it, so every rule of the contract is a plain test, and whole
+//! histories can be made up at random and replayed. The shell keeps one value per provider behind a lock and carries
+//! out the effects in order before it lets go of the lock.
+//!
+//! What always holds between two events:
+//!
+//! - a request ends exactly once, and at its deadline at the latest;
+//! - no request waits while a worker that could serve it has room; among requests that a worker could serve, the
+//!   oldest goes first, whatever way it came into the queue;
+//! - no worker has more than it acknowledged or granted, nor a model that it did not advertise when it was sent;
+//! - a request whose answer has begun is never sent again; one that has not is sent four times at most, not counting
+//!   refusals and three swaps;
+//! - [`Dispatch::next_timeout`] is the exact time of the next thing that happens by itself;
+//! - memory is bounded by connected workers and requests that have not ended.
+//!
+//! Time passes before an event happens: deadlines that lie before it are carried out first, however late it is told.
+
+mod clock;
+mod deadlines;
+mod demand;
+mod drain_rate;
+mod effect;
+mod event;
+mod lifecycle;
+mod membership;
+mod models;
+mod placing;
+mod queue;
+mod registry;
+mod request;
+mod requeue;
+mod select;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+pub use effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
+pub use event::{
+    AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, Grant, LoadFailure, LossCause,
+    Model, NewRequest, NewWorker, Now, RequestKey, Settings, WorkerKey,
+};
+pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
+
+use clock::{Clock, Moment};
+use demand::Marked;
+use drain_rate::DrainRate;
+use models::Models;
+use queue::Queue;
+use registry::Worker;
+use request::Request;
+
+/// One provider's queue and registry.
+#[derive(Debug)]
+pub struct Dispatch {
+    settings: Settings,
+    phase: Phase,
+    clock: Clock,
+    requests: HashMap<RequestKey, Request>,
+    workers: BTreeMap<WorkerKey, Worker>,
+    models: Models,
+    queue: Queue,
+    /// Running requests by the end of their request timeout.
+    running: BTreeSet<(Moment, RequestKey)>,
+    /// Workers to be told what waits here.
+    marked: Marked,
+    drain_rate: DrainRate,
+    /// Counts sendings, for the rotation among equals.
+    turn: u64,
+}
+
+/// How far the provider is on its way out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Open,
+    /// The relay shuts down.
+    Draining,
+    /// The provider was removed.
+    Deleted,
+}
+
+impl Dispatch {
+    /// A provider without workers or requests.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            phase: Phase::Open,
+            clock: Clock::default(),
+            requests: HashMap::new(),
+            workers: BTreeMap::new(),
+            models: Models::default(),
+            queue: Queue::default(),
+            running: BTreeSet::new(),
+            marked: Marked::new(),
+            drain_rate: DrainRate::default(),
+            turn: 0,
+        }
+    }
+
+    /// Takes in what happened at `now` and appends what is to be done.
+    pub fn handle(&mut self, event: Event, now: Now, out: &mut Vec<Effect>) {
+        let now = self.clock.handle_now(now);
+        self.expire(now, out);
+        self.apply(event, now, out);
+        self.expire(now, out);
+        self.tell_demand(now, out);
+    }
+
+    /// When [`Event::Tick`] is due, if nothing else happens before.
+    pub fn next_timeout(&self) -> Option<Now> {
+        self.clock.instant(self.next_moment()?)
+    }
+
+    fn apply(&mut self, event: Event, now: Moment, out: &mut Vec<Effect>) {
+        match event {
+            Event::Submit(new) => self.handle_submit(&new, now, out),
+            Event::Cancel { request, reason } => self.handle_cancel(request, reason, now, out),
+            Event::WorkerJoined(new) => self.handle_joined(&new, now, out),
+            Event::WorkerLost {
+                worker,
+                started,
+                cause,
+            } => {
+                self.handle_lost(worker, &started, cause, now, out);
+            }
+            Event::ModelsUpdated {
+                worker,
+                models,
+                load,
+            } => {
+                self.handle_models(worker, &models, load, now, out);
+            }
+            Event::LoadReported { worker, load } => self.handle_load(worker, load, now, out),
+            Event::Granted { worker, grant } => self.handle_grant(worker, grant, now, out),
+            Event::Completed {
+                worker,
+                request,
+                attempt,
+            } => {
+                self.handle_completed(worker, request, attempt, now, out);
+            }
+            Event::AttemptFailed {
+                worker,
+                request,
+                attempt,
+                failure,
+            } => {
+                self.handle_attempt_failed((worker, request, attempt), failure, now, out);
+            }
+            Event::WorkerDraining { worker } => self.handle_draining(worker, now, out),
+            Event::SettingsChanged(settings) => self.handle_settings(settings, now, out),
+            Event::Deleted => self.handle_deleted(now, out),
+            Event::DrainBegun => self.handle_drain_begun(),
+            Event::DrainDeadline => self.handle_drain_deadline(now, out),
+            Event::Tick => {}
+        }
+    }
+
+    /// Limits apply to what comes from now on; nobody is evicted. Only a disabled provider ends its waits.
+    fn handle_settings(&mut self, settings: Settings, now: Moment, out: &mut Vec<Effect>) {
+        self.settings = settings;
+        if !self.settings.enabled {
+            self.fail_queued(Failure::Disabled, now, out);
+        }
+    }
+
+    fn handle_deleted(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        self.phase = Phase::Deleted;
+        self.fail_queued(Failure::Deleted, now, out);
+        let workers: Vec<_> = self.workers.keys().copied().collect();
+        for worker in workers {
+            self.handle_draining(worker, now, out);
+        }
+    }
+
+    fn handle_drain_begun(&mut self) {
+        if self.phase == Phase::Open {
+            self.phase = Phase::Draining;
+        }
+    }
+
+    fn handle_drain_deadline(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        self.handle_drain_begun();
+        self.fail_queued(Failure::Draining, now, out);
+        while let Some((_, key)) = self.running.first().copied() {
+            self.take_back(key, CancelReason::DrainDeadline, out);
+            self.fail(key, Failure::Draining, now, out);
+        }
+        let workers: Vec<_> = self.workers.keys().copied().collect();
+        for worker in workers {
+            self.settle(worker, now, out);
+        }
+    }
+
+    fn fail_queued(&mut self, failure: Failure, now: Moment, out: &mut Vec<Effect>) {
+        while let Some(key) = self.queue.order.first().copied() {
+            self.dequeue(key, now);
+            self.fail(key, failure, now, out);
+        }
+    }
+}

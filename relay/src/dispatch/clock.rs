@@ -1,0 +1,136 @@
+//! Time inside the core: whole nanoseconds since the first event, so that sums of deadlines can neither panic nor round.
+//!
+//! A request that waits has two clocks, one that runs while a worker serves its model and one that runs while none
+//! does. Both are read off its model's [`ModelClock`], which adds up how long the model has been cold; its warm time is
+//! the rest. Each only ever grows, and at any moment exactly one of them does, so a deadline on either axis is one
+//! number that never has to be touched again while the request waits.
+
+use std::time::Duration;
+
+use super::event::Now;
+
+/// A length of time, or a place on a model's warm or cold axis, in nanoseconds.
+pub(super) type Span = i64;
+
+/// Settings beyond this (36 years) mean "never"; a few of them still add up without overflow.
+const LONGEST: Span = Span::MAX / 8;
+
+/// A point in time, in nanoseconds since the first event.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Moment(Span);
+
+impl Moment {
+    /// The time from `earlier` to here.
+    pub(super) fn since(self, earlier: Self) -> Span {
+        self.0 - earlier.0
+    }
+
+    /// The moment `span` later.
+    pub(super) fn plus(self, span: Span) -> Self {
+        Self(self.0.saturating_add(span))
+    }
+
+    /// The number itself, for sums over many moments.
+    pub(super) fn nanos(self) -> i128 {
+        i128::from(self.0)
+    }
+}
+
+/// A duration as a span.
+pub(super) fn span(duration: Duration) -> Span {
+    Span::try_from(duration.as_nanos()).map_or(LONGEST, |nanos| nanos.min(LONGEST))
+}
+
+/// A span as a duration; what lies before zero is zero.
+pub(super) fn duration(span: Span) -> Duration {
+    Duration::from_nanos(u64::try_from(span).unwrap_or(0))
+}
+
+/// Translates the shell's instants, and never lets time go back: two tasks may read the clock in one order and take
+/// the lock in the other.
+#[derive(Debug, Default)]
+pub(super) struct Clock {
+    epoch: Option<Now>,
+    latest: Option<Moment>,
+}
+
+impl Clock {
+    /// The moment of an event.
+    pub(super) fn handle_now(&mut self, now: Now) -> Moment {
+        self.epoch.get_or_insert(now);
+        let moment = self.moment(now);
+        self.latest = Some(moment);
+        moment
+    }
+
+    /// The moment at which something is asked.
+    pub(super) fn moment(&self, now: Now) -> Moment {
+        let asked = self.epoch.map_or(Moment(0), |epoch| {
+            Moment(span(now.saturating_duration_since(epoch)))
+        });
+        self.latest.map_or(asked, |latest| asked.max(latest))
+    }
+
+    /// The way back. `None` before the first event, when there is nothing to wait for.
+    pub(super) fn instant(&self, moment: Moment) -> Option<Now> {
+        self.epoch
+            .and_then(|epoch| epoch.checked_add(duration(moment.0)))
+    }
+}
+
+/// How long a model has been cold and warm since the relay first heard of it.
+#[derive(Debug)]
+pub(super) struct ModelClock {
+    cold_before: Span,
+    cold_since: Option<Moment>,
+}
+
+impl ModelClock {
+    /// A model that nobody serves yet.
+    pub(super) fn cold_from(now: Moment) -> Self {
+        Self {
+            cold_before: 0,
+            cold_since: Some(now),
+        }
+    }
+
+    pub(super) fn is_cold(&self) -> bool {
+        self.cold_since.is_some()
+    }
+
+    /// The cold axis: how long the model has been cold altogether.
+    pub(super) fn cold(&self, now: Moment) -> Span {
+        self.cold_before + self.cold_since.map_or(0, |since| now.since(since))
+    }
+
+    /// The warm axis: the time that was not cold.
+    pub(super) fn warm(&self, now: Moment) -> Span {
+        now.0 - self.cold(now)
+    }
+
+    /// Switches to the other axis, if that is a change.
+    pub(super) fn set_cold(&mut self, cold: bool, now: Moment) {
+        if cold == self.is_cold() {
+            return;
+        }
+        self.cold_before = self.cold(now);
+        self.cold_since = cold.then_some(now);
+    }
+
+    /// When the warm axis gets to `due`: now if it has, never if it stands still.
+    pub(super) fn when_warm(&self, due: Span, now: Moment) -> Option<Moment> {
+        if self.warm(now) >= due {
+            return Some(now);
+        }
+        (!self.is_cold()).then(|| Moment(due.saturating_add(self.cold_before)))
+    }
+
+    /// When the cold axis gets to `due`: now if it has, never if it stands still.
+    pub(super) fn when_cold(&self, due: Span, now: Moment) -> Option<Moment> {
+        if self.cold(now) >= due {
+            return Some(now);
+        }
+        self.cold_since
+            .map(|since| since.plus(due - self.cold_before))
+    }
+}

@@ -1,0 +1,86 @@
+//! What ends by itself: waits that took too long, and requests that took too long altogether.
+
+use super::Dispatch;
+use super::clock::Moment;
+use super::effect::{Effect, Failure};
+use super::event::{CancelReason, RequestKey};
+use super::models::ModelId;
+use super::request::{Expiry, State};
+
+impl Dispatch {
+    /// When the next deadline comes or the next message may go.
+    pub(super) fn next_moment(&self) -> Option<Moment> {
+        let running = self.running.first().map(|(due, _)| *due);
+        let marked = self.marked.first().map(|(at, _)| *at);
+        self.queue
+            .next_due()
+            .into_iter()
+            .chain(running)
+            .chain(marked)
+            .min()
+    }
+
+    /// Ends everything whose time is over. Waits first: a deadline that has come is not undone by the slot that another
+    /// one frees in the same instant.
+    pub(super) fn expire(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        loop {
+            if let Some((_, model)) = self.queue.dues.first().filter(|(due, _)| *due <= now) {
+                self.expire_waiting(*model, now, out);
+            } else if let Some((_, key)) = self.queue.walls.first().filter(|(due, _)| *due <= now) {
+                self.expire_queued(*key, Expiry::Waiting, now, out);
+            } else if let Some((_, key)) = self.running.first().filter(|(due, _)| *due <= now) {
+                self.expire_running(*key, now, out);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn expire_waiting(&mut self, model: ModelId, now: Moment, out: &mut Vec<Effect>) {
+        let group = &self.models[model];
+        if let Some(key) = group.queue.warm_expired(&group.clock, now) {
+            let expiry = self
+                .requests
+                .get(&key)
+                .map_or(Expiry::Waiting, |r| r.warm_failure());
+            self.expire_queued(key, expiry, now, out);
+        } else if let Some(key) = group.queue.cold_expired(&group.clock, now) {
+            self.expire_queued(key, Expiry::Waiting, now, out);
+        } else {
+            self.refresh_due(model, now);
+        }
+    }
+
+    /// A wait for a backend that was unreachable, or for a model that could not be loaded, ends with that reason: the
+    /// clock only says that it was not cured in time.
+    fn expire_queued(
+        &mut self,
+        key: RequestKey,
+        expiry: Expiry,
+        now: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        let trouble = self.requests.get(&key).and_then(|request| request.trouble);
+        self.dequeue(key, now);
+        let failure = match (trouble, expiry) {
+            (Some(trouble), _) => trouble.failure(),
+            (None, Expiry::Request) => Failure::RequestTimeout,
+            (None, Expiry::Waiting) => Failure::QueueTimeout {
+                retry_after_secs: self.retry_after_secs(now),
+            },
+        };
+        self.fail(key, failure, now, out);
+    }
+
+    fn expire_running(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+        let Some(request) = self.requests.get(&key) else {
+            return;
+        };
+        let State::Running { worker, .. } = request.state else {
+            return;
+        };
+        self.take_back(key, CancelReason::Timeout, out);
+        self.fail(key, Failure::RequestTimeout, now, out);
+        self.settle(worker, now, out);
+    }
+}

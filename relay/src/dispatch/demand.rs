@@ -1,0 +1,153 @@
+//! Telling workers with several links what waits here, so that they divide their slots fairly.
+//!
+//! The first change goes at once, later ones at most every 50 ms per worker, and the last state always gets out. A
+//! change in a model's queue marks the workers that listen to it; a marked worker stops listening until it was told,
+//! so that a burst of changes costs each worker one message and no request pays for a walk over all of them.
+//! A worker counts down by itself as requests reach it, so what it believes is tracked, not what was last said.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Dispatch;
+use super::clock::{Moment, Span, duration};
+use super::effect::{Effect, ModelDemand};
+use super::event::{Model, WorkerKey};
+use super::models::ModelId;
+
+/// The least time between two messages to one worker.
+const PACE: Span = 50_000_000;
+
+/// What one worker was told.
+#[derive(Debug, Default)]
+pub(super) struct DemandState {
+    /// What it takes to be waiting; models with nothing waiting are absent.
+    believed: BTreeMap<Model, u32>,
+    told_at: Option<Moment>,
+    /// When it will be looked at, if it is marked.
+    marked: Option<Moment>,
+}
+
+impl DemandState {
+    /// The worker was sent a request, and counts one less.
+    pub(super) fn handle_sent(&mut self, model: &Model) {
+        if let Some(count) = self.believed.get_mut(model) {
+            *count -= 1;
+            if *count == 0 {
+                self.believed.remove(model);
+            }
+        }
+    }
+
+    /// The worker refused a request, and counts one more.
+    fn handle_refused(&mut self, model: &Model) {
+        *self.believed.entry(model.clone()).or_default() += 1;
+    }
+}
+
+/// The workers that will be looked at, and when.
+pub(super) type Marked = BTreeSet<(Moment, WorkerKey)>;
+
+impl Dispatch {
+    /// What waits for a model has changed: those who listen will be told.
+    pub(super) fn mark_listeners(&mut self, model: ModelId, now: Moment) {
+        if self.models[model].listeners.is_empty() {
+            return;
+        }
+        for worker in std::mem::take(&mut self.models[model].listeners) {
+            self.mark(worker, now);
+        }
+    }
+
+    /// Looks at what this worker should be told, as soon as its pace allows.
+    pub(super) fn mark(&mut self, key: WorkerKey, now: Moment) {
+        let Some(worker) = self.workers.get_mut(&key) else {
+            return;
+        };
+        if worker.demand.marked.is_some() || !worker.wants_demand() {
+            return;
+        }
+        let at = worker
+            .demand
+            .told_at
+            .map_or(now, |told| told.plus(PACE).max(now));
+        worker.demand.marked = Some(at);
+        self.marked.insert((at, key));
+    }
+
+    /// A worker refused a request: it now believes that one more waits than it was told.
+    pub(super) fn note_refusal(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
+        let name = &self.models[model].name;
+        if let Some(worker) = self
+            .workers
+            .get_mut(&key)
+            .filter(|worker| worker.wants_demand())
+        {
+            worker.demand.handle_refused(name);
+            self.mark(key, now);
+        }
+    }
+
+    /// Stops telling a worker.
+    pub(super) fn forget_demand(&mut self, key: WorkerKey) {
+        let Some(worker) = self.workers.get_mut(&key) else {
+            return;
+        };
+        if let Some(at) = worker.demand.marked.take() {
+            self.marked.remove(&(at, key));
+        }
+        for model in &worker.models {
+            self.models[*model].listeners.remove(&key);
+        }
+    }
+
+    /// Tells the marked workers whose time has come. Last in every event: the state after all that was sent.
+    pub(super) fn tell_demand(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        while let Some((_, key)) = self.marked.first().copied().filter(|(at, _)| *at <= now) {
+            self.marked.pop_first();
+            self.tell(key, now, out);
+        }
+    }
+
+    fn tell(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+        let Some(worker) = self.workers.get(&key) else {
+            return;
+        };
+        let mut demand: Vec<_> = worker
+            .models
+            .iter()
+            .filter_map(|model| self.demand_of(*model, key, now))
+            .collect();
+        demand.sort_unstable_by(|a, b| a.model.cmp(&b.model));
+        let real: BTreeMap<_, _> = demand
+            .iter()
+            .map(|entry| (entry.model.clone(), entry.waiting))
+            .collect();
+        for model in &worker.models {
+            self.models[*model].listeners.insert(key);
+        }
+        let Some(worker) = self.workers.get_mut(&key) else {
+            return;
+        };
+        worker.demand.marked = None;
+        if worker.demand.believed != real {
+            worker.demand.believed = real;
+            worker.demand.told_at = Some(now);
+            out.push(Effect::Demand {
+                worker: key,
+                demand,
+            });
+        }
+    }
+
+    fn demand_of(&self, model: ModelId, worker: WorkerKey, now: Moment) -> Option<ModelDemand> {
+        let group = &self.models[model];
+        let waiting = group.queue.waiting_for(self.workers.get(&worker)?);
+        let oldest = waiting.oldest?;
+        let sum = now.nanos() * i128::from(waiting.count) - waiting.arrivals;
+        Some(ModelDemand {
+            model: group.name.clone(),
+            waiting: waiting.count,
+            oldest: duration(now.since(oldest)),
+            sum: duration(Span::try_from(sum).unwrap_or(Span::MAX)),
+        })
+    }
+}

@@ -1,0 +1,41 @@
+//! How fast the queue has been moving, for the `Retry-After` of those who found it full.
+
+use std::collections::VecDeque;
+
+use super::clock::{Moment, Span};
+
+/// Departures remembered: enough to even out batches, few enough to follow a change of pace.
+const REMEMBERED: usize = 64;
+
+const SECOND: Span = 1_000_000_000;
+
+#[derive(Debug, Default)]
+pub(super) struct DrainRate {
+    departures: VecDeque<Moment>,
+}
+
+impl DrainRate {
+    /// A place in the queue became free.
+    pub(super) fn handle_departure(&mut self, now: Moment) {
+        if self.departures.len() == REMEMBERED {
+            self.departures.pop_front();
+        }
+        self.departures.push_back(now);
+    }
+
+    /// Whole seconds until a queue of this length has moved on, 1 to 60, and never longer than `at_most`, after which
+    /// the places are free in any case.
+    pub(super) fn retry_after_secs(&self, waiting: usize, at_most: Span, now: Moment) -> u32 {
+        // The first departure only starts the measured time, so one alone says nothing.
+        let moved = i64::try_from(self.departures.len().saturating_sub(1)).unwrap_or(i64::MAX);
+        let wait = match self.departures.front() {
+            Some(first) if moved > 0 => {
+                let waiting = i64::try_from(waiting).unwrap_or(i64::MAX);
+                now.since(*first).saturating_mul(waiting) / moved
+            }
+            Some(_) | None => at_most,
+        };
+        let secs = wait.min(at_most).saturating_add(SECOND - 1) / SECOND;
+        u32::try_from(secs.clamp(1, 60)).unwrap_or(60)
+    }
+}

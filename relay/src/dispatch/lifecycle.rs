@@ -1,0 +1,222 @@
+//! The life of a request: submitted, sent, and ended exactly once. What sends it again is in `requeue`.
+
+use super::clock::{Moment, duration, span};
+use super::effect::{Effect, Failure, Stage};
+use super::event::{CancelReason, NewRequest, RequestKey, WorkerKey};
+use super::request::{Limits, Request, State};
+use super::{Dispatch, Phase};
+
+impl Dispatch {
+    pub(super) fn handle_submit(&mut self, new: &NewRequest, now: Moment, out: &mut Vec<Effect>) {
+        // A key names one request for ever; were it to come twice, the first one keeps it.
+        if self.requests.contains_key(&new.key) {
+            return;
+        }
+        let key = new.key;
+        let refusal = self.refuses_new().or_else(|| self.cannot_carry(new));
+        self.admit(new, now);
+        if let Some(failure) = refusal {
+            self.fail(key, failure, now, out);
+            return;
+        }
+        let Some(request) = self.requests.get(&key) else {
+            return;
+        };
+        if let Some(worker) = self.pick(request) {
+            self.send(key, worker, now, out);
+        } else if self.is_full_for(request.bytes) {
+            let retry_after_secs = self.retry_after_secs(now);
+            self.fail(key, Failure::QueueFull { retry_after_secs }, now, out);
+        } else {
+            self.enqueue(key, now);
+        }
+    }
+
+    /// What the provider's state says to any new request.
+    fn refuses_new(&self) -> Option<Failure> {
+        match self.phase {
+            Phase::Deleted => Some(Failure::Deleted),
+            Phase::Draining => Some(Failure::Draining),
+            Phase::Open => (!self.settings.enabled).then_some(Failure::Disabled),
+        }
+    }
+
+    /// What the workers say to this one, whether they have room or not.
+    fn cannot_carry(&self, new: &NewRequest) -> Option<Failure> {
+        if let Some(pin) = new.pin {
+            let Some(worker) = self.workers.get(&pin).filter(|worker| !worker.draining) else {
+                return Some(Failure::AffinityLost);
+            };
+            let too_old = new.needs_core1 && !worker.core1;
+            return too_old.then_some(Failure::WorkerTooOld { worker: pin });
+        }
+        let group = self.models.find(&new.model).filter(|_| new.needs_core1)?;
+        group
+            .only_too_old()
+            .map(|worker| Failure::WorkerTooOld { worker })
+    }
+
+    /// Makes the request known, waiting but not in the queue yet.
+    fn admit(&mut self, new: &NewRequest, now: Moment) {
+        let model = self.models.intern(&new.model, now);
+        self.models.hold(model);
+        let request = Request {
+            key: new.key,
+            model,
+            bytes: new.bytes,
+            pin: new.pin,
+            needs_core1: new.needs_core1,
+            resendable: new.resendable,
+            arrived: now,
+            limits: Limits::new(&self.settings, &new.model),
+            cold_waited: 0,
+            requeues: 0,
+            severed: 0,
+            attempts: 0,
+            failed_on: Vec::new(),
+            trouble: None,
+            state: State::Queued {
+                since: now,
+                cold_start: self.models[model].clock.cold(now),
+            },
+        };
+        self.requests.insert(new.key, request);
+    }
+
+    fn is_full_for(&self, bytes: u64) -> bool {
+        self.queue.order.len() >= self.settings.max_queue_len
+            || self.queue.bytes.saturating_add(bytes) > self.settings.max_queue_bytes
+    }
+
+    pub(super) fn retry_after_secs(&self, now: Moment) -> u32 {
+        let at_most = span(self.settings.queue_timeout);
+        self.drain_rate
+            .retry_after_secs(self.queue.order.len(), at_most, now)
+    }
+
+    pub(super) fn handle_cancel(
+        &mut self,
+        key: RequestKey,
+        reason: CancelReason,
+        now: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(request) = self.requests.get(&key) else {
+            return;
+        };
+        match request.state {
+            State::Queued { .. } => {
+                self.dequeue(key, now);
+                self.end_cancelled(key, reason, Stage::Queued, now, out);
+            }
+            State::Running { worker, .. } => {
+                self.take_back(key, reason, out);
+                self.end_cancelled(key, reason, Stage::InFlight, now, out);
+                self.settle(worker, now, out);
+            }
+        }
+    }
+
+    fn end_cancelled(
+        &mut self,
+        request: RequestKey,
+        reason: CancelReason,
+        stage: Stage,
+        now: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        if reason == CancelReason::Admin {
+            self.fail(request, Failure::CancelledByAdmin, now, out);
+        } else {
+            self.end(request);
+            out.push(Effect::Cancelled {
+                request,
+                reason,
+                stage,
+            });
+        }
+    }
+
+    /// Tells the worker of a running request to stop. Its slot is free at once, even if it never answers.
+    pub(super) fn take_back(
+        &mut self,
+        key: RequestKey,
+        reason: CancelReason,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(request) = self.requests.get(&key) else {
+            return;
+        };
+        let State::Running { worker, .. } = request.state else {
+            return;
+        };
+        out.push(Effect::CancelSent {
+            worker,
+            request: key,
+            attempt: request.attempts,
+            reason,
+        });
+        self.take_from_worker(key);
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.handle_taken_back();
+        }
+    }
+
+    /// Whether this is the sending that runs now; anything else is a late answer and means nothing.
+    pub(super) fn is_current(&self, worker: WorkerKey, key: RequestKey, attempt: u32) -> bool {
+        self.requests.get(&key).is_some_and(|request| {
+            let runs_there =
+                matches!(request.state, State::Running { worker: on, .. } if on == worker);
+            runs_there && request.attempts == attempt
+        })
+    }
+
+    pub(super) fn handle_completed(
+        &mut self,
+        worker: WorkerKey,
+        request: RequestKey,
+        attempt: u32,
+        now: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        if !self.is_current(worker, request, attempt) {
+            return;
+        }
+        self.take_from_worker(request);
+        self.end(request);
+        out.push(Effect::Finished {
+            request,
+            worker,
+            attempt,
+        });
+        self.settle(worker, now, out);
+    }
+
+    /// Ends a request, which is in no queue and on no worker any more, with a word to the client.
+    pub(super) fn fail(
+        &mut self,
+        key: RequestKey,
+        failure: Failure,
+        now: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(request) = self.requests.get(&key) else {
+            return;
+        };
+        let (attempts, age) = (request.attempts, duration(now.since(request.arrived)));
+        out.push(Effect::Fail {
+            request: key,
+            failure,
+            attempts,
+            age,
+        });
+        self.end(key);
+    }
+
+    /// Forgets a request, and its model if that was all.
+    pub(super) fn end(&mut self, key: RequestKey) {
+        if let Some(request) = self.requests.remove(&key) {
+            self.models.let_go(request.model);
+        }
+    }
+}

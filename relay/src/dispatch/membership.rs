@@ -1,0 +1,261 @@
+//! Workers: joining, changing their models, draining, leaving.
+
+use std::collections::HashSet;
+
+use super::clock::Moment;
+use super::effect::{Effect, Failure, RequeueReason};
+use super::event::{Grant, LossCause, Model, NewWorker, RequestKey, WorkerKey};
+use super::models::ModelId;
+use super::registry::Worker;
+use super::{Dispatch, Phase};
+
+impl Dispatch {
+    pub(super) fn handle_joined(&mut self, new: &NewWorker, now: Moment, out: &mut Vec<Effect>) {
+        // A key names one connection for ever; were it to come twice, the first one keeps it.
+        if self.workers.contains_key(&new.key) {
+            return;
+        }
+        let models = self.intern_all(&new.models, now);
+        let worker = Worker::new(new, models);
+        let (key, models) = (worker.key, worker.models.clone());
+        self.workers.insert(key, worker);
+        for model in models {
+            self.begin_serving(key, model, now);
+            self.fail_hopeless(model, now, out);
+        }
+        if self.phase == Phase::Deleted {
+            self.begin_drain(key, now, out);
+            self.settle(key, now, out);
+            return;
+        }
+        self.refresh_rank(key);
+        self.fill(key, now, out);
+    }
+
+    pub(super) fn handle_models(
+        &mut self,
+        key: WorkerKey,
+        models: &[Model],
+        load: Option<u32>,
+        now: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        if !self.workers.contains_key(&key) {
+            return;
+        }
+        let new = self.intern_all(models, now);
+        self.forget_demand(key);
+        self.clear_rank(key);
+        let Some(worker) = self.workers.get_mut(&key) else {
+            return;
+        };
+        worker.announcements += 1;
+        if let Some(load) = load {
+            worker.handle_load(load);
+        }
+        let old = std::mem::replace(&mut worker.models, new.clone());
+        for model in new.iter().filter(|model| old.binary_search(model).is_err()) {
+            self.begin_serving(key, *model, now);
+        }
+        let gone: Vec<_> = old
+            .iter()
+            .filter(|model| new.binary_search(model).is_err())
+            .copied()
+            .collect();
+        for model in &gone {
+            self.models.hold(*model);
+            self.end_serving(key, *model, now);
+        }
+        self.refresh_rank(key);
+        self.fill(key, now, out);
+        for model in new.iter().chain(&gone) {
+            self.fail_hopeless(*model, now, out);
+        }
+        for model in gone {
+            self.models.let_go(model);
+        }
+        self.mark(key, now);
+    }
+
+    pub(super) fn handle_load(
+        &mut self,
+        key: WorkerKey,
+        load: u32,
+        now: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        if let Some(worker) = self.workers.get_mut(&key) {
+            worker.handle_load(load);
+            self.refresh_rank(key);
+            self.fill(key, now, out);
+        }
+    }
+
+    pub(super) fn handle_grant(
+        &mut self,
+        key: WorkerKey,
+        grant: Grant,
+        now: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(worker) = self.workers.get_mut(&key).filter(|worker| worker.core1) else {
+            return;
+        };
+        let told = worker.wants_demand();
+        worker.grant = Some(grant);
+        match (told, worker.wants_demand()) {
+            (false, true) => self.mark(key, now),
+            (true, false) => self.forget_demand(key),
+            (true, true) | (false, false) => {}
+        }
+        self.refresh_rank(key);
+        self.fill(key, now, out);
+    }
+
+    pub(super) fn handle_lost(
+        &mut self,
+        key: WorkerKey,
+        started: &HashSet<RequestKey>,
+        cause: LossCause,
+        now: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        if !self.workers.contains_key(&key) {
+            return;
+        }
+        self.forget_demand(key);
+        self.clear_rank(key);
+        let Some(worker) = self.workers.remove(&key) else {
+            return;
+        };
+        for model in &worker.models {
+            self.models.hold(*model);
+            let group = &mut self.models[*model];
+            group.serving.remove(&worker);
+            group.leaving.remove(&worker);
+            self.refresh_warmth(*model, now);
+        }
+        let reason = match cause {
+            LossCause::Disconnected => RequeueReason::WorkerLost,
+            LossCause::HeartbeatTimeout => RequeueReason::HeartbeatTimeout,
+        };
+        let mut waiting = Vec::new();
+        for request in worker.in_flight.iter().copied() {
+            self.take_from_worker(request);
+            if started.contains(&request) {
+                self.end(request);
+                out.push(Effect::Severed {
+                    request,
+                    worker: key,
+                });
+            } else if self.requeue_lost(request, reason, now, out) {
+                waiting.push(request);
+            }
+        }
+        self.fail_pinned(key, now, out);
+        for request in waiting {
+            self.place_if_queued(request, now, out);
+        }
+        for model in worker.models {
+            self.fail_hopeless(model, now, out);
+            self.models.let_go(model);
+        }
+    }
+
+    pub(super) fn handle_draining(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+        self.begin_drain(key, now, out);
+        self.settle(key, now, out);
+    }
+
+    /// Sends the worker nothing new from now on. Its models go cold where it was the last.
+    pub(super) fn begin_drain(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+        let Some(worker) = self.workers.get(&key).filter(|worker| !worker.draining) else {
+            return;
+        };
+        let models = worker.models.clone();
+        self.forget_demand(key);
+        for model in &models {
+            self.end_serving(key, *model, now);
+        }
+        if let Some(worker) = self.workers.get_mut(&key) {
+            worker.draining = true;
+        }
+        self.refresh_rank(key);
+        for model in &models {
+            self.begin_serving(key, *model, now);
+        }
+        self.fail_pinned(key, now, out);
+        for model in models {
+            self.fail_hopeless(model, now, out);
+        }
+    }
+
+    /// Fails what waits for this worker and no other.
+    fn fail_pinned(&mut self, worker: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+        let pinned: Vec<_> = self
+            .queue
+            .models
+            .iter()
+            .flat_map(|model| self.models[*model].queue.pinned_to(worker))
+            .collect();
+        for request in pinned {
+            self.dequeue(request, now);
+            self.fail(request, Failure::AffinityLost, now, out);
+        }
+    }
+
+    fn intern_all(&mut self, names: &[Model], now: Moment) -> Vec<ModelId> {
+        let mut models: Vec<_> = names
+            .iter()
+            .map(|name| self.models.intern(name, now))
+            .collect();
+        models.sort_unstable();
+        models.dedup();
+        models
+    }
+
+    fn clear_rank(&mut self, key: WorkerKey) {
+        let Some(worker) = self.workers.get_mut(&key) else {
+            return;
+        };
+        if let Some(rank) = worker.rank.take() {
+            for model in &worker.models {
+                self.models[*model].available.remove(&rank, worker.core1);
+            }
+        }
+    }
+
+    fn begin_serving(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
+        let Some(worker) = self.workers.get(&key) else {
+            return;
+        };
+        let group = &mut self.models[model];
+        let servers = if worker.draining {
+            &mut group.leaving
+        } else {
+            &mut group.serving
+        };
+        servers.insert(worker);
+        self.refresh_warmth(model, now);
+    }
+
+    fn end_serving(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
+        let Some(worker) = self.workers.get(&key) else {
+            return;
+        };
+        let group = &mut self.models[model];
+        group.serving.remove(worker);
+        group.leaving.remove(worker);
+        self.refresh_warmth(model, now);
+    }
+
+    /// Switches the model's clock when its first worker came or its last one went.
+    fn refresh_warmth(&mut self, model: ModelId, now: Moment) {
+        let group = &mut self.models[model];
+        let cold = group.serving.is_empty();
+        if cold != group.clock.is_cold() {
+            group.clock.set_cold(cold, now);
+            self.refresh_due(model, now);
+        }
+    }
+}

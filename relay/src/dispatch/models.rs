@@ -1,0 +1,187 @@
+//! The models that anybody serves or asks for. One that nobody does any more is forgotten, whatever clients make up.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ops::{Index, IndexMut};
+
+use super::clock::{ModelClock, Moment};
+use super::event::{Model, WorkerKey};
+use super::queue::ModelQueue;
+use super::registry::Worker;
+use super::select::Available;
+
+/// A model's number, valid while somebody serves it or asks for it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) struct ModelId(usize);
+
+/// All that is kept for one model.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) name: Model,
+    pub(super) clock: ModelClock,
+    /// Who advertises it and takes requests. While there is anyone, the model is warm.
+    pub(super) serving: Servers,
+    /// Who advertises it and drains.
+    pub(super) leaving: Servers,
+    /// Who of those serving has room.
+    pub(super) available: Available,
+    pub(super) queue: ModelQueue,
+    /// Its entry in the queue's list of deadlines.
+    pub(super) due: Option<Moment>,
+    /// Requests for it that have not ended, and events in the middle of something.
+    held: usize,
+    /// Workers to be told when what waits here changes, and that are not about to be told anyway.
+    pub(super) listeners: BTreeSet<WorkerKey>,
+}
+
+/// Workers, kept apart by what they can carry.
+#[derive(Debug, Default)]
+pub(super) struct Servers {
+    pub(super) core1: BTreeSet<WorkerKey>,
+    pub(super) seeds: BTreeSet<WorkerKey>,
+}
+
+impl Servers {
+    pub(super) fn insert(&mut self, worker: &Worker) {
+        self.side(worker.core1).insert(worker.key);
+    }
+
+    pub(super) fn remove(&mut self, worker: &Worker) {
+        self.side(worker.core1).remove(&worker.key);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.core1.is_empty() && self.seeds.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.core1.len() + self.seeds.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = WorkerKey> {
+        self.core1.iter().chain(&self.seeds).copied()
+    }
+
+    /// Those that can carry a request with this need.
+    pub(super) fn able(&self, needs_core1: bool) -> impl Iterator<Item = WorkerKey> {
+        self.core1
+            .iter()
+            .chain(self.seeds.iter().filter(move |_| !needs_core1))
+            .copied()
+    }
+
+    fn side(&mut self, core1: bool) -> &mut BTreeSet<WorkerKey> {
+        if core1 {
+            &mut self.core1
+        } else {
+            &mut self.seeds
+        }
+    }
+}
+
+impl Group {
+    fn new(name: Model, now: Moment) -> Self {
+        Self {
+            name,
+            clock: ModelClock::cold_from(now),
+            serving: Servers::default(),
+            leaving: Servers::default(),
+            available: Available::default(),
+            queue: ModelQueue::default(),
+            due: None,
+            held: 0,
+            listeners: BTreeSet::new(),
+        }
+    }
+
+    /// A worker that cannot carry what needs `core1`, where that is all there is. Nothing at all is not "too old".
+    pub(super) fn only_too_old(&self) -> Option<WorkerKey> {
+        (self.serving.core1.is_empty() && self.leaving.core1.is_empty())
+            .then(|| self.serving.seeds.first().copied())
+            .flatten()
+    }
+
+    fn is_unused(&self) -> bool {
+        self.held == 0 && self.serving.is_empty() && self.leaving.is_empty()
+    }
+}
+
+/// All models, by name and by number.
+#[derive(Debug, Default)]
+pub(super) struct Models {
+    ids: HashMap<Model, ModelId>,
+    groups: Vec<Option<Group>>,
+    free: Vec<ModelId>,
+}
+
+impl Models {
+    pub(super) fn id(&self, name: &str) -> Option<ModelId> {
+        self.ids.get(name).copied()
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<&Group> {
+        self.id(name).map(|id| &self[id])
+    }
+
+    /// The model's number, a new one if it has none. The caller holds it, or has a worker serve it.
+    pub(super) fn intern(&mut self, name: &Model, now: Moment) -> ModelId {
+        if let Some(id) = self.id(name) {
+            return id;
+        }
+        let group = Some(Group::new(name.clone(), now));
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.groups[id.0] = group;
+                id
+            }
+            None => {
+                self.groups.push(group);
+                ModelId(self.groups.len() - 1)
+            }
+        };
+        self.ids.insert(name.clone(), id);
+        id
+    }
+
+    /// Keeps a model in use: for a request until its end, or for as long as an event still has to do with it.
+    pub(super) fn hold(&mut self, id: ModelId) {
+        self[id].held += 1;
+    }
+
+    /// The opposite of [`hold`](Self::hold): forgets the model if nobody serves it or asks for it any more.
+    pub(super) fn let_go(&mut self, id: ModelId) {
+        self[id].held -= 1;
+        self.release(id);
+    }
+
+    fn release(&mut self, id: ModelId) {
+        if self[id].is_unused()
+            && let Some(group) = self.groups[id.0].take()
+        {
+            self.ids.remove(&group.name);
+            self.free.push(id);
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Group> {
+        self.groups.iter().flatten()
+    }
+}
+
+/// A number is only held by whoever keeps its model in use, so it always finds its group.
+impl Index<ModelId> for Models {
+    type Output = Group;
+
+    fn index(&self, id: ModelId) -> &Group {
+        self.groups[id.0]
+            .as_ref()
+            .expect("a model in use has a group")
+    }
+}
+
+impl IndexMut<ModelId> for Models {
+    fn index_mut(&mut self, id: ModelId) -> &mut Group {
+        self.groups[id.0]
+            .as_mut()
+            .expect("a model in use has a group")
+    }
+}

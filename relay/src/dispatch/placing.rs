@@ -1,0 +1,232 @@
+//! Bringing requests and workers together. Two rules hold between any two events: no request waits while a worker that
+//! could serve it has room, and what waits is served oldest first.
+//!
+//! Hence a new request may go straight to a free worker, for nothing that waits could use it; and a worker that gains
+//! room takes from the queue, oldest first, until one of the two is used up.
+
+use super::Dispatch;
+use super::clock::{Moment, duration};
+use super::effect::Effect;
+use super::event::{RequestKey, WorkerKey};
+use super::models::ModelId;
+use super::queue::Place;
+use super::registry::Worker;
+use super::request::{Request, State};
+
+impl Dispatch {
+    /// The best free worker for a request, if there is one.
+    pub(super) fn pick(&self, request: &Request) -> Option<WorkerKey> {
+        let suits = |worker: &Worker| !request.refuses(worker.key, worker.announcements);
+        let Some(pin) = request.pin else {
+            let suits = |key| self.workers.get(&key).is_some_and(suits);
+            return self.models[request.model]
+                .available
+                .best(request.needs_core1, suits);
+        };
+        let worker = self.workers.get(&pin)?;
+        let able = worker.serves(request.model) && (worker.core1 || !request.needs_core1);
+        (able && worker.has_room() && suits(worker)).then_some(pin)
+    }
+
+    /// Sends a waiting request to a free worker, if there is one.
+    pub(super) fn place(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+        let Some(request) = self.requests.get(&key) else {
+            return;
+        };
+        if let Some(worker) = self.pick(request) {
+            self.dequeue(key, now);
+            self.send(key, worker, now, out);
+        }
+    }
+
+    /// Gives a worker with room what it can serve, oldest first.
+    pub(super) fn fill(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+        while let Some(worker) = self.workers.get(&key).filter(|worker| worker.has_room()) {
+            let Some(request) = self.oldest_for(worker) else {
+                break;
+            };
+            self.dequeue(request, now);
+            self.send(request, key, now, out);
+        }
+    }
+
+    /// Looks only at models that this worker serves and that something waits for, starting from the shorter list.
+    fn oldest_for(&self, worker: &Worker) -> Option<RequestKey> {
+        let oldest = |model: &ModelId| self.models[*model].queue.oldest_for(worker);
+        let waiting = &self.queue.models;
+        if waiting.len() < worker.models.len() {
+            waiting
+                .iter()
+                .filter(|model| worker.serves(**model))
+                .filter_map(oldest)
+                .min()
+        } else {
+            worker
+                .models
+                .iter()
+                .filter(|model| waiting.contains(model))
+                .filter_map(oldest)
+                .min()
+        }
+    }
+
+    /// Hands a request, which is in no queue any more, to a worker.
+    pub(super) fn send(
+        &mut self,
+        key: RequestKey,
+        to: WorkerKey,
+        now: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(request) = self.requests.get_mut(&key) else {
+            return;
+        };
+        let Some(worker) = self.workers.get_mut(&to) else {
+            return;
+        };
+        let State::Queued { since, cold_start } = request.state else {
+            return;
+        };
+        let group = &self.models[request.model];
+        request.cold_waited = group.clock.cold(now) - cold_start;
+        request.attempts += 1;
+        let due = request.running_due();
+        request.state = State::Running { worker: to, due };
+        self.running.insert((due, key));
+
+        self.turn += 1;
+        worker.turn = self.turn;
+        worker.in_flight.insert(key);
+        worker.demand.handle_sent(&group.name);
+        out.push(Effect::Send {
+            worker: to,
+            request: key,
+            attempt: request.attempts,
+            waited: duration(now.since(since)),
+        });
+        self.refresh_rank(to);
+    }
+
+    /// Takes a running request from its worker, whose slot is free from here on. The caller says what becomes of the
+    /// request, and then lets the worker fill up.
+    pub(super) fn take_from_worker(&mut self, key: RequestKey) {
+        let Some(request) = self.requests.get(&key) else {
+            return;
+        };
+        let State::Running { worker, due } = request.state else {
+            return;
+        };
+        self.running.remove(&(due, key));
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.in_flight.remove(&key);
+        }
+        self.refresh_rank(worker);
+    }
+
+    /// After a worker gave something back: it takes the next, or is done if it drains.
+    pub(super) fn settle(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+        self.fill(key, now, out);
+        let Some(worker) = self.workers.get_mut(&key) else {
+            return;
+        };
+        if worker.draining && worker.in_flight.is_empty() && !worker.idle_told {
+            worker.idle_told = true;
+            out.push(Effect::DrainedIdle { worker: key });
+        }
+    }
+
+    /// Brings a worker's place among the available up to date.
+    pub(super) fn refresh_rank(&mut self, key: WorkerKey) {
+        let Some(worker) = self.workers.get_mut(&key) else {
+            return;
+        };
+        let rank = worker.next_rank();
+        if rank == worker.rank {
+            return;
+        }
+        for model in &worker.models {
+            let available = &mut self.models[*model].available;
+            if let Some(old) = &worker.rank {
+                available.remove(old, worker.core1);
+            }
+            if let Some(new) = rank {
+                available.insert(new, worker.core1);
+            }
+        }
+        worker.rank = rank;
+    }
+
+    /// Puts a request into the queue, where it stands by its key. Its cold clock goes on from where it stopped.
+    pub(super) fn enqueue(&mut self, key: RequestKey, now: Moment) {
+        let Some(request) = self.requests.get_mut(&key) else {
+            return;
+        };
+        let group = &mut self.models[request.model];
+        let cold_start = group.clock.cold(now) - request.cold_waited;
+        request.state = State::Queued {
+            since: now,
+            cold_start,
+        };
+        let place = place_of(request, cold_start);
+        self.queue.order.insert(key);
+        self.queue.bytes = self.queue.bytes.saturating_add(request.bytes);
+        self.queue.models.insert(request.model);
+        self.queue
+            .walls
+            .extend(place.deadlines.wall.map(|due| (due, key)));
+        group.queue.insert(place);
+        let model = request.model;
+        self.refresh_due(model, now);
+        self.mark_listeners(model, now);
+    }
+
+    /// Takes a request out of the queue.
+    pub(super) fn dequeue(&mut self, key: RequestKey, now: Moment) {
+        let Some(request) = self.requests.get(&key) else {
+            return;
+        };
+        let State::Queued { cold_start, .. } = request.state else {
+            return;
+        };
+        if !self.queue.order.remove(&key) {
+            return;
+        }
+        let place = place_of(request, cold_start);
+        let model = request.model;
+        let group = &mut self.models[model];
+        group.queue.remove(&place);
+        if group.queue.is_empty() {
+            self.queue.models.remove(&model);
+        }
+        self.queue.bytes = self.queue.bytes.saturating_sub(request.bytes);
+        if let Some(due) = place.deadlines.wall {
+            self.queue.walls.remove(&(due, key));
+        }
+        self.drain_rate.handle_departure(now);
+        self.refresh_due(model, now);
+        self.mark_listeners(model, now);
+    }
+
+    /// Brings a model's entry in the list of deadlines up to date.
+    pub(super) fn refresh_due(&mut self, model: ModelId, now: Moment) {
+        let group = &mut self.models[model];
+        let due = group.queue.next_due(&group.clock, now);
+        if due == group.due {
+            return;
+        }
+        if let Some(old) = std::mem::replace(&mut group.due, due) {
+            self.queue.dues.remove(&(old, model));
+        }
+        self.queue.dues.extend(due.map(|due| (due, model)));
+    }
+}
+
+fn place_of(request: &Request, cold_start: i64) -> Place {
+    Place {
+        key: request.key,
+        pin: request.pin,
+        lane: request.lane(),
+        arrived: request.arrived,
+        deadlines: request.deadlines(cold_start),
+    }
+}

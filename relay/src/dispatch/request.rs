@@ -1,0 +1,199 @@
+//! One request: what it needs, what it has been through, and where it is now.
+
+use super::clock::{Moment, Span, span};
+use super::effect::Failure;
+use super::event::{DEFAULT_COLD_TIMEOUT, LoadFailure, Model, RequestKey, Settings, WorkerKey};
+use super::models::ModelId;
+use super::queue::LaneKey;
+use std::time::Duration;
+
+/// Losses and broken backends that a request survives.
+pub(super) const MAX_REQUEUES: u32 = 3;
+
+/// Swaps that a request survives.
+pub(super) const MAX_SEVERED: u32 = 3;
+
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) key: RequestKey,
+    pub(super) model: ModelId,
+    pub(super) bytes: u64,
+    pub(super) pin: Option<WorkerKey>,
+    pub(super) needs_core1: bool,
+    pub(super) resendable: bool,
+    pub(super) arrived: Moment,
+    pub(super) limits: Limits,
+    /// Cold time of the waits that are over.
+    pub(super) cold_waited: Span,
+    /// Requeues that spent an attempt.
+    pub(super) requeues: u32,
+    /// Requeues by a swap.
+    pub(super) severed: u32,
+    /// How often it was sent.
+    pub(super) attempts: u32,
+    /// Workers that failed it, sorted.
+    pub(super) failed_on: Vec<FailedOn>,
+    /// The last failure that its waiting must be blamed on.
+    pub(super) trouble: Option<Trouble>,
+    pub(super) state: State,
+}
+
+/// Where a request is. Its end is its removal.
+#[derive(Debug)]
+pub(super) enum State {
+    Queued {
+        /// Since this arrival or requeue.
+        since: Moment,
+        /// Where its cold clock stood at zero, on its model's cold axis.
+        cold_start: Span,
+    },
+    Running {
+        worker: WorkerKey,
+        /// The end of the request timeout.
+        due: Moment,
+    },
+}
+
+/// A worker that failed a request, and how often it had advertised its models then: once it does so again, it may try again.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct FailedOn {
+    pub(super) worker: WorkerKey,
+    pub(super) announcement: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Trouble {
+    Unreachable,
+    Load {
+        code: LoadFailure,
+        retry_after: Option<Duration>,
+    },
+}
+
+impl Trouble {
+    /// Whether it is over once everybody has tried. A backend that was unreachable is waited for instead.
+    pub(super) fn ends_without_candidate(self) -> bool {
+        matches!(self, Self::Load { .. })
+    }
+
+    pub(super) fn failure(self) -> Failure {
+        match self {
+            Self::Unreachable => Failure::BackendUnreachable,
+            Self::Load { code, retry_after } => Failure::LoadFailed { code, retry_after },
+        }
+    }
+}
+
+/// The timeouts of one request, taken from the settings at its arrival.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    queue: Span,
+    /// `None`: one waiting clock, warm or cold.
+    cold: Option<Span>,
+    request: Span,
+}
+
+impl Limits {
+    pub(super) fn new(settings: &Settings, model: &Model) -> Self {
+        let declared = || {
+            settings
+                .cold_models
+                .contains(model)
+                .then(|| settings.queue_timeout.max(DEFAULT_COLD_TIMEOUT))
+        };
+        Self {
+            queue: span(settings.queue_timeout),
+            cold: settings.cold_timeout.or_else(declared).map(span),
+            request: span(settings.request_timeout),
+        }
+    }
+}
+
+/// When a waiting request must end, on each axis that can end it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Deadlines {
+    /// On its model's warm axis.
+    pub(super) warm: Option<Span>,
+    /// On its model's cold axis.
+    pub(super) cold: Option<Span>,
+    /// On the wall.
+    pub(super) wall: Option<Moment>,
+}
+
+impl Request {
+    /// The deadlines of a wait whose cold clock stood at zero at `cold_start`.
+    ///
+    /// Warm time since arrival is all time less cold waiting: `(now - arrived) - (cold(now) - cold_start)`, which is
+    /// `warm(now) - (arrived - cold_start)` on the model's warm axis. Running time is in it, as it must be.
+    pub(super) fn deadlines(&self, cold_start: Span) -> Deadlines {
+        let Limits {
+            queue,
+            cold,
+            request,
+        } = self.limits;
+        let warm_zero = i64::try_from(self.arrived.nanos()).unwrap_or(0) - cold_start;
+        match cold {
+            Some(cold) => Deadlines {
+                warm: Some(warm_zero + queue.min(request)),
+                cold: Some(cold_start + cold),
+                wall: None,
+            },
+            // The wall ends it first unless the request timeout is the shorter one.
+            None => Deadlines {
+                warm: (request < queue).then(|| warm_zero + request),
+                cold: None,
+                wall: Some(self.arrived.plus(queue)),
+            },
+        }
+    }
+
+    /// Which workers can serve it, besides its pin.
+    pub(super) fn lane(&self) -> LaneKey {
+        LaneKey {
+            needs_core1: self.needs_core1,
+            failed_on: self.failed_on.clone(),
+        }
+    }
+
+    /// What ends a request on its warm deadline.
+    pub(super) fn warm_failure(&self) -> Expiry {
+        if self.limits.request < self.limits.queue {
+            Expiry::Request
+        } else {
+            Expiry::Waiting
+        }
+    }
+
+    /// When it must end if it runs from now on.
+    pub(super) fn running_due(&self) -> Moment {
+        self.arrived.plus(self.cold_waited + self.limits.request)
+    }
+
+    /// Whether this worker failed it and has not advertised its models since.
+    pub(super) fn refuses(&self, worker: WorkerKey, announcements: u64) -> bool {
+        refuses(&self.failed_on, worker, announcements)
+    }
+
+    pub(super) fn note_failed_on(&mut self, entry: FailedOn) {
+        self.failed_on.retain(|old| old.worker != entry.worker);
+        let place = self.failed_on.partition_point(|old| *old < entry);
+        self.failed_on.insert(place, entry);
+    }
+}
+
+/// Which clock ran out on a waiting request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Expiry {
+    Waiting,
+    Request,
+}
+
+/// Whether a list of failures rules a worker out.
+pub(super) fn refuses(failed_on: &[FailedOn], worker: WorkerKey, announcements: u64) -> bool {
+    failed_on
+        .binary_search(&FailedOn {
+            worker,
+            announcement: announcements,
+        })
+        .is_ok()
+}

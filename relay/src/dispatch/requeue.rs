@@ -1,0 +1,235 @@
+//! What becomes of a request that its worker did not answer: it waits again at its original place, or it ends.
+//!
+//! A loss or a broken backend spends one of three attempts, a swap one of three of its own, a refusal none. A request
+//! that is pinned or cannot be sent twice is never sent elsewhere.
+
+use super::clock::Moment;
+use super::effect::{Effect, Failure, RequeueReason};
+use super::event::{AttemptFailure, RequestKey, WorkerKey};
+use super::models::ModelId;
+use super::queue::LaneKey;
+use super::request::{FailedOn, MAX_REQUEUES, MAX_SEVERED, Trouble};
+use super::{Dispatch, Phase};
+
+impl Dispatch {
+    pub(super) fn handle_attempt_failed(
+        &mut self,
+        (worker, key, attempt): (WorkerKey, RequestKey, u32),
+        failure: AttemptFailure,
+        now: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        if !self.is_current(worker, key, attempt) {
+            return;
+        }
+        self.take_from_worker(key);
+        match failure {
+            AttemptFailure::AtCapacity => self.note_at_capacity(worker, key, now),
+            AttemptFailure::Draining => self.begin_drain(worker, now, out),
+            AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
+                self.note_failed_on(worker, key, Trouble::Unreachable);
+            }
+            AttemptFailure::LoadFailed { code, retry_after } => {
+                self.note_failed_on(worker, key, Trouble::Load { code, retry_after });
+            }
+            AttemptFailure::SeveredBySwap | AttemptFailure::Fatal => {}
+        }
+        match self.verdict(key, failure) {
+            Err(failure) => {
+                self.fail(key, failure, now, out);
+                self.settle(worker, now, out);
+            }
+            Ok(reason) => {
+                out.push(Effect::Requeued {
+                    request: key,
+                    reason,
+                    attempt,
+                });
+                self.enqueue(key, now);
+                // The worker's own slot goes by age like any other; only then does this request look elsewhere.
+                self.settle(worker, now, out);
+                self.place_if_queued(key, now, out);
+                self.end_if_hopeless(key, now, out);
+            }
+        }
+    }
+
+    /// What changed while the request ran may have left it nobody.
+    fn end_if_hopeless(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+        if let Some(model) = self.requests.get(&key).map(|request| request.model) {
+            self.fail_hopeless(model, now, out);
+        }
+    }
+
+    fn note_at_capacity(&mut self, worker: WorkerKey, key: RequestKey, now: Moment) {
+        let Some(model) = self.requests.get(&key).map(|request| request.model) else {
+            return;
+        };
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.handle_refusal();
+        }
+        self.refresh_rank(worker);
+        self.note_refusal(worker, model, now);
+    }
+
+    fn note_failed_on(&mut self, worker: WorkerKey, key: RequestKey, trouble: Trouble) {
+        let Some(request) = self.requests.get_mut(&key) else {
+            return;
+        };
+        let Some(announcement) = self.workers.get(&worker).map(|worker| worker.announcements)
+        else {
+            return;
+        };
+        // Failures of workers that are gone, or have announced themselves anew, no longer matter.
+        request.failed_on.retain(|entry| {
+            self.workers
+                .get(&entry.worker)
+                .is_some_and(|worker| worker.announcements == entry.announcement)
+        });
+        request.note_failed_on(FailedOn {
+            worker,
+            announcement,
+        });
+        request.trouble = Some(trouble);
+    }
+
+    /// Whether a request whose worker failed it waits again, and how it ends if not.
+    fn verdict(
+        &mut self,
+        key: RequestKey,
+        failure: AttemptFailure,
+    ) -> Result<RequeueReason, Failure> {
+        let refusal = self.refuses_waiting();
+        let Some(request) = self.requests.get(&key) else {
+            return Err(Failure::Fatal);
+        };
+        let untried = self.has_candidate(request.model, &request.lane());
+        let Some(request) = self.requests.get_mut(&key) else {
+            return Err(Failure::Fatal);
+        };
+        let (reason, otherwise) = match failure {
+            AttemptFailure::Fatal => return Err(Failure::Fatal),
+            AttemptFailure::AtCapacity => (RequeueReason::AtCapacity, Failure::RequeueExhausted),
+            AttemptFailure::Draining if request.pin.is_some() => return Err(Failure::AffinityLost),
+            AttemptFailure::Draining => (RequeueReason::Draining, Failure::RequeueExhausted),
+            AttemptFailure::SeveredBySwap => {
+                request.severed += 1;
+                if request.severed > MAX_SEVERED {
+                    return Err(Failure::SeveredBySwap);
+                }
+                (RequeueReason::SeveredBySwap, Failure::SeveredBySwap)
+            }
+            AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
+                if request.requeues == MAX_REQUEUES || request.pin.is_some() {
+                    return Err(Failure::BackendUnreachable);
+                }
+                request.requeues += 1;
+                let unreachable = failure == AttemptFailure::BackendUnreachable;
+                let reason = if unreachable {
+                    RequeueReason::BackendUnreachable
+                } else {
+                    RequeueReason::BackendReset
+                };
+                (reason, Failure::BackendUnreachable)
+            }
+            AttemptFailure::LoadFailed { code, retry_after } => {
+                let failure = Failure::LoadFailed { code, retry_after };
+                if !untried || request.pin.is_some() {
+                    return Err(failure);
+                }
+                (RequeueReason::LoadFailed, failure)
+            }
+        };
+        if !request.resendable {
+            return Err(otherwise);
+        }
+        refusal.map_or(Ok(reason), Err)
+    }
+
+    /// What a provider without a queue says to a request that would have to wait again. A relay that shuts down still
+    /// has its queue.
+    fn refuses_waiting(&self) -> Option<Failure> {
+        match self.phase {
+            Phase::Deleted => Some(Failure::Deleted),
+            Phase::Open | Phase::Draining => (!self.settings.enabled).then_some(Failure::Disabled),
+        }
+    }
+
+    /// Requeues what a lost worker had and nobody had seen anything of. Returns whether it waits again.
+    pub(super) fn requeue_lost(
+        &mut self,
+        key: RequestKey,
+        reason: RequeueReason,
+        now: Moment,
+        out: &mut Vec<Effect>,
+    ) -> bool {
+        let refusal = self.refuses_waiting();
+        let Some(request) = self.requests.get_mut(&key) else {
+            return false;
+        };
+        let failure = if request.pin.is_some() {
+            Some(Failure::AffinityLost)
+        } else if request.requeues == MAX_REQUEUES || !request.resendable {
+            Some(Failure::RequeueExhausted)
+        } else {
+            refusal
+        };
+        if let Some(failure) = failure {
+            self.fail(key, failure, now, out);
+            return false;
+        }
+        request.requeues += 1;
+        out.push(Effect::Requeued {
+            request: key,
+            reason,
+            attempt: request.attempts,
+        });
+        self.enqueue(key, now);
+        true
+    }
+
+    pub(super) fn place_if_queued(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+        if self.queue.order.contains(&key) {
+            self.place(key, now, out);
+        }
+    }
+
+    /// Ends requests of a model that no worker could ever serve as things stand: what needs `core1` where all workers
+    /// are too old, and what could not be loaded where everybody has tried.
+    pub(super) fn fail_hopeless(&mut self, model: ModelId, now: Moment, out: &mut Vec<Effect>) {
+        let group = &self.models[model];
+        let too_old = group.only_too_old();
+        let mut failures = Vec::new();
+        for (lane, waiting) in group.queue.open_lanes() {
+            if let Some(worker) = too_old.filter(|_| lane.needs_core1) {
+                failures.extend(
+                    waiting
+                        .keys()
+                        .map(|key| (key, Failure::WorkerTooOld { worker })),
+                );
+            } else if !lane.failed_on.is_empty() && !self.has_candidate(model, lane) {
+                failures.extend(waiting.keys().filter_map(|key| {
+                    let trouble = self.requests.get(&key)?.trouble?;
+                    trouble
+                        .ends_without_candidate()
+                        .then_some((key, trouble.failure()))
+                }));
+            }
+        }
+        failures.sort_unstable_by_key(|(key, _)| *key);
+        for (key, failure) in failures {
+            self.dequeue(key, now);
+            self.fail(key, failure, now, out);
+        }
+    }
+
+    /// Whether some worker that takes requests could serve this lane, now or when it has room.
+    fn has_candidate(&self, model: ModelId, lane: &LaneKey) -> bool {
+        let mut able = self.models[model].serving.able(lane.needs_core1);
+        able.any(|key| {
+            self.workers
+                .get(&key)
+                .is_some_and(|worker| lane.admits(worker))
+        })
+    }
+}

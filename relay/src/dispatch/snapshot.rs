@@ -1,0 +1,195 @@
+//! What can be asked of the core. Nothing here changes anything.
+
+use std::time::Duration;
+
+use super::Dispatch;
+use super::clock::duration;
+use super::event::{Grant, Model, Now, RequestKey, WorkerKey};
+use super::models::Group;
+use super::registry::Worker;
+use super::request::State;
+
+/// One worker, as it stands.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WorkerSnapshot {
+    /// Its connection.
+    pub key: WorkerKey,
+    /// What it advertises, sorted.
+    pub models: Vec<Model>,
+    /// What it acknowledged.
+    pub max_concurrent: u32,
+    /// Whether it speaks `core1`.
+    pub core1: bool,
+    /// Everything it runs, as far as is known.
+    pub load: u32,
+    /// Its last word on its load.
+    pub reported_load: u32,
+    /// Our requests on it, oldest first.
+    pub in_flight: Vec<RequestKey>,
+    /// Whether it gets nothing new.
+    pub draining: bool,
+    /// Its last grant, less what it refused since.
+    pub grant: Option<Grant>,
+}
+
+/// One model, as it stands.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ModelSnapshot {
+    /// Its name.
+    pub model: Model,
+    /// How many requests wait for it.
+    pub waiting: u32,
+    /// The age of the oldest of them.
+    pub oldest: Option<Duration>,
+    /// How many workers that are not draining serve it.
+    pub workers: usize,
+}
+
+/// Where a request is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RequestPlace {
+    /// It waits.
+    Queued,
+    /// A worker has it.
+    Running {
+        /// The worker.
+        worker: WorkerKey,
+        /// Which sending.
+        attempt: u32,
+    },
+}
+
+impl Dispatch {
+    /// How many requests wait.
+    pub fn queue_len(&self) -> usize {
+        self.queue.order.len()
+    }
+
+    /// How many body bytes wait.
+    pub fn queue_bytes(&self) -> u64 {
+        self.queue.bytes
+    }
+
+    /// How many requests workers have.
+    pub fn in_flight(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Whether nothing waits and nothing runs.
+    pub fn is_idle(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// The age of the oldest request that waits.
+    pub fn oldest_age(&self, now: Now) -> Option<Duration> {
+        let oldest = self.requests.get(self.queue.order.first()?)?;
+        Some(duration(self.clock.moment(now).since(oldest.arrived)))
+    }
+
+    /// When a place in the queue is likely free, in whole seconds, 1 to 60.
+    pub fn retry_after(&self, now: Now) -> u32 {
+        self.retry_after_secs(self.clock.moment(now))
+    }
+
+    /// Where a request is; `None` once it has ended.
+    pub fn place_of(&self, request: RequestKey) -> Option<RequestPlace> {
+        self.requests
+            .get(&request)
+            .map(|request| match request.state {
+                State::Queued { .. } => RequestPlace::Queued,
+                State::Running { worker, .. } => RequestPlace::Running {
+                    worker,
+                    attempt: request.attempts,
+                },
+            })
+    }
+
+    /// What waits, oldest first.
+    pub fn queued(&self) -> impl Iterator<Item = RequestKey> {
+        self.queue.order.iter().copied()
+    }
+
+    /// Every model that a worker serves or a request asks for, sorted by name.
+    pub fn models(&self, now: Now) -> Vec<ModelSnapshot> {
+        let now = self.clock.moment(now);
+        let mut models: Vec<_> = self
+            .models
+            .iter()
+            .map(|group| {
+                let waiting = group.queue.waiting();
+                ModelSnapshot {
+                    model: group.name.clone(),
+                    waiting: waiting.count,
+                    oldest: waiting.oldest.map(|oldest| duration(now.since(oldest))),
+                    workers: group.serving.len(),
+                }
+            })
+            .collect();
+        models.sort_unstable_by(|a, b| a.model.cmp(&b.model));
+        models
+    }
+
+    /// Every connected worker, in the order in which they came.
+    pub fn workers(&self) -> impl Iterator<Item = WorkerSnapshot> {
+        self.workers.values().map(|worker| self.snapshot(worker))
+    }
+
+    /// One worker; `None` once it is lost.
+    pub fn worker(&self, worker: WorkerKey) -> Option<WorkerSnapshot> {
+        self.workers
+            .get(&worker)
+            .map(|worker| self.snapshot(worker))
+    }
+
+    /// How many workers are connected, draining ones too.
+    pub fn worker_count(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Whether any connected worker serves the model, a draining one too: it is known, if perhaps not for long.
+    pub fn worker_serves(&self, model: &str) -> bool {
+        self.models
+            .find(model)
+            .is_some_and(|group| !group.serving.is_empty() || !group.leaving.is_empty())
+    }
+
+    /// Whether a worker that takes new requests serves the model.
+    pub fn is_warm(&self, model: &str) -> bool {
+        self.models
+            .find(model)
+            .is_some_and(|group| !group.clock.is_cold())
+    }
+
+    /// Whether a connected worker with `core1` serves the model, a draining one too.
+    pub fn has_core1_worker_for(&self, model: &str) -> bool {
+        let any =
+            |group: &Group| !group.serving.core1.is_empty() || !group.leaving.core1.is_empty();
+        self.models.find(model).is_some_and(any)
+    }
+
+    /// The one worker that takes new requests for the model, if it is the only one.
+    pub fn sole_worker_for(&self, model: &str) -> Option<WorkerKey> {
+        let serving = &self.models.find(model)?.serving;
+        serving.iter().next().filter(|_| serving.len() == 1)
+    }
+
+    fn snapshot(&self, worker: &Worker) -> WorkerSnapshot {
+        let mut models: Vec<_> = worker
+            .models
+            .iter()
+            .map(|model| self.models[*model].name.clone())
+            .collect();
+        models.sort_unstable();
+        WorkerSnapshot {
+            key: worker.key,
+            models,
+            max_concurrent: worker.max_concurrent,
+            core1: worker.core1,
+            load: worker.load(),
+            reported_load: worker.reported_load,
+            in_flight: worker.in_flight.iter().copied().collect(),
+            draining: worker.draining,
+            grant: worker.grant,
+        }
+    }
+}

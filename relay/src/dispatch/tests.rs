@@ -1,0 +1,1 @@
+//! One behaviour per test, with the exact effects on one screen.

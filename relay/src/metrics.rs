@@ -1,0 +1,189 @@
+//! The relay's metrics: names and labels in one place, typed handles for everybody else.
+//!
+//! Labels are bounded. A `model` is only ever one that is registered or aliased, else `unknown`, because clients choose
+//! that string; endpoints, outcomes and reasons are enums; no histogram has a worker label; nothing is labelled by key.
+//! What happens is counted where it happens, through handles that are looked up once ([`ProviderSeries`],
+//! [`RequestSeries`]). What *is* (depths, workers, slots) is not mirrored: it is asked for at scrape time from a
+//! [`StateSource`], so that it cannot drift, and a worker or provider that is gone has no series.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use modelrelay_protocol::paths::Endpoint;
+use prometheus::{Encoder, TextEncoder};
+
+mod families;
+mod labels;
+mod process;
+mod series;
+mod state;
+
+pub use labels::{
+    ClientKind, ConnectionResult, DisconnectReason, Outcome, QueueOutcome, Realm, RequeueReason,
+    Stage, TokenKind, UNKNOWN,
+};
+pub use series::{ProviderSeries, RequestEnd, RequestSeries};
+pub use state::{ModelState, ProviderState, State, StateSource, WorkerState};
+
+use families::Families;
+
+/// What the scrape endpoint answers with.
+pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
+
+/// All metrics of one relay.
+pub struct Metrics {
+    families: Arc<Families>,
+    /// Looked up when a request or a worker arrives, not per chunk.
+    providers: RwLock<HashMap<String, Arc<ProviderSeries>>>,
+    /// One scrape at a time: gauges are rewritten as a whole.
+    scrape: Mutex<()>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// Registers every family; nothing has happened yet.
+    pub fn new() -> Self {
+        let families = Arc::new(Families::new());
+        families
+            .build_info
+            .with_label_values(&[crate_version(), revision(), rustc()])
+            .set(1);
+        Self {
+            families,
+            providers: RwLock::default(),
+            scrape: Mutex::new(()),
+        }
+    }
+
+    /// The series of a provider, made on first use.
+    pub fn provider(&self, name: &str) -> Arc<ProviderSeries> {
+        let known = self
+            .providers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)
+            .cloned();
+        known.unwrap_or_else(|| {
+            let mut providers = self
+                .providers
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            let make = || Arc::new(ProviderSeries::new(name, Arc::clone(&self.families)));
+            Arc::clone(providers.entry(name.to_owned()).or_insert_with(make))
+        })
+    }
+
+    /// Deletes a removed provider's series. Requests that still hold its handles count into nothing from now on.
+    pub fn remove_provider(&self, name: &str) {
+        let removed = self
+            .providers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(name);
+        if let Some(series) = removed {
+            series.retire();
+        }
+        self.families.delete_where("provider", name);
+    }
+
+    /// A request that ended before it had a provider: no key, no such model, no such route. `provider` and `model` are
+    /// `unknown`.
+    pub fn unrouted_request_finished(&self, endpoint: Endpoint, outcome: Outcome, code: u16) {
+        let code = code.to_string();
+        let labels = [UNKNOWN, UNKNOWN, endpoint.as_str(), outcome.as_str(), &code];
+        self.families.requests.with_label_values(&labels).inc();
+    }
+
+    /// A request's body was read.
+    pub fn request_body_received(&self, endpoint: Endpoint, bytes: u64) {
+        self.families
+            .request_body
+            .with_label_values(&[endpoint.as_str()])
+            .observe(bytes as f64);
+    }
+
+    /// A response's body ended, whole or not.
+    pub fn response_body_sent(&self, endpoint: Endpoint, bytes: u64) {
+        self.families
+            .response_body
+            .with_label_values(&[endpoint.as_str()])
+            .observe(bytes as f64);
+    }
+
+    /// The relay's own time on a request: from its last byte to the worker, and from the worker's head to the client.
+    pub fn overhead_observed(&self, endpoint: Endpoint, spent: Duration) {
+        self.families
+            .overhead
+            .with_label_values(&[endpoint.as_str()])
+            .observe(spent.as_secs_f64());
+    }
+
+    /// An SDK sent `x-stainless-retry-count` above zero.
+    pub fn client_retried(&self, client: ClientKind) {
+        self.families
+            .client_retries
+            .with_label_values(&[client.as_str()])
+            .inc();
+    }
+
+    /// A login failed.
+    pub fn login_failed(&self, realm: Realm) {
+        self.families
+            .auth_failures
+            .with_label_values(&[realm.as_str()])
+            .inc();
+    }
+
+    /// A configuration counts from now on; the series of the one before is deleted.
+    pub fn config_loaded(&self, hash: &str) {
+        self.families.config_info.reset();
+        self.families.config_info.with_label_values(&[hash]).set(1);
+        self.families.config_ok.set(1);
+    }
+
+    /// A changed configuration could not be used; the last good one still counts.
+    pub fn config_refused(&self) {
+        self.families.config_ok.set(0);
+    }
+
+    /// The text of a scrape.
+    pub fn render(&self, source: &dyn StateSource) -> String {
+        let state = source.state();
+        let _one_at_a_time = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
+        self.families.gauges.show(&state);
+        process::show(&self.families.process);
+        let mut text = Vec::new();
+        if let Err(error) = TextEncoder::new().encode(&self.families.registry.gather(), &mut text) {
+            tracing::error!(%error, "metrics cannot be written");
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    }
+}
+
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+fn crate_version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+/// Set by release builds; a build from a clone need not have it.
+fn revision() -> &'static str {
+    option_env!("MODELRELAY_REVISION").unwrap_or(UNKNOWN)
+}
+
+fn rustc() -> &'static str {
+    option_env!("MODELRELAY_RUSTC").unwrap_or(UNKNOWN)
+}
+
+#[cfg(test)]
+mod tests;

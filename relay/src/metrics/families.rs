@@ -1,0 +1,305 @@
+//! Every family: name, help, labels, buckets. The names are the contract of dashboards and alerts.
+
+use std::collections::HashMap;
+
+use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
+use prometheus::{
+    GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
+
+use super::process::ProcessGauges;
+use super::state::StateGauges;
+
+const LONG: &[f64] = &[
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0,
+    3600.0,
+];
+const FIRST_TOKEN: &[f64] = &[
+    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+    600.0,
+];
+const INTERVAL: &[f64] = &[
+    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
+];
+const QUEUE: &[f64] = &[
+    0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0,
+];
+const SIZE: &[f64] = &[
+    256.0,
+    1024.0,
+    4096.0,
+    16_384.0,
+    65_536.0,
+    262_144.0,
+    1_048_576.0,
+    4_194_304.0,
+    16_777_216.0,
+    33_554_432.0,
+];
+const OVERHEAD: &[f64] = &[
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
+];
+
+const PREFIX: &str = "modelrelay_";
+
+pub(super) struct Families {
+    pub(super) registry: Registry,
+    pub(super) requests: IntCounterVec,
+    pub(super) request_duration: HistogramVec,
+    pub(super) first_token: HistogramVec,
+    pub(super) upstream_first_token: HistogramVec,
+    pub(super) inter_chunk: HistogramVec,
+    pub(super) output_token: HistogramVec,
+    pub(super) queue_wait: HistogramVec,
+    pub(super) requeues: IntCounterVec,
+    pub(super) cancellations: IntCounterVec,
+    pub(super) client_retries: IntCounterVec,
+    pub(super) tokens: IntCounterVec,
+    pub(super) request_body: HistogramVec,
+    pub(super) response_body: HistogramVec,
+    pub(super) worker_connections: IntCounterVec,
+    pub(super) worker_disconnects: IntCounterVec,
+    pub(super) heartbeat_rtt: HistogramVec,
+    pub(super) auth_failures: IntCounterVec,
+    pub(super) overhead: HistogramVec,
+    pub(super) config_info: IntGaugeVec,
+    pub(super) config_ok: IntGauge,
+    pub(super) build_info: IntGaugeVec,
+    pub(super) gauges: StateGauges,
+    pub(super) process: ProcessGauges,
+}
+
+impl Families {
+    pub(super) fn new() -> Self {
+        let registry = Registry::new();
+        let counter = |name, help, labels: &[&str]| counter_vec(&registry, name, help, labels);
+        let histogram = |name, help, buckets, labels: &[&str]| {
+            histogram_vec(&registry, name, help, buckets, labels)
+        };
+        let request = &["provider", "model", "endpoint"];
+        Self {
+            requests: counter(
+                "requests_total",
+                "Requests that ended.",
+                &["provider", "model", "endpoint", "outcome", "code"],
+            ),
+            request_duration: histogram(
+                "request_duration_seconds",
+                "From a request's acceptance to its last byte.",
+                LONG,
+                &["provider", "model", "endpoint", "stream"],
+            ),
+            first_token: histogram(
+                "time_to_first_token_seconds",
+                "From a request's acceptance to the first byte of its answer's body.",
+                FIRST_TOKEN,
+                request,
+            ),
+            upstream_first_token: histogram(
+                "upstream_time_to_first_token_seconds",
+                "From a request's dispatch to the first byte from its worker.",
+                FIRST_TOKEN,
+                request,
+            ),
+            inter_chunk: histogram(
+                "inter_chunk_latency_seconds",
+                "Between two chunks of a stream.",
+                INTERVAL,
+                &["provider", "model"],
+            ),
+            output_token: histogram(
+                "time_per_output_token_seconds",
+                "Per token after the first, where the backend counts them.",
+                INTERVAL,
+                &["provider", "model"],
+            ),
+            queue_wait: histogram(
+                "queue_wait_seconds",
+                "Waits in the queue; each wait of a requeued request counts.",
+                QUEUE,
+                &["provider", "outcome"],
+            ),
+            requeues: counter(
+                "requeues_total",
+                "Requests that went back into the queue.",
+                &["provider", "reason"],
+            ),
+            cancellations: counter(
+                "cancellations_total",
+                "Requests that were cancelled.",
+                &["provider", "reason", "stage"],
+            ),
+            client_retries: counter(
+                "client_retries_total",
+                "Requests that an SDK said it sent again.",
+                &["client"],
+            ),
+            tokens: counter(
+                "tokens_total",
+                "Tokens, where the backend counts them.",
+                &["provider", "model", "type"],
+            ),
+            request_body: histogram(
+                "request_body_bytes",
+                "Sizes of request bodies.",
+                SIZE,
+                &["endpoint"],
+            ),
+            response_body: histogram(
+                "response_body_bytes",
+                "Sizes of response bodies.",
+                SIZE,
+                &["endpoint"],
+            ),
+            worker_connections: counter(
+                "worker_connections_total",
+                "Workers that connected or were turned away.",
+                &["provider", "result"],
+            ),
+            worker_disconnects: counter(
+                "worker_disconnects_total",
+                "Links to workers that ended.",
+                &["provider", "reason"],
+            ),
+            heartbeat_rtt: histogram(
+                "worker_heartbeat_rtt_seconds",
+                "From a ping to its pong.",
+                INTERVAL,
+                &["provider"],
+            ),
+            auth_failures: counter("auth_failures_total", "Logins that failed.", &["realm"]),
+            overhead: histogram(
+                "relay_overhead_seconds",
+                "The relay's own time on a request.",
+                OVERHEAD,
+                &["endpoint"],
+            ),
+            config_info: gauge_vec(
+                &registry,
+                "config_info",
+                "The configuration that counts, by its hash.",
+                &["hash"],
+            ),
+            config_ok: int_gauge(
+                &registry,
+                "config_last_reload_successful",
+                "Whether the configuration as it is now could be used.",
+            ),
+            build_info: gauge_vec(
+                &registry,
+                "build_info",
+                "What is running.",
+                &["version", "revision", "rustc"],
+            ),
+            gauges: StateGauges::new(&registry),
+            process: ProcessGauges::new(&registry),
+            registry,
+        }
+    }
+
+    /// Deletes every series whose label `label` has this value.
+    pub(super) fn delete_where(&self, label: &str, value: &str) {
+        let counters = [
+            &self.requests,
+            &self.requeues,
+            &self.cancellations,
+            &self.tokens,
+            &self.worker_connections,
+            &self.worker_disconnects,
+        ];
+        let histograms = [
+            &self.request_duration,
+            &self.first_token,
+            &self.upstream_first_token,
+            &self.inter_chunk,
+            &self.output_token,
+            &self.queue_wait,
+            &self.heartbeat_rtt,
+        ];
+        counters
+            .into_iter()
+            .for_each(|family| delete(family, label, value));
+        histograms
+            .into_iter()
+            .for_each(|family| delete(family, label, value));
+    }
+}
+
+fn delete<T: MetricVecBuilder>(family: &MetricVec<T>, label: &str, value: &str) {
+    for family_now in family.collect() {
+        for metric in family_now.get_metric() {
+            let labels: HashMap<&str, &str> = metric
+                .get_label()
+                .iter()
+                .map(|pair| (pair.name(), pair.value()))
+                .collect();
+            if labels.get(label) == Some(&value) {
+                // An error means that somebody else deleted it in between.
+                let _ = family.remove(&labels);
+            }
+        }
+    }
+}
+
+pub(super) fn counter_vec(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    labels: &[&str],
+) -> IntCounterVec {
+    registered(
+        registry,
+        IntCounterVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels),
+    )
+}
+
+pub(super) fn gauge_vec(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    labels: &[&str],
+) -> IntGaugeVec {
+    registered(
+        registry,
+        IntGaugeVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels),
+    )
+}
+
+pub(super) fn float_gauge_vec(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    labels: &[&str],
+) -> GaugeVec {
+    registered(
+        registry,
+        GaugeVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels),
+    )
+}
+
+pub(super) fn int_gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
+    registered(registry, IntGauge::new(format!("{PREFIX}{name}"), help))
+}
+
+fn histogram_vec(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    buckets: &[f64],
+    labels: &[&str],
+) -> HistogramVec {
+    let options = HistogramOpts::new(format!("{PREFIX}{name}"), help).buckets(buckets.to_vec());
+    registered(registry, HistogramVec::new(options, labels))
+}
+
+/// Names and labels are constants of this crate: a wrong one shows in the first test, not at a user's.
+pub(super) fn registered<C: Collector + Clone + 'static>(
+    registry: &Registry,
+    collector: prometheus::Result<C>,
+) -> C {
+    let collector = collector.expect("a valid name and labels");
+    registry
+        .register(Box::new(collector.clone()))
+        .expect("a name of its own");
+    collector
+}

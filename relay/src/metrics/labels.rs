@@ -1,0 +1,213 @@
+//! Every label value that is not a name from the configuration or from a worker.
+
+/// Where a label has no bounded value: a request without a provider, a model that nobody registered.
+pub const UNKNOWN: &str = "unknown";
+
+/// A label whose values are known beforehand.
+macro_rules! label {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident => $text:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant),+
+        }
+
+        impl $name {
+            /// Every value, in the order of the declaration.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The label's value.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text),+
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+label! {
+    /// How a request ended.
+    Outcome {
+        /// Answered below 400, to its end.
+        Ok => "ok",
+        /// The request was wrong, ours to say or the backend's (4xx).
+        ClientError => "client_error",
+        /// The backend failed or broke off.
+        UpstreamError => "upstream_error",
+        /// The queue was full.
+        QueueFull => "queue_full",
+        /// No worker was free in time.
+        QueueTimeout => "queue_timeout",
+        /// It took longer than it may.
+        RequestTimeout => "request_timeout",
+        /// No worker can carry it.
+        NoWorker => "no_worker",
+        /// Its worker was lost after the first byte.
+        WorkerLost => "worker_lost",
+        /// Its workers were lost too often.
+        RequeueExhausted => "requeue_exhausted",
+        /// The client went away, or an admin ended it.
+        Cancelled => "cancelled",
+        /// No valid key, or not for this.
+        Unauthorized => "unauthorized",
+        /// Nobody has the model.
+        ModelNotFound => "model_not_found",
+        /// Its provider is switched off.
+        ProviderDisabled => "provider_disabled",
+        /// Its provider was removed.
+        ProviderDeleted => "provider_deleted",
+        /// The relay is shutting down.
+        Draining => "draining",
+        /// The model was not loaded in time.
+        ModelLoading => "model_loading",
+        /// The model cannot be loaded.
+        BackendUnavailable => "backend_unavailable",
+        /// A model swap ended it.
+        Severed => "severed",
+        /// The client read too slowly.
+        SlowClient => "slow_client",
+        /// The answer was too long.
+        StreamLimit => "stream_limit",
+        /// The memory budget was full.
+        Overloaded => "overloaded",
+    }
+}
+
+label! {
+    /// How a wait in the queue ended.
+    QueueOutcome {
+        /// Sent to a worker.
+        Dispatched => "dispatched",
+        /// No worker in time.
+        Timeout => "timeout",
+        /// Given up by the client, an admin, or the end of its provider.
+        Cancelled => "cancelled",
+    }
+}
+
+label! {
+    /// Why a request went back into the queue.
+    RequeueReason {
+        /// Its worker's link broke.
+        WorkerLost => "worker_lost",
+        /// Its worker fell silent.
+        HeartbeatTimeout => "heartbeat_timeout",
+        /// Its worker is draining.
+        Draining => "draining",
+        /// Its worker had no slot after all.
+        AtCapacity => "at_capacity",
+        /// A model swap ended it.
+        SeveredBySwap => "severed_by_swap",
+        /// Its backend refused the connection.
+        BackendUnreachable => "backend_unreachable",
+        /// Its backend reset the connection.
+        BackendReset => "backend_reset",
+        /// Its model could not be loaded there.
+        LoadFailed => "load_failed",
+    }
+}
+
+label! {
+    /// Where a request was when it was cancelled.
+    Stage {
+        /// In the queue.
+        Queued => "queued",
+        /// At a worker.
+        InFlight => "in_flight",
+    }
+}
+
+label! {
+    /// Whose SDK retried.
+    ClientKind {
+        /// OpenAI's.
+        OpenAi => "openai",
+        /// Anthropic's.
+        Anthropic => "anthropic",
+        /// Another's.
+        Other => "other",
+    }
+}
+
+label! {
+    /// Kinds of tokens in a backend's usage.
+    TokenKind {
+        /// Read.
+        Input => "input",
+        /// Written.
+        Output => "output",
+        /// Read, and already in a cache.
+        CachedInput => "cached_input",
+    }
+}
+
+label! {
+    /// What came of a worker's connection.
+    ConnectionResult {
+        /// Registered.
+        Accepted => "accepted",
+        /// No valid secret.
+        AuthFailed => "auth_failed",
+        /// Too many failures from its address.
+        RateLimited => "rate_limited",
+        /// Not a WebSocket, or no proper registration.
+        BadProtocol => "bad_protocol",
+        /// Its provider is switched off.
+        ProviderDisabled => "provider_disabled",
+        /// No such provider.
+        ProviderNotFound => "provider_not_found",
+        /// The relay is shutting down.
+        Draining => "draining",
+    }
+}
+
+label! {
+    /// Why a worker's link ended.
+    DisconnectReason {
+        /// The worker closed it.
+        ClosedByWorker => "closed_by_worker",
+        /// The link broke.
+        ConnectionLost => "connection_lost",
+        /// Silent for three heartbeats.
+        HeartbeatTimeout => "heartbeat_timeout",
+        /// It stopped reading.
+        WriteTimeout => "write_timeout",
+        /// Against the protocol.
+        ProtocolError => "protocol_error",
+        /// A message over the limit.
+        MessageTooLarge => "message_too_large",
+        /// The same worker dialled anew.
+        Replaced => "replaced",
+        /// The same worker has another link here.
+        Duplicate => "duplicate",
+        /// Its secret was removed.
+        AuthFailed => "auth_failed",
+        /// Drained.
+        Drained => "drained",
+        /// The drain deadline passed.
+        DrainTimeout => "drain_timeout",
+        /// Its provider was removed.
+        ProviderDeleted => "provider_deleted",
+        /// The relay is shutting down.
+        RelayShutdown => "relay_shutdown",
+    }
+}
+
+label! {
+    /// What somebody failed to log in to.
+    Realm {
+        /// The client API.
+        Client => "client",
+        /// The worker socket.
+        Worker => "worker",
+        /// The admin API.
+        Admin => "admin",
+    }
+}

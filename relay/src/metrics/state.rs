@@ -1,0 +1,277 @@
+//! What the relay is, as opposed to what happened: gauges, written anew at each scrape.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prometheus::{GaugeVec, IntGauge, IntGaugeVec, Registry};
+
+use super::families::{float_gauge_vec, gauge_vec, int_gauge};
+use super::labels::UNKNOWN;
+
+/// Who knows the state; asked once per scrape.
+pub trait StateSource {
+    /// The state now.
+    fn state(&self) -> State;
+}
+
+impl<F: Fn() -> State> StateSource for F {
+    fn state(&self) -> State {
+        self()
+    }
+}
+
+/// The state of a relay.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct State {
+    /// Every configured provider, idle ones too.
+    pub providers: Vec<ProviderState>,
+    /// Bytes of bodies that are held.
+    pub buffered_bytes: u64,
+    /// `MAX_BUFFERED_BYTES`.
+    pub buffered_bytes_limit: u64,
+}
+
+/// The state of a provider.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ProviderState {
+    /// Its name.
+    pub name: String,
+    /// Requests that may wait.
+    pub queue_capacity: u64,
+    /// How long the oldest has waited.
+    pub queue_oldest_age: Option<Duration>,
+    /// Bytes of waiting bodies.
+    pub queued_bytes: u64,
+    /// Every model with a worker, a catalogue entry, or a request.
+    pub models: Vec<ModelState>,
+    /// Every attached worker.
+    pub workers: Vec<WorkerState>,
+}
+
+/// The state of a model.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelState {
+    /// Its id.
+    pub name: String,
+    /// Whether a worker, the catalogue or `coldModels` names it. If not it is some client's word, and counts as `unknown`.
+    pub known: bool,
+    /// Workers that serve it and are not draining.
+    pub workers: u64,
+    /// Requests that wait for it.
+    pub queued: u64,
+    /// Requests at workers.
+    pub in_flight: u64,
+}
+
+/// The state of a worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerState {
+    /// The id that the relay gave it.
+    pub id: String,
+    /// Takes no more requests.
+    pub is_draining: bool,
+    /// Requests of this relay at the worker.
+    pub used: u64,
+    /// What it may hold of this relay's now.
+    pub slots: u64,
+    /// Slots granted by it (`core1`), else 0.
+    pub granted: u64,
+    /// When it was last heard from.
+    pub last_heartbeat: SystemTime,
+}
+
+/// The gauges that show a [`State`].
+pub(super) struct StateGauges {
+    queue_depth: IntGaugeVec,
+    queue_capacity: IntGaugeVec,
+    queue_oldest_age: GaugeVec,
+    queued_bytes: IntGaugeVec,
+    in_flight: IntGaugeVec,
+    workers: IntGaugeVec,
+    worker_slots: IntGaugeVec,
+    model_workers: IntGaugeVec,
+    last_heartbeat: GaugeVec,
+    grants: IntGaugeVec,
+    buffered_bytes: IntGauge,
+    buffered_bytes_limit: IntGauge,
+}
+
+impl StateGauges {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let gauge = |name, help, labels: &[&str]| gauge_vec(registry, name, help, labels);
+        Self {
+            queue_depth: gauge(
+                "queue_depth",
+                "Requests that wait for a worker.",
+                &["provider", "model"],
+            ),
+            queue_capacity: gauge("queue_capacity", "Requests that may wait.", &["provider"]),
+            queue_oldest_age: float_gauge_vec(
+                registry,
+                "queue_oldest_age_seconds",
+                "How long the oldest request has waited.",
+                &["provider"],
+            ),
+            queued_bytes: gauge(
+                "queued_bytes",
+                "Bytes of waiting request bodies.",
+                &["provider"],
+            ),
+            in_flight: gauge(
+                "requests_in_flight",
+                "Requests at workers.",
+                &["provider", "model"],
+            ),
+            workers: gauge("workers", "Attached workers.", &["provider", "state"]),
+            worker_slots: gauge(
+                "worker_slots",
+                "Requests that attached workers hold and could still take.",
+                &["provider", "state"],
+            ),
+            model_workers: gauge(
+                "model_workers",
+                "Workers that serve a model; 0 is a model that is down.",
+                &["provider", "model"],
+            ),
+            last_heartbeat: float_gauge_vec(
+                registry,
+                "worker_last_heartbeat_timestamp_seconds",
+                "When a worker was last heard from.",
+                &["provider", "worker"],
+            ),
+            grants: gauge(
+                "worker_grants",
+                "Slots that workers granted to this relay.",
+                &["provider"],
+            ),
+            buffered_bytes: int_gauge(registry, "buffered_bytes", "Bytes of bodies in memory."),
+            buffered_bytes_limit: int_gauge(
+                registry,
+                "buffered_bytes_limit",
+                "Bytes of bodies that may be in memory.",
+            ),
+        }
+    }
+
+    /// Shows `state` and nothing else: what is not in it has no series afterwards.
+    pub(super) fn show(&self, state: &State) {
+        let ints = [
+            &self.queue_depth,
+            &self.queue_capacity,
+            &self.queued_bytes,
+            &self.in_flight,
+            &self.workers,
+            &self.worker_slots,
+            &self.model_workers,
+            &self.grants,
+        ];
+        ints.into_iter().for_each(IntGaugeVec::reset);
+        self.queue_oldest_age.reset();
+        self.last_heartbeat.reset();
+        self.buffered_bytes.set(signed(state.buffered_bytes));
+        self.buffered_bytes_limit
+            .set(signed(state.buffered_bytes_limit));
+        for provider in &state.providers {
+            self.show_queue(provider);
+            self.show_models(provider);
+            self.show_workers(provider);
+        }
+    }
+
+    fn show_queue(&self, provider: &ProviderState) {
+        let name = [&*provider.name];
+        self.queue_capacity
+            .with_label_values(&name)
+            .set(signed(provider.queue_capacity));
+        self.queued_bytes
+            .with_label_values(&name)
+            .set(signed(provider.queued_bytes));
+        let age = provider.queue_oldest_age.unwrap_or_default();
+        self.queue_oldest_age
+            .with_label_values(&name)
+            .set(age.as_secs_f64());
+    }
+
+    fn show_models(&self, provider: &ProviderState) {
+        let mut by_label: BTreeMap<&str, (bool, u64, u64, u64)> = BTreeMap::new();
+        for model in &provider.models {
+            let label = if model.known { &*model.name } else { UNKNOWN };
+            let sums = by_label.entry(label).or_default();
+            *sums = (
+                sums.0 || model.known,
+                sums.1 + model.workers,
+                sums.2 + model.queued,
+                sums.3 + model.in_flight,
+            );
+        }
+        for (model, (known, workers, queued, in_flight)) in by_label {
+            let labels = [&*provider.name, model];
+            self.queue_depth
+                .with_label_values(&labels)
+                .set(signed(queued));
+            self.in_flight
+                .with_label_values(&labels)
+                .set(signed(in_flight));
+            // Nobody serves what nobody knows: a 0 here would be an alarm about a client's typing error.
+            if known {
+                self.model_workers
+                    .with_label_values(&labels)
+                    .set(signed(workers));
+            }
+        }
+    }
+
+    fn show_workers(&self, provider: &ProviderState) {
+        let name = &*provider.name;
+        let count = |wanted: &str| {
+            provider
+                .workers
+                .iter()
+                .filter(|worker| worker_state(worker) == wanted)
+                .count()
+        };
+        for state in ["idle", "busy", "draining"] {
+            self.workers
+                .with_label_values(&[name, state])
+                .set(signed(count(state) as u64));
+        }
+        let used = provider.workers.iter().map(|worker| worker.used).sum();
+        let free = provider
+            .workers
+            .iter()
+            .filter(|worker| !worker.is_draining)
+            .map(|worker| worker.slots.saturating_sub(worker.used))
+            .sum();
+        let granted = provider.workers.iter().map(|worker| worker.granted).sum();
+        self.worker_slots
+            .with_label_values(&[name, "used"])
+            .set(signed(used));
+        self.worker_slots
+            .with_label_values(&[name, "free"])
+            .set(signed(free));
+        self.grants.with_label_values(&[name]).set(signed(granted));
+        for worker in &provider.workers {
+            let heard = worker
+                .last_heartbeat
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default();
+            self.last_heartbeat
+                .with_label_values(&[name, &worker.id])
+                .set(heard.as_secs_f64());
+        }
+    }
+}
+
+fn worker_state(worker: &WorkerState) -> &'static str {
+    match worker {
+        WorkerState {
+            is_draining: true, ..
+        } => "draining",
+        WorkerState { used: 0, .. } => "idle",
+        WorkerState { .. } => "busy",
+    }
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}

@@ -16,8 +16,5 @@ pub mod paths;
 pub mod secret;
 pub mod text;
 pub mod units;
-<<<<<<< HEAD
-=======
 pub mod usage;
->>>>>>> outbox
 pub mod version;

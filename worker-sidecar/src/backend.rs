@@ -258,20 +258,27 @@ mod tests {
     fn a_path_is_put_under_the_base_with_its_query() {
         let head = head(&backend("http://127.0.0.1:9/base/", None), "/v1/messages?beta=true", &[]);
         assert_eq!(head.uri(), "/base/v1/messages?beta=true");
-        assert_eq!((&head.headers()["host"], &head.headers()["content-length"]), (&"127.0.0.1:9".parse().unwrap(), &2.into()));
+        assert_eq!(
+            (&head.headers()["host"], &head.headers()["content-length"]),
+            (&"127.0.0.1:9".parse().unwrap(), &2.into())
+        );
     }
 
     #[test]
     fn only_listed_headers_go_and_never_the_relays_own_key() {
         let backend = backend("http://h:1", None);
-        let head = head(&backend, "/v1/messages", &[
-            ("Content-Type", "application/json"),
-            ("authorization", "Bearer mr-1-2"),
-            ("x-api-key", "sk-theirs"),
-            ("cookie", "a=b"),
-            ("accept-encoding", "gzip"),
-            ("x-request-id", "r\n1"),
-        ]);
+        let head = head(
+            &backend,
+            "/v1/messages",
+            &[
+                ("Content-Type", "application/json"),
+                ("authorization", "Bearer mr-1-2"),
+                ("x-api-key", "sk-theirs"),
+                ("cookie", "a=b"),
+                ("accept-encoding", "gzip"),
+                ("x-request-id", "r\n1"),
+            ],
+        );
         let mut names: Vec<_> = head.headers().keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["content-length", "content-type", "host", "x-api-key"]);
@@ -281,10 +288,10 @@ mod tests {
     fn the_backends_own_key_replaces_the_clients_credentials() {
         let backend = backend("http://h:1", Some("ours"));
         let head = head(&backend, "/v1/messages", &[("authorization", "Bearer theirs"), ("x-api-key", "theirs")]);
-        assert_eq!((&head.headers()["authorization"], &head.headers()["x-api-key"]), (
-            &HeaderValue::from_static("Bearer ours"),
-            &HeaderValue::from_static("ours")
-        ));
+        assert_eq!(
+            (&head.headers()["authorization"], &head.headers()["x-api-key"]),
+            (&HeaderValue::from_static("Bearer ours"), &HeaderValue::from_static("ours"))
+        );
     }
 
     #[test]

@@ -37,7 +37,8 @@ pub(super) enum ExchangeError {
 #[derive(Debug)]
 pub(super) struct Connection {
     sender: SendRequest<UploadBody>,
-    driver: Driver,
+    // Held for its drop.
+    _driver: Driver,
 }
 
 /// The task that moves bytes; it ends with its owner.
@@ -72,7 +73,7 @@ impl Connection {
             http1::Builder::new().max_buf_size(MAX_READ_BUFFER).handshake(io).await.map_err(io::Error::other)?;
         // Its end shows in the exchange that it carries.
         let driver = tokio::spawn(async move { drop(driver.await) });
-        Ok(Self { sender, driver: Driver(driver.abort_handle()) })
+        Ok(Self { sender, _driver: Driver(driver.abort_handle()) })
     }
 
     pub(super) async fn exchange(mut self, head: Request<()>, upload: &Upload) -> Result<Answer, ExchangeError> {

@@ -24,7 +24,7 @@ pub enum UploadError {
 }
 
 /// Gives credit back to the sender.
-pub type ReturnCredit = Box<dyn Fn(u64) + Send + Sync>;
+pub(crate) type ReturnCredit = Box<dyn Fn(u64) + Send + Sync>;
 
 /// The two ends of one body. Clones are the same body.
 #[derive(Clone)]

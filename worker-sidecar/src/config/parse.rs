@@ -79,10 +79,8 @@ impl<'a> Given<'a> {
     pub(super) fn backend_url(self) -> Result<Url, SettingError> {
         const ALLOWED: &str = "http://HOST:PORT or https://HOST:PORT, with a path if the backend has one";
         let url = Url::parse(self.value).map_err(|_| self.refuse(ALLOWED))?;
-        let plain = url.username().is_empty()
-            && url.password().is_none()
-            && url.query().is_none()
-            && url.fragment().is_none();
+        let plain =
+            url.username().is_empty() && url.password().is_none() && url.query().is_none() && url.fragment().is_none();
         if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none_or(str::is_empty) {
             return Err(self.refuse(ALLOWED));
         }

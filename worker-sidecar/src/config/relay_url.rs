@@ -21,21 +21,14 @@ pub struct RelayUrl {
 
 impl Default for RelayUrl {
     fn default() -> Self {
-        Self {
-            every_address: false,
-            tls: false,
-            host: "127.0.0.1".to_owned(),
-            port: 8080,
-            base_path: String::new(),
-        }
+        Self { every_address: false, tls: false, host: "127.0.0.1".to_owned(), port: 8080, base_path: String::new() }
     }
 }
 
 impl RelayUrl {
     /// Reads a URL of one of the schemes.
     pub(super) fn parse(setting: &str, text: &str) -> Result<Self, SettingError> {
-        const ALLOWED: &str =
-            "http://HOST:PORT, https://HOST:PORT, ws:// or wss:// likewise, or dns+http://NAME:PORT, dns+https://NAME:PORT";
+        const ALLOWED: &str = "http://HOST:PORT, https://HOST:PORT, ws:// or wss:// likewise, or dns+http://NAME:PORT, dns+https://NAME:PORT";
         let refuse = || SettingError::new(setting, text, ALLOWED);
         let (every_address, plain) = match text.strip_prefix("dns+") {
             Some(rest) if rest.starts_with("http") => (true, rest),

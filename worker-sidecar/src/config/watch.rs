@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::file::File;
-use super::{Settings, SettingError, read_config};
+use super::{SettingError, Settings, read_config};
 use crate::cli::Args;
 
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -23,7 +23,7 @@ pub use error::CliError;
 
 /// One stable address for OpenAI and Anthropic clients, in front of workers that dial out.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "modelrelay-relay", version, max_term_width = 110, after_help = AFTER_HELP)]
+#[command(name = "modelrelay-relay", version, max_term_width = 110, allow_negative_numbers = true, after_help = AFTER_HELP)]
 pub struct Args {
     /// Address that clients, and unless told otherwise workers, connect to.
     #[arg(long, env = "LISTEN_ADDR", value_name = "ADDR", default_value = "127.0.0.1:8080", value_parser = values::listen_addr)]
@@ -38,12 +38,7 @@ pub struct Args {
     pub provider_name: String,
 
     /// Secret that workers must present (provider). Required without --config.
-    #[arg(
-        long,
-        env = "WORKER_SECRET",
-        value_name = "SECRET",
-        hide_env_values = true
-    )]
+    #[arg(long, env = "WORKER_SECRET", value_name = "SECRET", hide_env_values = true, allow_hyphen_values = true)]
     pub worker_secret: Option<SecretText>,
 
     /// Requests that may wait in the queue; one more is refused with 429 (provider).
@@ -104,12 +99,13 @@ pub struct Args {
     #[arg(long, env = "TRUSTED_PROXIES", value_name = "CIDRS", default_value = "", hide_default_value = true, value_parser = values::proxies)]
     pub trusted_proxies: Proxies,
 
-    /// Bearer token of /admin, /metrics's details and the dashboard; without one /admin answers 403.
+    /// Bearer token of /admin and the dashboard's data; without one /admin answers 403.
     #[arg(
         long,
         env = "MODELRELAY_ADMIN_TOKEN",
         value_name = "TOKEN",
-        hide_env_values = true
+        hide_env_values = true,
+        allow_hyphen_values = true
     )]
     pub admin_token: Option<SecretText>,
 
@@ -162,8 +158,7 @@ pub struct Args {
     pub given_provider_settings: Vec<&'static str>,
 }
 
-const AFTER_HELP: &str =
-    "Sizes: bytes, or with Ki, Mi, Gi, Ti. Every flag has a variable; a flag wins over it.";
+const AFTER_HELP: &str = "Sizes: bytes, or with Ki, Mi, Gi, Ti. Every flag has a variable; a flag wins over it.";
 
 /// The settings that describe the one provider of a relay without `--config`: argument id and variable.
 const PROVIDER_SETTINGS: [(&str, &str); 9] = [
@@ -220,22 +215,16 @@ impl Args {
         T: Into<OsString> + Clone,
     {
         let command = Self::command();
-        let matches = command
-            .clone()
-            .try_get_matches_from(arguments)
-            .map_err(|error| CliError::new(&command, &error))?;
-        let mut args =
-            Self::from_arg_matches(&matches).map_err(|error| CliError::new(&command, &error))?;
+        let matches =
+            command.clone().try_get_matches_from(arguments).map_err(|error| CliError::new(&command, &error))?;
+        let mut args = Self::from_arg_matches(&matches).map_err(|error| CliError::new(&command, &error))?;
         args.given_provider_settings = given_provider_settings(&matches);
         Ok(args)
     }
 
     /// Every setting in the order of the help.
     pub fn settings() -> Vec<Setting> {
-        Self::command()
-            .get_arguments()
-            .filter_map(setting)
-            .collect()
+        Self::command().get_arguments().filter_map(setting).collect()
     }
 }
 
@@ -259,28 +248,14 @@ impl std::fmt::Debug for SecretText {
 }
 
 fn given_provider_settings(matches: &ArgMatches) -> Vec<&'static str> {
-    let given = |id: &str| {
-        matches
-            .value_source(id)
-            .is_some_and(|source| source != ValueSource::DefaultValue)
-    };
-    PROVIDER_SETTINGS
-        .iter()
-        .filter(|(id, _)| given(id))
-        .map(|(_, variable)| *variable)
-        .collect()
+    let given = |id: &str| matches.value_source(id).is_some_and(|source| source != ValueSource::DefaultValue);
+    PROVIDER_SETTINGS.iter().filter(|(id, _)| given(id)).map(|(_, variable)| *variable).collect()
 }
 
 fn setting(argument: &clap::Arg) -> Option<Setting> {
     let variable = argument.get_env()?.to_string_lossy().into_owned();
-    let help = argument
-        .get_help()
-        .map(|help| help.to_string().replace('\n', " "))
-        .unwrap_or_default();
-    let default = argument
-        .get_default_values()
-        .first()
-        .map(|value| value.to_string_lossy().into_owned());
+    let help = argument.get_help().map(|help| help.to_string().replace('\n', " ")).unwrap_or_default();
+    let default = argument.get_default_values().first().map(|value| value.to_string_lossy().into_owned());
     Some(Setting {
         variable,
         flag: format!("--{}", argument.get_long()?),
@@ -311,18 +286,8 @@ mod tests {
     fn the_defaults_are_those_of_the_contract() {
         let args = load(&[]).expect("defaults");
         assert_eq!(args.listen_addr.to_string(), "127.0.0.1:8080");
-        assert_eq!(
-            (
-                args.provider_name.as_str(),
-                args.max_queue_len,
-                args.relay_count
-            ),
-            ("local", 100, 1)
-        );
-        assert_eq!(
-            (args.max_queue_bytes, args.max_request_bytes),
-            (256 << 20, limits::MAX_REQUEST_BYTES)
-        );
+        assert_eq!((args.provider_name.as_str(), args.max_queue_len, args.relay_count), ("local", 100, 1));
+        assert_eq!((args.max_queue_bytes, args.max_request_bytes), (256 << 20, limits::MAX_REQUEST_BYTES));
         assert_eq!(
             (args.max_buffered_bytes, args.max_stream_bytes),
             (limits::MAX_BUFFERED_BYTES, limits::MAX_STREAM_BYTES)
@@ -331,99 +296,53 @@ mod tests {
             (args.max_unread_bytes, args.heartbeat_interval),
             (limits::MAX_UNREAD_BYTES, limits::HEARTBEAT_INTERVAL)
         );
-        assert_eq!(
-            (args.queue_timeout_secs, args.cold_timeout_secs),
-            (Duration::from_secs(30), None)
-        );
+        assert_eq!((args.queue_timeout_secs, args.cold_timeout_secs), (Duration::from_secs(30), None));
         assert_eq!(args.request_timeout_secs, Duration::from_secs(300));
-        assert!(
-            args.workers_on_client_port && !args.require_api_keys && !args.require_protocol_version
-        );
+        assert!(args.workers_on_client_port && !args.require_api_keys && !args.require_protocol_version);
         assert!(args.given_provider_settings.is_empty() && args.trusted_proxies.0.is_empty());
     }
 
     #[test]
     fn every_flag_has_a_variable_and_a_help_text() {
         for argument in Args::command().get_arguments() {
-            assert!(
-                argument.get_env().is_some(),
-                "{} has no variable",
-                argument.get_id()
-            );
-            assert!(
-                argument.get_help().is_some(),
-                "{} has no help",
-                argument.get_id()
-            );
+            assert!(argument.get_env().is_some(), "{} has no variable", argument.get_id());
+            assert!(argument.get_help().is_some(), "{} has no help", argument.get_id());
         }
-        let variables: Vec<String> = Args::settings()
-            .into_iter()
-            .map(|setting| setting.variable)
-            .collect();
+        let variables: Vec<String> = Args::settings().into_iter().map(|setting| setting.variable).collect();
         for (_, variable) in PROVIDER_SETTINGS {
-            assert!(
-                variables.iter().any(|known| known == variable),
-                "{variable} is not a setting"
-            );
+            assert!(variables.iter().any(|known| known == variable), "{variable} is not a setting");
         }
     }
 
     #[test]
     fn a_wrong_value_is_one_line_with_setting_value_and_what_is_allowed() {
         let cases = [
-            (
-                ["--listen-addr", "nowhere"],
-                "LISTEN_ADDR (--listen-addr): \"nowhere\" is not allowed: ",
-            ),
-            (
-                ["--max-queue-len", "-1"],
-                "MAX_QUEUE_LEN (--max-queue-len): \"-1\" is not allowed: ",
-            ),
-            (
-                ["--queue-timeout-secs", "0"],
-                "QUEUE_TIMEOUT_SECS (--queue-timeout-secs): \"0\" is not allowed: ",
-            ),
-            (
-                ["--max-request-bytes", "32MB"],
-                "MAX_REQUEST_BYTES (--max-request-bytes): \"32MB\" is not allowed: ",
-            ),
+            (["--listen-addr", "nowhere"], "LISTEN_ADDR (--listen-addr): \"nowhere\" is not allowed: "),
+            (["--max-queue-len", "-1"], "MAX_QUEUE_LEN (--max-queue-len): \"-1\" is not allowed: "),
+            (["--queue-timeout-secs", "0"], "QUEUE_TIMEOUT_SECS (--queue-timeout-secs): \"0\" is not allowed: "),
+            (["--max-request-bytes", "32MB"], "MAX_REQUEST_BYTES (--max-request-bytes): \"32MB\" is not allowed: "),
             (
                 ["--require-api-keys", "yes"],
                 "MODELRELAY_REQUIRE_API_KEYS (--require-api-keys): \"yes\" is not allowed: ",
             ),
-            (
-                ["--log-format", "xml"],
-                "LOG_FORMAT (--log-format): \"xml\" is not allowed: ",
-            ),
-            (
-                ["--log-level", "loud=noise"],
-                "LOG_LEVEL (--log-level): \"loud=noise\" is not allowed: ",
-            ),
+            (["--log-format", "xml"], "LOG_FORMAT (--log-format): \"xml\" is not allowed: "),
+            (["--log-level", "loud=noise"], "LOG_LEVEL (--log-level): \"loud=noise\" is not allowed: "),
             (
                 ["--trusted-proxies", "10.0.0.0/99"],
                 "TRUSTED_PROXIES (--trusted-proxies): \"10.0.0.0/99\" is not allowed: ",
             ),
-            (
-                ["--provider-name", "a b"],
-                "PROVIDER_NAME (--provider-name): \"a b\" is not allowed: ",
-            ),
+            (["--provider-name", "a b"], "PROVIDER_NAME (--provider-name): \"a b\" is not allowed: "),
         ];
         for (arguments, start) in cases {
             let line = refusal(&arguments);
-            assert!(
-                line.starts_with(start) && line.len() > start.len() && !line.contains('\n'),
-                "{line}"
-            );
+            assert!(line.starts_with(start) && line.len() > start.len() && !line.contains('\n'), "{line}");
         }
     }
 
     #[test]
     fn an_unknown_flag_is_one_line_too() {
         let line = refusal(&["--no-such-flag"]);
-        assert!(
-            line.contains("--no-such-flag") && !line.contains('\n'),
-            "{line}"
-        );
+        assert!(line.contains("--no-such-flag") && !line.contains('\n'), "{line}");
     }
 
     #[test]
@@ -435,60 +354,30 @@ mod tests {
             (vec!["--require-api-keys", "0"], false),
             (vec!["--modelrelay-require-api-keys", "false"], false),
         ] {
-            assert_eq!(
-                load(&arguments).expect("a boolean").require_api_keys,
-                expected,
-                "{arguments:?}"
-            );
+            assert_eq!(load(&arguments).expect("a boolean").require_api_keys, expected, "{arguments:?}");
         }
     }
 
     #[test]
     fn provider_settings_that_were_given_are_listed() {
-        let args = load(&[
-            "--worker-secret",
-            "s",
-            "--max-queue-len",
-            "100",
-            "--relay-count",
-            "2",
-        ])
-        .expect("valid");
-        assert_eq!(
-            args.given_provider_settings,
-            ["WORKER_SECRET", "MAX_QUEUE_LEN"]
-        );
+        let args = load(&["--worker-secret", "s", "--max-queue-len", "100", "--relay-count", "2"]).expect("valid");
+        assert_eq!(args.given_provider_settings, ["WORKER_SECRET", "MAX_QUEUE_LEN"]);
     }
 
     #[test]
     fn help_and_debug_never_show_a_secret() {
-        let args =
-            load(&["--worker-secret", "planted", "--admin-token", "planted"]).expect("valid");
+        let args = load(&["--worker-secret", "planted", "--admin-token", "planted"]).expect("valid");
         assert!(!format!("{args:?}").contains("planted"));
-        assert!(
-            matches!(load(&["--help"]), Err(CliError::Information(text)) if text.contains("--worker-secret"))
-        );
+        assert!(matches!(load(&["--help"]), Err(CliError::Information(text)) if text.contains("--worker-secret")));
     }
 
     #[test]
     fn the_default_sizes_are_shown_as_people_write_them() {
-        let defaults: Vec<_> = Args::settings()
-            .into_iter()
-            .map(|setting| (setting.variable, setting.default))
-            .collect();
-        let default = |variable: &str| {
-            defaults
-                .iter()
-                .find(|(name, _)| name == variable)
-                .and_then(|(_, value)| value.clone())
-        };
-        assert_eq!(
-            default("MAX_REQUEST_BYTES"),
-            Some(format_size(limits::MAX_REQUEST_BYTES))
-        );
-        assert_eq!(
-            default("MAX_UNREAD_BYTES"),
-            Some(format_size(limits::MAX_UNREAD_BYTES))
-        );
+        let defaults: Vec<_> =
+            Args::settings().into_iter().map(|setting| (setting.variable, setting.default)).collect();
+        let default =
+            |variable: &str| defaults.iter().find(|(name, _)| name == variable).and_then(|(_, value)| value.clone());
+        assert_eq!(default("MAX_REQUEST_BYTES"), Some(format_size(limits::MAX_REQUEST_BYTES)));
+        assert_eq!(default("MAX_UNREAD_BYTES"), Some(format_size(limits::MAX_UNREAD_BYTES)));
     }
 }

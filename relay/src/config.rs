@@ -15,6 +15,7 @@ use modelrelay_protocol::limits;
 use modelrelay_protocol::secret::Secret;
 
 use crate::cli::{Args, OptionalAddr, SecretText};
+use crate::dispatch::DEFAULT_COLD_TIMEOUT;
 use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
@@ -28,8 +29,6 @@ pub use file::{Sources, content_hash};
 pub const MAX_MODELS_PER_WORKER: usize = 4096;
 /// Most relays behind one address.
 pub const MAX_RELAY_COUNT: u32 = 1000;
-/// The cold clock of a declared model, where nothing else is said.
-pub const DECLARED_COLD_TIMEOUT: Duration = Duration::from_secs(300);
 /// A secret shorter than this can be guessed; it is used, with a warning.
 pub const SHORT_SECRET_CHARS: usize = 16;
 
@@ -152,9 +151,7 @@ impl Config {
         config.providers = file.providers;
         config.require_api_keys = file.require_api_keys.unwrap_or(args.require_api_keys);
         config.relay_count = file.relay_count.unwrap_or(args.relay_count);
-        config
-            .ignored_variables
-            .clone_from(&args.given_provider_settings);
+        config.ignored_variables.clone_from(&args.given_provider_settings);
         config.add_warnings();
         Ok(config)
     }
@@ -170,10 +167,7 @@ impl Config {
         config.providers = vec![ProviderConfig {
             name: args.provider_name.clone(),
             enabled: true,
-            worker_secrets: vec![WorkerSecret {
-                secret: Secret::new(secret),
-                not_after: None,
-            }],
+            worker_secrets: vec![WorkerSecret { secret: Secret::new(secret), not_after: None }],
             models: None,
             cold_models: Vec::new(),
             max_queue_len: args.max_queue_len,
@@ -196,17 +190,16 @@ impl Config {
     fn add_warnings(&mut self) {
         let mut warnings = Vec::new();
         if self.max_buffered_bytes < self.max_request_bytes {
-            warnings.push("MAX_BUFFERED_BYTES is less than MAX_REQUEST_BYTES: the largest requests can never be taken".to_owned());
+            warnings.push(
+                "MAX_BUFFERED_BYTES is less than MAX_REQUEST_BYTES: the largest requests can never be taken".to_owned(),
+            );
         }
         for provider in &self.providers {
             let name = &provider.name;
             if provider.worker_secrets.is_empty() {
-                warnings.push(format!(
-                    "provider {name} has no worker secret: no worker can join it"
-                ));
+                warnings.push(format!("provider {name} has no worker secret: no worker can join it"));
             }
-            let short =
-                |secret: &WorkerSecret| secret.secret.expose().chars().count() < SHORT_SECRET_CHARS;
+            let short = |secret: &WorkerSecret| secret.secret.expose().chars().count() < SHORT_SECRET_CHARS;
             if provider.worker_secrets.iter().any(short) {
                 warnings.push(format!("a worker secret of provider {name} has fewer than {SHORT_SECRET_CHARS} characters and can be guessed"));
             }
@@ -234,32 +227,39 @@ impl ProviderConfig {
         }
     }
 
-    /// Whether `presented` admits a worker at `now`. Every secret is compared, so that the time tells nothing.
+    /// The secret that `presented` is and that admits a worker at `now`. All are compared, so that the time tells nothing.
+    /// Its digest is what a connection remembers for [`ProviderConfig::still_admits`].
+    pub fn admitting_secret(&self, presented: &str, now: SystemTime) -> Option<&WorkerSecret> {
+        let admitting = self.worker_secrets.iter().filter(|secret| secret.admits(presented, now));
+        admitting.fold(None, |first, secret| first.or(Some(secret)))
+    }
+
+    /// Whether `presented` admits a worker at `now`.
     pub fn admits(&self, presented: &str, now: SystemTime) -> bool {
-        let admitting = self
-            .worker_secrets
-            .iter()
-            .filter(|secret| secret.admits(presented, now));
-        admitting.count() > 0
+        self.admitting_secret(presented, now).is_some()
+    }
+
+    /// Whether a worker that came in with the secret of this digest may stay: the secret is still there, and its time is
+    /// not over.
+    pub fn still_admits(&self, digest: &[u8; 32], now: SystemTime) -> bool {
+        self.worker_secrets.iter().any(|secret| secret.secret.digest() == digest && secret.is_current(now))
     }
 
     /// How long a request waits while no worker serves its model. A model is `declared` when a slot or `coldModels` names
     /// it: then something is being done to load it, which takes longer than a queue should.
     pub fn cold_timeout_for(&self, declared: bool) -> Duration {
-        let default = if declared {
-            self.queue_timeout.max(DECLARED_COLD_TIMEOUT)
-        } else {
-            self.queue_timeout
-        };
+        let default = if declared { self.queue_timeout.max(DEFAULT_COLD_TIMEOUT) } else { self.queue_timeout };
         self.cold_timeout.unwrap_or(default)
     }
 
-    /// The id behind a name of the catalogue: itself, or the id that it is an alias of.
+    /// The id behind a name of the catalogue: itself, or the id that it is an alias of. Looks through the catalogue; who
+    /// asks per request builds an index.
     pub fn resolve<'a>(&'a self, model: &str) -> Option<&'a str> {
-        let entry =
-            self.models.as_ref()?.iter().find(|entry| {
-                entry.id == model || entry.aliases.iter().any(|alias| alias == model)
-            });
+        let entry = self
+            .models
+            .as_ref()?
+            .iter()
+            .find(|entry| entry.id == model || entry.aliases.iter().any(|alias| alias == model));
         entry.map(|entry| entry.id.as_str())
     }
 }
@@ -282,14 +282,9 @@ impl WorkerSecret {
 pub struct ConfigError(String);
 
 impl ConfigError {
-    /// Line breaks, of which a file name or a parser's message may have some, become spaces.
+    /// Control characters, of which a file name or a parser's message may have some, become spaces.
     pub(crate) fn new(line: impl AsRef<str>) -> Self {
-        Self(
-            line.as_ref()
-                .split_whitespace()
-                .collect::<Vec<_>>()
-                .join(" "),
-        )
+        Self(line.as_ref().replace(char::is_control, " "))
     }
 
     pub(crate) fn refused(place: &str, value: &str, allowed: &str) -> Self {
@@ -333,8 +328,7 @@ fn relay_wide(args: &Args) -> Config {
         trusted_proxies: args.trusted_proxies.0.clone(),
         drain_timeout: args.drain_timeout_secs,
         shutdown_grace: args.shutdown_grace_secs,
-        stream_keepalive: (!args.stream_keepalive_secs.is_zero())
-            .then_some(args.stream_keepalive_secs),
+        stream_keepalive: (!args.stream_keepalive_secs.is_zero()).then_some(args.stream_keepalive_secs),
         log_filter: args.log_level.clone(),
         log_format: args.log_format,
         config_file: config_path(args),

@@ -41,8 +41,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 pub use effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
 pub use event::{
-    AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, Grant, LoadFailure, LossCause,
-    Model, NewRequest, NewWorker, Now, RequestKey, Settings, WorkerKey,
+    AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, Grant, LoadFailure, LossCause, Model, NewRequest,
+    NewWorker, Now, RequestKey, Settings, WorkerKey,
 };
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 
@@ -120,35 +120,18 @@ impl Dispatch {
             Event::Submit(new) => self.handle_submit(&new, now, out),
             Event::Cancel { request, reason } => self.handle_cancel(request, reason, now, out),
             Event::WorkerJoined(new) => self.handle_joined(&new, now, out),
-            Event::WorkerLost {
-                worker,
-                started,
-                cause,
-            } => {
+            Event::WorkerLost { worker, started, cause } => {
                 self.handle_lost(worker, &started, cause, now, out);
             }
-            Event::ModelsUpdated {
-                worker,
-                models,
-                load,
-            } => {
+            Event::ModelsUpdated { worker, models, load } => {
                 self.handle_models(worker, &models, load, now, out);
             }
             Event::LoadReported { worker, load } => self.handle_load(worker, load, now, out),
             Event::Granted { worker, grant } => self.handle_grant(worker, grant, now, out),
-            Event::Completed {
-                worker,
-                request,
-                attempt,
-            } => {
+            Event::Completed { worker, request, attempt } => {
                 self.handle_completed(worker, request, attempt, now, out);
             }
-            Event::AttemptFailed {
-                worker,
-                request,
-                attempt,
-                failure,
-            } => {
+            Event::AttemptFailed { worker, request, attempt, failure } => {
                 self.handle_attempt_failed((worker, request, attempt), failure, now, out);
             }
             Event::WorkerDraining { worker } => self.handle_draining(worker, now, out),

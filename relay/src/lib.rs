@@ -1,10 +1,29 @@
 //! The relay: one stable address for OpenAI and Anthropic clients, in front of workers that dial out.
+//!
+//! A request's way: [`http`] reads and routes it, [`provider`] hands it to the pure [`dispatch`] core, the core chooses a
+//! worker, [`socket`] writes it there and pushes what comes back into its [`exchange`], from which the client's
+//! connection pulls.
 
+pub mod admin;
+pub mod affinity;
+pub mod budget;
 pub mod cli;
 pub mod config;
+pub mod config_watch;
 pub mod dispatch;
+pub mod exchange;
+pub mod http;
+pub mod ids;
+pub mod keys;
 pub mod lockout;
 pub mod metrics;
+pub mod provider;
+pub mod relay;
+pub mod request;
+pub mod routing;
+pub mod server;
+pub mod shared;
 pub mod shutdown;
+pub mod socket;
 pub mod stats;
 pub mod telemetry;

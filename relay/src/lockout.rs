@@ -71,11 +71,7 @@ impl Lockout {
 
     /// How many addresses are remembered.
     pub fn len(&self) -> usize {
-        self.records
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .by_address
-            .len()
+        self.records.lock().unwrap_or_else(PoisonError::into_inner).by_address.len()
     }
 
     /// Whether no failure is remembered.
@@ -89,16 +85,10 @@ impl Lockout {
 pub fn client_address(peer: IpAddr, headers: &HeaderMap, trusted_proxies: &[Cidr]) -> IpAddr {
     let mut address = peer.to_canonical();
     let forwarded = headers.get_all("x-forwarded-for");
-    let lines: Vec<&str> = forwarded
-        .iter()
-        .map(|value| value.to_str().unwrap_or(""))
-        .collect();
+    let lines: Vec<&str> = forwarded.iter().map(|value| value.to_str().unwrap_or("")).collect();
     let hops = lines.iter().rev().flat_map(|line| line.rsplit(','));
     for hop in hops.take(MAX_HOPS) {
-        if !trusted_proxies
-            .iter()
-            .any(|network| network.contains(address))
-        {
+        if !trusted_proxies.iter().any(|network| network.contains(address)) {
             break;
         }
         match parse_hop(hop) {
@@ -142,9 +132,7 @@ impl FromStr for Cidr {
             Some(_) => return Err(refused()),
             None => full,
         };
-        masked(address, prefix)
-            .map(|network| Self { network, prefix })
-            .ok_or_else(refused)
+        masked(address, prefix).map(|network| Self { network, prefix }).ok_or_else(refused)
     }
 }
 
@@ -173,31 +161,15 @@ fn masked(address: IpAddr, prefix: u8) -> Option<IpAddr> {
 fn parse_hop(hop: &str) -> Option<IpAddr> {
     let hop = hop.trim();
     let address = hop.parse::<IpAddr>().ok();
-    let address = address.or_else(|| {
-        hop.parse::<std::net::SocketAddr>()
-            .ok()
-            .map(|socket| socket.ip())
-    });
-    let bracketed = || {
-        hop.strip_prefix('[')?
-            .strip_suffix(']')?
-            .parse::<Ipv6Addr>()
-            .ok()
-            .map(IpAddr::V6)
-    };
-    address
-        .or_else(bracketed)
-        .map(|address| address.to_canonical())
+    let address = address.or_else(|| hop.parse::<std::net::SocketAddr>().ok().map(|socket| socket.ip()));
+    let bracketed = || hop.strip_prefix('[')?.strip_suffix(']')?.parse::<Ipv6Addr>().ok().map(IpAddr::V6);
+    address.or_else(bracketed).map(|address| address.to_canonical())
 }
 
 /// One host can use all of its /64.
 fn bucket(address: IpAddr) -> IpAddr {
     let address = address.to_canonical();
-    if address.is_ipv4() {
-        address
-    } else {
-        masked(address, 64).unwrap_or(address)
-    }
+    if address.is_ipv4() { address } else { masked(address, 64).unwrap_or(address) }
 }
 
 #[derive(Debug, Default)]
@@ -219,16 +191,11 @@ struct Record {
 
 impl Records {
     fn handle_failure(&mut self, address: IpAddr, now: Instant) -> Verdict {
-        if let Some(until) = self
-            .by_address
-            .get(&address)
-            .and_then(|record| record.locked_until)
+        if let Some(until) = self.by_address.get(&address).and_then(|record| record.locked_until)
             && until > now
         {
             // Not counted: the lock ends when `Retry-After` said it would.
-            return Verdict::Locked {
-                retry_after_secs: seconds_up(until - now),
-            };
+            return Verdict::Locked { retry_after_secs: seconds_up(until - now) };
         }
         let order = self.next_order;
         self.next_order += 1;
@@ -256,9 +223,10 @@ impl Records {
 
     fn forget_old(&mut self, now: Instant) {
         while let Some(entry) = self.by_age.first_entry() {
-            let fresh = self.by_address.get(entry.get()).is_some_and(|record| {
-                now.saturating_duration_since(record.last_failure) < FORGOTTEN_AFTER
-            });
+            let fresh = self
+                .by_address
+                .get(entry.get())
+                .is_some_and(|record| now.saturating_duration_since(record.last_failure) < FORGOTTEN_AFTER);
             if fresh {
                 break;
             }
@@ -271,8 +239,7 @@ impl Record {
     fn handle_failure(&mut self, now: Instant) {
         self.last_failure = now;
         self.locked_until = None;
-        self.failures
-            .retain(|failure| now.saturating_duration_since(*failure) < WINDOW);
+        self.failures.retain(|failure| now.saturating_duration_since(*failure) < WINDOW);
         self.failures.push_back(now);
         if self.failures.len() >= FAILURES_UNTIL_LOCKED {
             self.failures.clear();
@@ -282,12 +249,7 @@ impl Record {
 }
 
 fn seconds_up(duration: Duration) -> u64 {
-    duration
-        .as_millis()
-        .div_ceil(1000)
-        .try_into()
-        .unwrap_or(u64::MAX)
-        .max(1)
+    duration.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX).max(1)
 }
 
 #[cfg(test)]
@@ -312,12 +274,7 @@ mod tests {
         let (lockout, now) = (Lockout::new(), Instant::now());
         fail_times(&lockout, HERE, 5, now);
         let later = now + Duration::from_millis(1_500);
-        assert_eq!(
-            lockout.judge(HERE, false, later),
-            Verdict::Locked {
-                retry_after_secs: 59
-            }
-        );
+        assert_eq!(lockout.judge(HERE, false, later), Verdict::Locked { retry_after_secs: 59 });
         assert_eq!(lockout.judge(THERE, false, later), Verdict::Refused);
     }
 
@@ -326,10 +283,7 @@ mod tests {
         let (lockout, now) = (Lockout::new(), Instant::now());
         fail_times(&lockout, HERE, 5, now);
         assert_eq!(lockout.judge(HERE, true, now), Verdict::Admitted);
-        assert!(matches!(
-            lockout.judge(HERE, false, now),
-            Verdict::Locked { .. }
-        ));
+        assert!(matches!(lockout.judge(HERE, false, now), Verdict::Locked { .. }));
     }
 
     #[test]
@@ -337,10 +291,7 @@ mod tests {
         let (lockout, now) = (Lockout::new(), Instant::now());
         fail_times(&lockout, HERE, 5, now);
         for second in 1..60 {
-            assert!(matches!(
-                lockout.judge(HERE, false, now + Duration::from_secs(second)),
-                Verdict::Locked { .. }
-            ));
+            assert!(matches!(lockout.judge(HERE, false, now + Duration::from_secs(second)), Verdict::Locked { .. }));
         }
         assert_eq!(lockout.judge(HERE, false, now + WINDOW), Verdict::Refused);
     }
@@ -349,10 +300,7 @@ mod tests {
     fn failures_further_apart_than_a_minute_never_lock() {
         let (lockout, now) = (Lockout::new(), Instant::now());
         for step in 0..100 {
-            assert_eq!(
-                lockout.judge(HERE, false, now + Duration::from_secs(15 * step)),
-                Verdict::Refused
-            );
+            assert_eq!(lockout.judge(HERE, false, now + Duration::from_secs(15 * step)), Verdict::Refused);
         }
     }
 
@@ -360,36 +308,19 @@ mod tests {
     fn ipv6_counts_by_64_and_mapped_ipv4_as_ipv4() {
         let (lockout, now) = (Lockout::new(), Instant::now());
         for host in 1..=5 {
-            assert_eq!(
-                lockout.judge(address(&format!("2001:db8::{host}")), false, now),
-                Verdict::Refused
-            );
+            assert_eq!(lockout.judge(address(&format!("2001:db8::{host}")), false, now), Verdict::Refused);
         }
-        assert!(matches!(
-            lockout.judge(address("2001:db8::ffff:1"), false, now),
-            Verdict::Locked { .. }
-        ));
-        assert_eq!(
-            lockout.judge(address("2001:db8:0:1::1"), false, now),
-            Verdict::Refused
-        );
+        assert!(matches!(lockout.judge(address("2001:db8::ffff:1"), false, now), Verdict::Locked { .. }));
+        assert_eq!(lockout.judge(address("2001:db8:0:1::1"), false, now), Verdict::Refused);
         fail_times(&lockout, HERE, 5, now);
-        assert!(matches!(
-            lockout.judge(address("::ffff:192.0.2.1"), false, now),
-            Verdict::Locked { .. }
-        ));
+        assert!(matches!(lockout.judge(address("::ffff:192.0.2.1"), false, now), Verdict::Locked { .. }));
     }
 
     #[test]
     fn records_are_gone_after_ten_minutes() {
         let (lockout, now) = (Lockout::new(), Instant::now());
         fail_times(&lockout, HERE, 1, now);
-        fail_times(
-            &lockout,
-            THERE,
-            1,
-            now + FORGOTTEN_AFTER - Duration::from_secs(1),
-        );
+        fail_times(&lockout, THERE, 1, now + FORGOTTEN_AFTER - Duration::from_secs(1));
         assert_eq!(lockout.len(), 2);
         fail_times(&lockout, THERE, 1, now + FORGOTTEN_AFTER);
         assert_eq!(lockout.len(), 1);
@@ -402,33 +333,17 @@ mod tests {
             lockout.judge(IpAddr::from(number.to_be_bytes()), false, now);
         }
         assert_eq!(lockout.len(), MAX_RECORDS);
-        assert_eq!(
-            lockout.records.lock().expect("not poisoned").by_age.len(),
-            MAX_RECORDS
-        );
+        assert_eq!(lockout.records.lock().expect("not poisoned").by_age.len(), MAX_RECORDS);
     }
 
     #[test]
     fn networks_contain_their_addresses() {
-        let contains = |network: &str, text: &str| {
-            network
-                .parse::<Cidr>()
-                .expect("a network")
-                .contains(address(text))
-        };
+        let contains = |network: &str, text: &str| network.parse::<Cidr>().expect("a network").contains(address(text));
         assert!(contains("10.0.0.0/8", "10.255.0.1") && contains("10.0.0.0/8", "::ffff:10.1.1.1"));
         assert!(!contains("10.0.0.0/8", "11.0.0.1") && !contains("0.0.0.0/0", "::1"));
         assert!(contains("0.0.0.0/0", "8.8.8.8") && contains("::/0", "2001:db8::1"));
         assert!(contains("fd00::/8", "fd12::1") && contains("192.0.2.1", "192.0.2.1"));
-        for text in [
-            "",
-            "10.0.0.0/33",
-            "10.0.0/8",
-            "::/129",
-            "10.0.0.0/",
-            "10.0.0.0/+8",
-            "host",
-        ] {
+        for text in ["", "10.0.0.0/33", "10.0.0/8", "::/129", "10.0.0.0/", "10.0.0.0/+8", "host"] {
             assert!(text.parse::<Cidr>().is_err(), "{text}");
         }
     }
@@ -437,39 +352,19 @@ mod tests {
     fn a_forwarded_address_is_believed_only_from_a_trusted_proxy() {
         let proxies = ["10.0.0.0/8".parse().expect("a network")];
         let mut headers = HeaderMap::new();
-        headers.append(
-            "x-forwarded-for",
-            "6.6.6.6, 203.0.113.9".parse().expect("a value"),
-        );
+        headers.append("x-forwarded-for", "6.6.6.6, 203.0.113.9".parse().expect("a value"));
         headers.append("x-forwarded-for", "10.0.0.7".parse().expect("a value"));
         assert_eq!(client_address(HERE, &headers, &proxies), HERE);
-        assert_eq!(
-            client_address(address("10.0.0.1"), &headers, &proxies),
-            address("203.0.113.9")
-        );
-        assert_eq!(
-            client_address(address("::ffff:10.0.0.1"), &headers, &proxies),
-            address("203.0.113.9")
-        );
-        assert_eq!(
-            client_address(address("10.0.0.1"), &HeaderMap::new(), &proxies),
-            address("10.0.0.1")
-        );
+        assert_eq!(client_address(address("10.0.0.1"), &headers, &proxies), address("203.0.113.9"));
+        assert_eq!(client_address(address("::ffff:10.0.0.1"), &headers, &proxies), address("203.0.113.9"));
+        assert_eq!(client_address(address("10.0.0.1"), &HeaderMap::new(), &proxies), address("10.0.0.1"));
     }
 
     #[test]
     fn a_broken_forwarded_header_ends_at_the_last_good_address() {
         let proxies = ["10.0.0.0/8".parse().expect("a network")];
         let mut headers = HeaderMap::new();
-        headers.append(
-            "x-forwarded-for",
-            "1.1.1.1, unknown, [fd00::1]:80, 10.0.0.2:1234"
-                .parse()
-                .expect("a value"),
-        );
-        assert_eq!(
-            client_address(address("10.0.0.1"), &headers, &proxies),
-            address("fd00::1")
-        );
+        headers.append("x-forwarded-for", "1.1.1.1, unknown, [fd00::1]:80, 10.0.0.2:1234".parse().expect("a value"));
+        assert_eq!(client_address(address("10.0.0.1"), &headers, &proxies), address("fd00::1"));
     }
 }

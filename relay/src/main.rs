@@ -1,2 +1,49 @@
-//! Entry point.
-fn main() {}
+//! The relay's program: read the settings, run, and say in one line what is wrong with them.
+
+use std::process::ExitCode;
+
+use modelrelay_relay::cli::{Args, CliError};
+use modelrelay_relay::config::Config;
+use modelrelay_relay::{relay, shutdown, telemetry};
+
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+fn main() -> ExitCode {
+    let args = match Args::load() {
+        Ok(args) => args,
+        Err(error) => return refuse_arguments(&error),
+    };
+    match start(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("modelrelay-relay: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
+    let config = Config::from_args(&args)?;
+    telemetry::init(&config.log_filter, config.log_format)?;
+    for variable in &config.ignored_variables {
+        tracing::warn!("{variable} is ignored: --config is given, and its providers count");
+    }
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
+        let signal = shutdown::listen()?;
+        relay::run(args, config, signal).await?;
+        Ok(())
+    })
+}
+
+#[allow(clippy::print_stdout, reason = "help and version are this command's output")]
+fn refuse_arguments(error: &CliError) -> ExitCode {
+    match error {
+        CliError::Information(text) => println!("{text}"),
+        CliError::Invalid(text) => eprintln!("modelrelay-relay: {text}"),
+    }
+    ExitCode::from(error.exit_code())
+}

@@ -15,13 +15,14 @@ use prometheus::{Encoder, TextEncoder};
 
 mod families;
 mod labels;
+mod mapping;
 mod process;
 mod series;
 mod state;
 
 pub use labels::{
-    ClientKind, ConnectionResult, DisconnectReason, Outcome, QueueOutcome, Realm, RequeueReason,
-    Stage, TokenKind, UNKNOWN,
+    ClientKind, ConnectionResult, DisconnectReason, Outcome, QueueOutcome, Realm, RequeueReason, Stage, TokenKind,
+    UNKNOWN,
 };
 pub use series::{ProviderSeries, RequestEnd, RequestSeries};
 pub use state::{ModelState, ProviderState, State, StateSource, WorkerState};
@@ -50,30 +51,16 @@ impl Metrics {
     /// Registers every family; nothing has happened yet.
     pub fn new() -> Self {
         let families = Arc::new(Families::new());
-        families
-            .build_info
-            .with_label_values(&[crate_version(), revision(), rustc()])
-            .set(1);
-        Self {
-            families,
-            providers: RwLock::default(),
-            scrape: Mutex::new(()),
-        }
+        families.build_info.with_label_values(&[crate_version(), revision(), rustc()]).set(1);
+        Self { families, providers: RwLock::default(), scrape: Mutex::new(()) }
     }
 
-    /// The series of a provider, made on first use.
+    /// The series of a configured provider, made on first use. A name that a client or worker chose must be looked up in
+    /// the configuration first; see [`Metrics::worker_of_unknown_provider`].
     pub fn provider(&self, name: &str) -> Arc<ProviderSeries> {
-        let known = self
-            .providers
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(name)
-            .cloned();
+        let known = self.providers.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
         known.unwrap_or_else(|| {
-            let mut providers = self
-                .providers
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut providers = self.providers.write().unwrap_or_else(PoisonError::into_inner);
             let make = || Arc::new(ProviderSeries::new(name, Arc::clone(&self.families)));
             Arc::clone(providers.entry(name.to_owned()).or_insert_with(make))
         })
@@ -81,11 +68,7 @@ impl Metrics {
 
     /// Deletes a removed provider's series. Requests that still hold its handles count into nothing from now on.
     pub fn remove_provider(&self, name: &str) {
-        let removed = self
-            .providers
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(name);
+        let removed = self.providers.write().unwrap_or_else(PoisonError::into_inner).remove(name);
         if let Some(series) = removed {
             series.retire();
         }
@@ -100,44 +83,35 @@ impl Metrics {
         self.families.requests.with_label_values(&labels).inc();
     }
 
+    /// A worker named a provider that there is none of, and was turned away.
+    pub fn worker_of_unknown_provider(&self, result: ConnectionResult) {
+        let labels = [UNKNOWN, result.as_str()];
+        self.families.worker_connections.with_label_values(&labels).inc();
+    }
+
     /// A request's body was read.
     pub fn request_body_received(&self, endpoint: Endpoint, bytes: u64) {
-        self.families
-            .request_body
-            .with_label_values(&[endpoint.as_str()])
-            .observe(bytes as f64);
+        self.families.request_body.with_label_values(&[endpoint.as_str()]).observe(bytes as f64);
     }
 
     /// A response's body ended, whole or not.
     pub fn response_body_sent(&self, endpoint: Endpoint, bytes: u64) {
-        self.families
-            .response_body
-            .with_label_values(&[endpoint.as_str()])
-            .observe(bytes as f64);
+        self.families.response_body.with_label_values(&[endpoint.as_str()]).observe(bytes as f64);
     }
 
     /// The relay's own time on a request: from its last byte to the worker, and from the worker's head to the client.
     pub fn overhead_observed(&self, endpoint: Endpoint, spent: Duration) {
-        self.families
-            .overhead
-            .with_label_values(&[endpoint.as_str()])
-            .observe(spent.as_secs_f64());
+        self.families.overhead.with_label_values(&[endpoint.as_str()]).observe(spent.as_secs_f64());
     }
 
     /// An SDK sent `x-stainless-retry-count` above zero.
     pub fn client_retried(&self, client: ClientKind) {
-        self.families
-            .client_retries
-            .with_label_values(&[client.as_str()])
-            .inc();
+        self.families.client_retries.with_label_values(&[client.as_str()]).inc();
     }
 
     /// A login failed.
     pub fn login_failed(&self, realm: Realm) {
-        self.families
-            .auth_failures
-            .with_label_values(&[realm.as_str()])
-            .inc();
+        self.families.auth_failures.with_label_values(&[realm.as_str()]).inc();
     }
 
     /// A configuration counts from now on; the series of the one before is deleted.

@@ -43,10 +43,8 @@ pub struct ShutdownSignal {
 
 /// Begins to listen, before anything else is started, so that no signal is lost. Needs a tokio runtime.
 pub fn listen() -> io::Result<ShutdownSignal> {
-    let mut signals = Signals {
-        interrupt: signal(SignalKind::interrupt())?,
-        terminate: signal(SignalKind::terminate())?,
-    };
+    let mut signals =
+        Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? };
     let (sender, seen) = watch::channel(None);
     tokio::spawn(async move {
         let first = signals.next().await;
@@ -99,13 +97,7 @@ mod tests {
 
     #[test]
     fn exit_codes_are_those_of_a_shell() {
-        assert_eq!(
-            (
-                StopSignal::Interrupt.exit_code(),
-                StopSignal::Terminate.exit_code()
-            ),
-            (130, 143)
-        );
+        assert_eq!((StopSignal::Interrupt.exit_code(), StopSignal::Terminate.exit_code()), (130, 143));
     }
 
     #[tokio::test]

@@ -94,36 +94,20 @@ impl ProviderStats {
 
     /// A wait in the queue ended.
     pub fn queue_waited(&self, waited: Duration, now: Instant) {
-        self.queue_wait
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .record(waited, now);
+        self.queue_wait.lock().unwrap_or_else(PoisonError::into_inner).record(waited, now);
     }
 
     /// The first byte of an answer's body went out.
     pub fn first_byte_sent(&self, since_accepted: Duration, now: Instant) {
-        self.first_byte
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .record(since_accepted, now);
+        self.first_byte.lock().unwrap_or_else(PoisonError::into_inner).record(since_accepted, now);
     }
 
     /// Everything as of `now`.
     pub fn report(&self, now: Instant) -> StatsReport {
-        let quantiles = |window: &Mutex<RollingWindow>| {
-            window
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .quantiles(now)
-        };
-        let outcomes = Outcome::ALL
-            .iter()
-            .map(|outcome| outcome.as_str())
-            .zip(&self.outcomes);
-        let tokens = TokenKind::ALL
-            .iter()
-            .map(|kind| kind.as_str())
-            .zip(&self.tokens);
+        let quantiles =
+            |window: &Mutex<RollingWindow>| window.lock().unwrap_or_else(PoisonError::into_inner).quantiles(now);
+        let outcomes = Outcome::ALL.iter().map(|outcome| outcome.as_str()).zip(&self.outcomes);
+        let tokens = TokenKind::ALL.iter().map(|kind| kind.as_str()).zip(&self.tokens);
         StatsReport {
             requests: non_zero(outcomes),
             tokens: non_zero(tokens),
@@ -151,15 +135,8 @@ struct Slice {
 impl RollingWindow {
     /// An empty window.
     pub fn new(now: Instant) -> Self {
-        let empty = || Slice {
-            buckets: Box::new([0; BUCKETS]),
-            count: 0,
-        };
-        Self {
-            slices: std::array::from_fn(|_| empty()),
-            current: 0,
-            current_began: now,
-        }
+        let empty = || Slice { buckets: Box::new([0; BUCKETS]), count: 0 };
+        Self { slices: std::array::from_fn(|_| empty()), current: 0, current_began: now }
     }
 
     /// Takes one value in.
@@ -175,22 +152,14 @@ impl RollingWindow {
     pub fn quantiles(&mut self, now: Instant) -> Quantiles {
         self.turn(now);
         let count = self.slices.iter().map(|slice| slice.count).sum();
-        Quantiles {
-            count,
-            p50: self.quantile(count, 50),
-            p95: self.quantile(count, 95),
-        }
+        Quantiles { count, p50: self.quantile(count, 50), p95: self.quantile(count, 95) }
     }
 
     fn quantile(&self, count: u64, percent: u64) -> Option<f64> {
         let rank = (count * percent).div_ceil(100);
         let mut seen = 0;
         let bucket = (0..BUCKETS).find(|bucket| {
-            seen += self
-                .slices
-                .iter()
-                .map(|slice| u64::from(slice.buckets[*bucket]))
-                .sum::<u64>();
+            seen += self.slices.iter().map(|slice| u64::from(slice.buckets[*bucket])).sum::<u64>();
             seen >= rank
         })?;
         (count > 0).then(|| middle_of(bucket))
@@ -210,9 +179,7 @@ impl RollingWindow {
 }
 
 fn bucket_of(value: Duration) -> usize {
-    let micros = u64::try_from(value.as_micros())
-        .unwrap_or(u64::MAX)
-        .max(1 << FIRST_DOUBLING);
+    let micros = u64::try_from(value.as_micros()).unwrap_or(u64::MAX).max(1 << FIRST_DOUBLING);
     let doubling = micros.ilog2();
     // The bits behind the first one: how far between this power of two and the next, in eighths.
     let eighth = (micros >> (doubling - PER_DOUBLING.ilog2())) & u64::from(PER_DOUBLING - 1);
@@ -222,12 +189,8 @@ fn bucket_of(value: Duration) -> usize {
 
 /// The middle of a bucket in milliseconds.
 fn middle_of(bucket: usize) -> f64 {
-    let (doubling, eighth) = (
-        bucket / PER_DOUBLING as usize,
-        bucket % PER_DOUBLING as usize,
-    );
-    let base = f64::from(1_u32 << FIRST_DOUBLING)
-        * 2_f64.powi(i32::try_from(doubling).unwrap_or(i32::MAX));
+    let (doubling, eighth) = (bucket / PER_DOUBLING as usize, bucket % PER_DOUBLING as usize);
+    let base = f64::from(1_u32 << FIRST_DOUBLING) * 2_f64.powi(i32::try_from(doubling).unwrap_or(i32::MAX));
     let micros = base * (1.0 + (eighth as f64 + 0.5) / f64::from(PER_DOUBLING));
     (micros / 10.0).round() / 100.0
 }
@@ -235,10 +198,7 @@ fn middle_of(bucket: usize) -> f64 {
 fn non_zero<'a>(
     counts: impl Iterator<Item = (&'static str, &'a AtomicU64)>,
 ) -> std::collections::BTreeMap<&'static str, u64> {
-    counts
-        .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
-        .filter(|(_, count)| *count > 0)
-        .collect()
+    counts.map(|(name, count)| (name, count.load(Ordering::Relaxed))).filter(|(_, count)| *count > 0).collect()
 }
 
 #[cfg(test)]
@@ -257,10 +217,7 @@ mod tests {
             window.record(Duration::from_millis(millis), now);
         }
         let quantiles = window.quantiles(now);
-        assert!(
-            quantiles.count == 1000 && near(quantiles.p50, 500.0) && near(quantiles.p95, 950.0),
-            "{quantiles:?}"
-        );
+        assert!(quantiles.count == 1000 && near(quantiles.p50, 500.0) && near(quantiles.p95, 950.0), "{quantiles:?}");
     }
 
     #[test]
@@ -270,10 +227,7 @@ mod tests {
         window.record(Duration::ZERO, now);
         window.record(Duration::MAX, now);
         assert_eq!(window.quantiles(now).count, 2);
-        assert_eq!(
-            (bucket_of(Duration::ZERO), bucket_of(Duration::MAX)),
-            (0, BUCKETS - 1)
-        );
+        assert_eq!((bucket_of(Duration::ZERO), bucket_of(Duration::MAX)), (0, BUCKETS - 1));
     }
 
     #[test]
@@ -282,12 +236,7 @@ mod tests {
         let mut window = RollingWindow::new(now);
         window.record(Duration::from_secs(1), now);
         window.record(Duration::from_secs(1), now + SLICE);
-        assert_eq!(
-            window
-                .quantiles(now + WINDOW - Duration::from_secs(1))
-                .count,
-            2
-        );
+        assert_eq!(window.quantiles(now + WINDOW - Duration::from_secs(1)).count, 2);
         assert_eq!(window.quantiles(now + WINDOW).count, 1);
         assert_eq!(window.quantiles(now + WINDOW + SLICE), Quantiles::default());
         window.record(Duration::from_secs(1), now + WINDOW * 1000);
@@ -304,19 +253,13 @@ mod tests {
         stats.requeued();
         stats.queue_waited(Duration::from_millis(10), now);
         let json = serde_json::to_value(stats.report(now)).expect("json");
-        assert_eq!(
-            json["requests"],
-            serde_json::json!({"ok": 1, "overloaded": 1})
-        );
+        assert_eq!(json["requests"], serde_json::json!({"ok": 1, "overloaded": 1}));
         assert_eq!(
             (json["tokens"].clone(), json["requeues"].clone()),
             (serde_json::json!({"output": 7}), serde_json::json!(1))
         );
         assert_eq!(
-            (
-                json["queue_wait_ms"]["count"].clone(),
-                json["ttft_ms"].clone()
-            ),
+            (json["queue_wait_ms"]["count"].clone(), json["ttft_ms"].clone()),
             (serde_json::json!(1), serde_json::json!({"count": 0}))
         );
     }

@@ -6,9 +6,9 @@ use std::fmt;
 use std::io::IsTerminal;
 use std::str::FromStr;
 
+use tracing::subscriber::{SetGlobalDefaultError, set_global_default};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
 /// How a line looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,22 +25,19 @@ pub enum LogFormat {
 pub struct LogFilter(String);
 
 /// Starts logging for the whole process; an error when somebody did already.
-pub fn init(filter: &LogFilter, format: LogFormat) -> Result<(), TryInitError> {
+///
+/// Only `tracing`'s events are taken. Records of the older `log` crate, which some libraries write, go nowhere on purpose:
+/// the WebSocket library writes whole frames there at its lowest level, and frames hold prompts and answers.
+pub fn init(filter: &LogFilter, format: LogFormat) -> Result<(), SetGlobalDefaultError> {
     let registry = tracing_subscriber::registry().with(filter.to_env_filter());
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
+    let lines =
+        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     match format {
-        LogFormat::Text => registry.with(lines).try_init(),
-        LogFormat::Json => registry
-            .with(
-                lines
-                    .json()
-                    .flatten_event(true)
-                    .with_current_span(false)
-                    .with_span_list(false),
-            )
-            .try_init(),
+        LogFormat::Text => set_global_default(registry.with(lines)),
+        LogFormat::Json => {
+            let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
+            set_global_default(registry.with(lines))
+        }
     }
 }
 
@@ -68,21 +65,15 @@ impl FromStr for LogFilter {
 
     fn from_str(text: &str) -> Result<Self, String> {
         const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-        let allowed = || {
-            "error, warn, info, debug, trace, or directives such as info,modelrelay_relay=debug"
-                .to_owned()
-        };
+        let allowed =
+            || "error, warn, info, debug, trace, or directives such as info,modelrelay_relay=debug".to_owned();
         let text = text.trim();
         // A word that is no level would be read as a target and silence everything else.
-        let known = |part: &str| {
-            part.contains('=') || LEVELS.contains(&part.trim().to_ascii_lowercase().as_str())
-        };
+        let known = |part: &str| part.contains('=') || LEVELS.contains(&part.trim().to_ascii_lowercase().as_str());
         if text.is_empty() || text.len() > 1024 || !text.split(',').any(known) {
             return Err(allowed());
         }
-        EnvFilter::try_new(text)
-            .map(|_| Self(text.to_owned()))
-            .map_err(|_| allowed())
+        EnvFilter::try_new(text).map(|_| Self(text.to_owned())).map_err(|_| allowed())
     }
 }
 

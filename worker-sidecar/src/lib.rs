@@ -8,6 +8,7 @@ pub mod capacity;
 pub mod catalogue;
 pub mod cli;
 pub mod config;
+pub mod demo;
 pub mod forward;
 pub mod metrics;
 pub mod net;

@@ -16,10 +16,7 @@ pub enum CliError {
 
 impl CliError {
     pub(super) fn new(command: &Command, error: &clap::Error) -> Self {
-        if matches!(
-            error.kind(),
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
-        ) {
+        if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
             return Self::Information(error.to_string());
         }
         Self::Invalid(wrong_value(command, error).unwrap_or_else(|| first_line(error)))
@@ -59,17 +56,12 @@ fn wrong_value(command: &Command, error: &clap::Error) -> Option<String> {
     let flag = shown.split([' ', '[']).next().unwrap_or(shown);
     let value: String = text(ContextKind::InvalidValue)?.chars().take(64).collect();
     let allowed = std::error::Error::source(error)?;
-    Some(format!(
-        "{}: {value:?} is not allowed: {allowed}",
-        name_of(command, flag)
-    ))
+    Some(format!("{}: {value:?} is not allowed: {allowed}", name_of(command, flag)))
 }
 
 fn name_of(command: &Command, flag: &str) -> String {
     let long = flag.trim_start_matches('-');
-    let argument = command
-        .get_arguments()
-        .find(|argument| argument.get_long() == Some(long));
+    let argument = command.get_arguments().find(|argument| argument.get_long() == Some(long));
     match argument.and_then(clap::Arg::get_env) {
         Some(variable) => format!("{} ({flag})", variable.to_string_lossy()),
         None => flag.to_owned(),
@@ -78,9 +70,6 @@ fn name_of(command: &Command, flag: &str) -> String {
 
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
-    let line = text
-        .lines()
-        .next()
-        .unwrap_or("the arguments cannot be read");
+    let line = text.lines().next().unwrap_or("the arguments cannot be read");
     line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }

@@ -18,37 +18,22 @@ const MAX_QUEUE_LEN: usize = 1_000_000;
 const MAX_PROXIES: usize = 256;
 
 pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, Allowed> {
-    if let Some(port) = text
-        .strip_prefix("localhost:")
-        .and_then(|port| port.parse().ok())
-    {
+    if let Some(port) = text.strip_prefix("localhost:").and_then(|port| port.parse().ok()) {
         return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     }
-    text.parse().map_err(|_| {
-        "an address and a port such as 127.0.0.1:8080, 0.0.0.0:8080 or [::]:8080".to_owned()
-    })
+    text.parse().map_err(|_| "an address and a port such as 127.0.0.1:8080, 0.0.0.0:8080 or [::]:8080".to_owned())
 }
 
 pub(super) fn optional_listen_addr(text: &str) -> Result<OptionalAddr, Allowed> {
-    if text.is_empty() {
-        Ok(OptionalAddr(None))
-    } else {
-        listen_addr(text).map(|address| OptionalAddr(Some(address)))
-    }
+    if text.is_empty() { Ok(OptionalAddr(None)) } else { listen_addr(text).map(|address| OptionalAddr(Some(address))) }
 }
 
 pub(super) fn path(text: &str) -> Result<PathBuf, Allowed> {
-    if text.is_empty() {
-        Err("the path of a file".to_owned())
-    } else {
-        Ok(PathBuf::from(text))
-    }
+    if text.is_empty() { Err("the path of a file".to_owned()) } else { Ok(PathBuf::from(text)) }
 }
 
 pub(super) fn optional_path(text: &str) -> Result<OptionalPath, Allowed> {
-    Ok(OptionalPath(
-        (!text.is_empty()).then(|| PathBuf::from(text)),
-    ))
+    Ok(OptionalPath((!text.is_empty()).then(|| PathBuf::from(text))))
 }
 
 /// The published relay put no rule on the name, so this one is wider than that of `relay.yaml`.
@@ -85,15 +70,11 @@ pub(super) fn size(text: &str) -> Result<u64, Allowed> {
 pub(super) fn seconds(text: &str) -> Result<Duration, Allowed> {
     scan_seconds(text)
         .filter(|duration| *duration >= MIN_DURATION)
-        .ok_or_else(|| {
-            "seconds from 0.001 to 315360000, or with units such as 500ms or 1h30m".to_owned()
-        })
+        .ok_or_else(|| "seconds from 0.001 to 315360000, or with units such as 500ms or 1h30m".to_owned())
 }
 
 pub(super) fn seconds_or_zero(text: &str) -> Result<Duration, Allowed> {
-    scan_seconds(text).ok_or_else(|| {
-        "seconds from 0 to 315360000, or with units such as 500ms or 1h30m".to_owned()
-    })
+    scan_seconds(text).ok_or_else(|| "seconds from 0 to 315360000, or with units such as 500ms or 1h30m".to_owned())
 }
 
 pub(super) fn boolean(text: &str) -> Result<bool, Allowed> {
@@ -105,21 +86,10 @@ pub(super) fn boolean(text: &str) -> Result<bool, Allowed> {
 }
 
 pub(super) fn proxies(text: &str) -> Result<Proxies, Allowed> {
-    let allowed = || {
-        format!(
-            "at most {MAX_PROXIES} addresses or networks such as 10.0.0.0/8,192.168.1.1,fd00::/8"
-        )
-    };
-    let networks: Option<Vec<Cidr>> = text
-        .split(',')
-        .map(str::trim)
-        .filter(|part| !part.is_empty())
-        .map(|part| part.parse().ok())
-        .collect();
-    networks
-        .filter(|networks| networks.len() <= MAX_PROXIES)
-        .map(Proxies)
-        .ok_or_else(allowed)
+    let allowed = || format!("at most {MAX_PROXIES} addresses or networks such as 10.0.0.0/8,192.168.1.1,fd00::/8");
+    let networks: Option<Vec<Cidr>> =
+        text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect();
+    networks.filter(|networks| networks.len() <= MAX_PROXIES).map(Proxies).ok_or_else(allowed)
 }
 
 pub(super) fn log_filter(text: &str) -> Result<LogFilter, Allowed> {
@@ -142,11 +112,7 @@ where
 
 fn scan_seconds(text: &str) -> Option<Duration> {
     // `f64::from_str` would also take "inf", "1e3" and "+1".
-    let duration = if !text.is_empty()
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_digit() || byte == b'.')
-    {
+    let duration = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
         Duration::try_from_secs_f64(text.parse().ok()?).ok()?
     } else {
         parse_duration_or_zero(text).ok()?
@@ -163,21 +129,8 @@ mod tests {
         assert_eq!(seconds("30"), Ok(Duration::from_secs(30)));
         assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
         assert_eq!(seconds("500ms"), Ok(Duration::from_millis(500)));
-        for text in [
-            "",
-            "-1",
-            "inf",
-            "nan",
-            "1e3",
-            "1.2.3",
-            ".",
-            "30x",
-            "99999999999999999999",
-        ] {
-            assert!(
-                seconds(text).is_err() && seconds_or_zero(text).is_err(),
-                "{text}"
-            );
+        for text in ["", "-1", "inf", "nan", "1e3", "1.2.3", ".", "30x", "99999999999999999999"] {
+            assert!(seconds(text).is_err() && seconds_or_zero(text).is_err(), "{text}");
         }
         assert!(seconds("0").is_err());
         assert_eq!(seconds_or_zero("0"), Ok(Duration::ZERO));
@@ -192,10 +145,7 @@ mod tests {
 
     #[test]
     fn localhost_may_be_written_as_a_name() {
-        assert_eq!(
-            listen_addr("localhost:8081").map(|address| address.to_string()),
-            Ok("127.0.0.1:8081".to_owned())
-        );
+        assert_eq!(listen_addr("localhost:8081").map(|address| address.to_string()), Ok("127.0.0.1:8081".to_owned()));
         assert!(listen_addr("localhost").is_err() && listen_addr("127.0.0.1:70000").is_err());
     }
 }

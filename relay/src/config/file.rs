@@ -38,10 +38,9 @@ impl Sources {
 
     fn read_once(path: &Path) -> Result<Self, ConfigError> {
         let shown = path.display();
-        let bytes = read_bounded(path, MAX_FILE_BYTES)
-            .map_err(|why| ConfigError::new(format!("--config: {shown}: {why}")))?;
-        let raw: RawFile = serde_yaml::from_slice(&bytes)
-            .map_err(|error| yaml_error(&shown.to_string(), &error))?;
+        let bytes =
+            read_bounded(path, MAX_FILE_BYTES).map_err(|why| ConfigError::new(format!("--config: {shown}: {why}")))?;
+        let raw: RawFile = serde_yaml::from_slice(&bytes).map_err(|error| yaml_error(&shown.to_string(), &error))?;
         let folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
         let mut parts: Vec<Vec<u8>> = vec![bytes];
         let mut secrets = BTreeMap::new();
@@ -49,8 +48,7 @@ impl Sources {
             if secrets.contains_key(name) {
                 continue;
             }
-            let text = read_secret(&folder.join(name))
-                .map_err(|why| ConfigError::refused(&place, name, &why))?;
+            let text = read_secret(&folder.join(name)).map_err(|why| ConfigError::refused(&place, name, &why))?;
             parts.push(name.as_bytes().to_vec());
             parts.push(text.as_bytes().to_vec());
             secrets.insert(name.to_owned(), text);
@@ -69,26 +67,16 @@ pub fn content_hash(parts: &[Vec<u8>]) -> String {
         hasher.update((part.len() as u64).to_be_bytes());
         hasher.update(part);
     }
-    hasher
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn secret_files(raw: &RawFile) -> impl Iterator<Item = (String, &str)> {
-    raw.providers
-        .iter()
-        .enumerate()
-        .flat_map(|(provider, entry)| {
-            let secrets = entry.worker_secrets.iter().flatten().enumerate();
-            secrets.filter_map(move |(secret, entry)| {
-                Some((
-                    format!("providers[{provider}].workerSecrets[{secret}].file"),
-                    entry.file.as_deref()?,
-                ))
-            })
+    raw.providers.iter().enumerate().flat_map(|(provider, entry)| {
+        let secrets = entry.worker_secrets.iter().flatten().enumerate();
+        secrets.filter_map(move |(secret, entry)| {
+            Some((format!("providers[{provider}].workerSecrets[{secret}].file"), entry.file.as_deref()?))
         })
+    })
 }
 
 fn read_secret(path: &Path) -> Result<String, String> {
@@ -100,11 +88,7 @@ fn read_secret(path: &Path) -> Result<String, String> {
 fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
     let cannot_read = |error: std::io::Error| format!("the file cannot be read: {error}");
     let mut bytes = Vec::new();
-    File::open(path)
-        .map_err(cannot_read)?
-        .take(limit + 1)
-        .read_to_end(&mut bytes)
-        .map_err(cannot_read)?;
+    File::open(path).map_err(cannot_read)?.take(limit + 1).read_to_end(&mut bytes).map_err(cannot_read)?;
     if bytes.len() as u64 > limit {
         return Err(format!("the file is larger than {limit} bytes"));
     }
@@ -114,20 +98,13 @@ fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
 /// The parser names the place and what it expected. It also repeats what it found, which must not be a secret.
 fn yaml_error(file: &str, error: &serde_yaml::Error) -> ConfigError {
     let message = error.to_string();
-    match message.split_once("workerSecrets") {
-        Some((before, after)) => {
-            let index: String = after
-                .chars()
-                .take_while(|c| "[]0123456789".contains(*c))
-                .collect();
-            let at = error
-                .location()
-                .map(|at| format!(" at line {} column {}", at.line(), at.column()))
-                .unwrap_or_default();
-            ConfigError::new(format!(
-                "{file}: {before}workerSecrets{index}: not understood, allowed is {{file: NAME}} or {{value: SECRET}}, with notAfter if wanted{at}"
-            ))
-        }
-        None => ConfigError::new(format!("{file}: {message}")),
+    // The path comes first; what may be written at other places, `workerSecrets` among it, is listed after it.
+    let place = message.split(": ").next().unwrap_or_default();
+    if !place.contains("workerSecrets") {
+        return ConfigError::new(format!("{file}: {message}"));
     }
+    let at = error.location().map(|at| format!(" at line {} column {}", at.line(), at.column())).unwrap_or_default();
+    ConfigError::new(format!(
+        "{file}: {place}: not understood, allowed is {{file: NAME}} or {{value: SECRET}}, with notAfter if wanted{at}"
+    ))
 }

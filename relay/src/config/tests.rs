@@ -41,48 +41,21 @@ const LATER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 #[test]
 fn the_environment_alone_makes_one_provider() {
-    let config = Config::from_args(&args(&[
-        "--worker-secret",
-        "0123456789abcdef",
-        "--queue-timeout-secs",
-        "5",
-    ]))
-    .expect("valid");
-    let [provider] = &config.providers[..] else {
-        panic!("{:?}", config.providers)
-    };
-    assert_eq!(
-        (
-            provider.name.as_str(),
-            provider.enabled,
-            provider.max_queue_len
-        ),
-        ("local", true, 100)
-    );
-    assert_eq!(
-        (provider.queue_timeout, provider.request_timeout),
-        (Duration::from_secs(5), Duration::from_secs(300))
-    );
-    assert!(
-        provider.models.is_none()
-            && config.warnings.is_empty()
-            && config.ignored_variables.is_empty()
-    );
-    assert!(
-        provider.admits("0123456789abcdef", SystemTime::now())
-            && !provider.admits("", SystemTime::now())
-    );
+    let config =
+        Config::from_args(&args(&["--worker-secret", "0123456789abcdef", "--queue-timeout-secs", "5"])).expect("valid");
+    let [provider] = &config.providers[..] else { panic!("{:?}", config.providers) };
+    assert_eq!((provider.name.as_str(), provider.enabled, provider.max_queue_len), ("local", true, 100));
+    assert_eq!((provider.queue_timeout, provider.request_timeout), (Duration::from_secs(5), Duration::from_secs(300)));
+    assert!(provider.models.is_none() && config.warnings.is_empty() && config.ignored_variables.is_empty());
+    assert!(provider.admits("0123456789abcdef", SystemTime::now()) && !provider.admits("", SystemTime::now()));
 }
 
 #[test]
 fn a_missing_or_empty_worker_secret_is_one_clear_line() {
     for arguments in [&[][..], &["--worker-secret", ""][..]] {
-        let line = Config::from_args(&args(arguments))
-            .expect_err("no secret")
-            .to_string();
+        let line = Config::from_args(&args(arguments)).expect_err("no secret").to_string();
         assert!(
-            line.starts_with("WORKER_SECRET (--worker-secret) is missing or empty")
-                && !line.contains('\n'),
+            line.starts_with("WORKER_SECRET (--worker-secret) is missing or empty") && !line.contains('\n'),
             "{line}"
         );
     }
@@ -90,15 +63,9 @@ fn a_missing_or_empty_worker_secret_is_one_clear_line() {
 
 #[test]
 fn an_empty_admin_token_is_none_and_the_only_listener_takes_workers() {
-    let config = Config::from_args(&args(&[
-        "--worker-secret",
-        "s",
-        "--admin-token",
-        "",
-        "--workers-on-client-port",
-        "0",
-    ]))
-    .expect("valid");
+    let config =
+        Config::from_args(&args(&["--worker-secret", "s", "--admin-token", "", "--workers-on-client-port", "0"]))
+            .expect("valid");
     assert!(config.admin_token.is_none() && config.workers_on_client_port);
 }
 
@@ -128,24 +95,14 @@ providers:
     assert!(config.require_api_keys && config.relay_count == 3);
     let provider = config.provider("local").expect("the provider");
     assert!(!provider.enabled && provider.require_protocol_version);
-    assert_eq!(
-        (
-            provider.max_queue_len,
-            provider.max_queue_bytes,
-            provider.max_models_per_worker
-        ),
-        (7, 1 << 20, 5)
-    );
+    assert_eq!((provider.max_queue_len, provider.max_queue_bytes, provider.max_models_per_worker), (7, 1 << 20, 5));
     assert_eq!(
         (provider.queue_timeout, provider.cold_timeout),
         (Duration::from_secs(90), Some(Duration::from_secs(600)))
     );
     assert_eq!(provider.request_timeout, Duration::from_secs(3600));
     assert_eq!(provider.cold_models, ["big"]);
-    assert_eq!(
-        provider.resolve("llama3"),
-        Some("meta-llama/Llama-3.1-8B-Instruct")
-    );
+    assert_eq!(provider.resolve("llama3"), Some("meta-llama/Llama-3.1-8B-Instruct"));
     assert_eq!(provider.resolve("big"), None);
     let before = humantime::parse_rfc3339("2026-11-30T23:59:59Z").expect("a time");
     let after = before + Duration::from_secs(1);
@@ -154,10 +111,7 @@ providers:
             && provider.admits("dev-only", before)
             && !provider.admits("dev-only", after)
     );
-    assert_eq!(
-        config.provider("other"),
-        Some(&ProviderConfig::new("other"))
-    );
+    assert_eq!(config.provider("other"), Some(&ProviderConfig::new("other")));
 }
 
 #[test]
@@ -179,18 +133,9 @@ fn a_refusal_names_the_place_the_value_and_what_is_allowed() {
             "providers: [{name: a, queue: {maxLength: 1000001}}]",
             "providers[0].queue.maxLength: \"1000001\" is not allowed: an integer",
         ),
-        (
-            "providers: [{name: A b}]",
-            "providers[0].name: \"A b\" is not allowed: at most 52",
-        ),
-        (
-            "providers: [{name: x-workers}]",
-            "providers[0].name: \"x-workers\" is not allowed",
-        ),
-        (
-            "providers: [{name: a}, {name: a}]",
-            "providers[1].name: \"a\" is not allowed: each provider",
-        ),
+        ("providers: [{name: A b}]", "providers[0].name: \"A b\" is not allowed: at most 52"),
+        ("providers: [{name: x-workers}]", "providers[0].name: \"x-workers\" is not allowed"),
+        ("providers: [{name: a}, {name: a}]", "providers[1].name: \"a\" is not allowed: each provider"),
         (
             "providers: [{name: a, models: [{id: m, aliases: [n]}, {id: n}]}]",
             "providers[0].models[1].id: \"n\" is not allowed: each id",
@@ -199,38 +144,20 @@ fn a_refusal_names_the_place_the_value_and_what_is_allowed() {
             "providers: [{name: a, models: [{id: m, aliases: [m]}]}]",
             "providers[0].models[0].aliases[0]: \"m\" is not allowed",
         ),
-        (
-            "providers: [{name: a, coldModels: [m, m]}]",
-            "providers[0].coldModels[1]: \"m\" is not allowed",
-        ),
-        (
-            "providers: [{name: a, models: [{id: ''}]}]",
-            "providers[0].models[0].id: \"\" is not allowed: 1 to 256",
-        ),
-        (
-            "providers: [{name: a, maxModelsPerWorker: 0}]",
-            "providers[0].maxModelsPerWorker: \"0\" is not allowed",
-        ),
-        (
-            "relayCount: 0\nproviders: []",
-            "relayCount: \"0\" is not allowed",
-        ),
+        ("providers: [{name: a, coldModels: [m, m]}]", "providers[0].coldModels[1]: \"m\" is not allowed"),
+        ("providers: [{name: a, models: [{id: ''}]}]", "providers[0].models[0].id: \"\" is not allowed: 1 to 256"),
+        ("providers: [{name: a, maxModelsPerWorker: 0}]", "providers[0].maxModelsPerWorker: \"0\" is not allowed"),
+        ("relayCount: 0\nproviders: []", "relayCount: \"0\" is not allowed"),
         (
             "providers: [{name: a, workerSecrets: [{file: nowhere}]}]",
             "providers[0].workerSecrets[0].file: \"nowhere\" is not allowed: the file cannot be read",
         ),
-        (
-            "providers: [{name: a, workerSecrets: [{}]}]",
-            "providers[0].workerSecrets[0]: one of file and value",
-        ),
+        ("providers: [{name: a, workerSecrets: [{}]}]", "providers[0].workerSecrets[0]: one of file and value"),
         (
             "providers: [{name: a, workerSecrets: [{value: s, notAfter: tomorrow}]}]",
             "providers[0].workerSecrets[0].notAfter: \"tomorrow\" is not allowed",
         ),
-        (
-            "providers: [{name: a, typo: 1}]",
-            "providers[0]: unknown field `typo`",
-        ),
+        ("providers: [{name: a, typo: 1}]", "providers[0]: unknown field `typo`"),
         ("provider: []", "unknown field `provider`"),
         ("", "relay.yaml: "),
         ("providers: [", "relay.yaml: "),
@@ -243,6 +170,12 @@ fn a_refusal_names_the_place_the_value_and_what_is_allowed() {
 }
 
 #[test]
+fn an_unknown_field_is_named_with_the_known_ones_and_the_line() {
+    let line = refusal("providers: [{name: a, typo: 1}]");
+    assert!(line.contains("`workerSecrets`") && line.ends_with("at line 1 column 23"), "{line}");
+}
+
+#[test]
 fn no_refusal_repeats_a_secret() {
     for secrets in [
         "[planted]",
@@ -252,13 +185,8 @@ fn no_refusal_repeats_a_secret() {
         "[{value: planted, more: 1}]",
         "{planted: 1}",
     ] {
-        let line = refusal(&format!(
-            "providers: [{{name: a, workerSecrets: {secrets}}}]"
-        ));
-        assert!(
-            !line.contains("planted") && line.contains("workerSecrets"),
-            "{line}"
-        );
+        let line = refusal(&format!("providers: [{{name: a, workerSecrets: {secrets}}}]"));
+        assert!(!line.contains("planted") && line.contains("workerSecrets"), "{line}");
     }
     let config = load("providers: [{name: a, workerSecrets: [{value: planted}]}]").expect("valid");
     assert!(!format!("{config:?}").contains("planted"));
@@ -268,43 +196,40 @@ fn no_refusal_repeats_a_secret() {
 fn an_empty_secret_admits_nobody_and_is_no_error() {
     let config = load("providers: [{name: a, workerSecrets: [{value: ''}]}]").expect("valid");
     assert!(!config.providers[0].admits("", SystemTime::now()));
-    assert_eq!(
-        config.warnings,
-        ["provider a has no worker secret: no worker can join it"]
-    );
+    assert_eq!(config.warnings, ["provider a has no worker secret: no worker can join it"]);
+}
+
+#[test]
+fn a_worker_stays_while_its_secret_is_there_and_its_time_is_not_over() {
+    let config =
+        load("providers: [{name: a, workerSecrets: [{value: old, notAfter: '2026-12-01T00:00:00Z'}, {value: new}]}]")
+            .expect("valid");
+    let provider = &config.providers[0];
+    let end = humantime::parse_rfc3339("2026-12-01T00:00:00Z").expect("a time");
+    let before = end - Duration::from_secs(1);
+    let digest = *provider.admitting_secret("old", before).expect("admitted").secret.digest();
+    assert!(provider.still_admits(&digest, before) && !provider.still_admits(&digest, end));
+    assert!(!ProviderConfig::new("a").still_admits(&digest, before));
 }
 
 #[test]
 fn an_open_catalogue_is_absent_or_empty() {
-    assert_eq!(
-        load("providers: [{name: a, models: []}]")
-            .expect("valid")
-            .providers[0]
-            .models,
-        None
-    );
+    assert_eq!(load("providers: [{name: a, models: []}]").expect("valid").providers[0].models, None);
 }
 
 #[test]
 fn provider_variables_beside_a_file_are_ignored_and_listed() {
     let folder = folder("providers: [{name: a}]");
-    let config = load_from(
-        folder.path(),
-        &["--max-queue-len", "3", "--provider-name", "b"],
-    )
-    .expect("valid");
+    let config = load_from(folder.path(), &["--max-queue-len", "3", "--provider-name", "b"]).expect("valid");
     assert_eq!(config.ignored_variables, ["PROVIDER_NAME", "MAX_QUEUE_LEN"]);
-    assert_eq!(
-        (config.providers.len(), config.providers[0].max_queue_len),
-        (1, 100)
-    );
+    assert_eq!((config.providers.len(), config.providers[0].max_queue_len), (1, 100));
 }
 
 #[test]
 fn the_cold_clock_is_longer_only_for_declared_models() {
     let mut provider = ProviderConfig::new("a");
     assert_eq!(provider.cold_timeout_for(false), Duration::from_secs(30));
-    assert_eq!(provider.cold_timeout_for(true), DECLARED_COLD_TIMEOUT);
+    assert_eq!(provider.cold_timeout_for(true), DEFAULT_COLD_TIMEOUT);
     provider.queue_timeout = LATER;
     assert_eq!(provider.cold_timeout_for(true), LATER);
     provider.cold_timeout = Some(Duration::from_secs(1));
@@ -322,21 +247,12 @@ fn the_hash_follows_the_file_and_its_secrets_and_nothing_else() {
     write(folder.path(), "s", "two");
     let second = hash(&[]);
     assert_ne!(second, first);
-    write(
-        folder.path(),
-        "relay.yaml",
-        "providers: [{name: a, workerSecrets: [{file: s}]}] # more",
-    );
+    write(folder.path(), "relay.yaml", "providers: [{name: a, workerSecrets: [{file: s}]}] # more");
     assert_ne!(hash(&[]), second);
 }
 
 #[test]
 fn a_missing_file_is_one_line_that_names_it() {
-    let line = Config::from_args(&args(&["--config", "/nonexistent/relay.yaml"]))
-        .expect_err("missing")
-        .to_string();
-    assert!(
-        line.starts_with("--config: /nonexistent/relay.yaml: the file cannot be read"),
-        "{line}"
-    );
+    let line = Config::from_args(&args(&["--config", "/nonexistent/relay.yaml"])).expect_err("missing").to_string();
+    assert!(line.starts_with("--config: /nonexistent/relay.yaml: the file cannot be read"), "{line}");
 }

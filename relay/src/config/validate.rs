@@ -8,8 +8,7 @@ use modelrelay_protocol::secret::Secret;
 
 use super::raw::{RawModel, RawProvider, RawQueue, RawSecret};
 use super::{
-    CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources,
-    WorkerSecret,
+    CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources, WorkerSecret,
 };
 
 const MAX_PROVIDERS: usize = 256;
@@ -44,75 +43,39 @@ pub(super) fn file(sources: &Sources) -> Result<ValidatedFile, ConfigError> {
             ));
         }
     }
-    Ok(ValidatedFile {
-        require_api_keys: raw.require_api_keys,
-        relay_count: raw.relay_count,
-        providers,
-    })
+    Ok(ValidatedFile { require_api_keys: raw.require_api_keys, relay_count: raw.relay_count, providers })
 }
 
-fn provider(
-    place: &str,
-    raw: &RawProvider,
-    sources: &Sources,
-) -> Result<ProviderConfig, ConfigError> {
+fn provider(place: &str, raw: &RawProvider, sources: &Sources) -> Result<ProviderConfig, ConfigError> {
     provider_name(&format!("{place}.name"), &raw.name)?;
-    within(
-        &format!("{place}.maxModelsPerWorker"),
-        raw.max_models_per_worker,
-        1,
-        MAX_MODELS_PER_WORKER,
-    )?;
+    within(&format!("{place}.maxModelsPerWorker"), raw.max_models_per_worker, 1, MAX_MODELS_PER_WORKER)?;
     let default = ProviderConfig::new(&raw.name);
     let config = ProviderConfig {
         enabled: raw.enabled.unwrap_or(true),
-        worker_secrets: worker_secrets(
-            &format!("{place}.workerSecrets"),
-            raw.worker_secrets.as_deref(),
-            sources,
-        )?,
+        worker_secrets: worker_secrets(&format!("{place}.workerSecrets"), raw.worker_secrets.as_deref(), sources)?,
         models: catalogue(&format!("{place}.models"), raw.models.as_deref())?,
         cold_models: cold_models(&format!("{place}.coldModels"), raw.cold_models.as_deref())?,
-        request_timeout: raw
-            .request_timeout
-            .map_or(default.request_timeout, |timeout| timeout.0),
-        max_models_per_worker: raw
-            .max_models_per_worker
-            .unwrap_or(default.max_models_per_worker),
+        request_timeout: raw.request_timeout.map_or(default.request_timeout, |timeout| timeout.0),
+        max_models_per_worker: raw.max_models_per_worker.unwrap_or(default.max_models_per_worker),
         require_protocol_version: raw.require_protocol_version.unwrap_or(false),
         ..default
     };
     with_queue(&format!("{place}.queue"), config, raw.queue.as_ref())
 }
 
-fn with_queue(
-    place: &str,
-    config: ProviderConfig,
-    raw: Option<&RawQueue>,
-) -> Result<ProviderConfig, ConfigError> {
+fn with_queue(place: &str, config: ProviderConfig, raw: Option<&RawQueue>) -> Result<ProviderConfig, ConfigError> {
     let Some(raw) = raw else { return Ok(config) };
-    within(
-        &format!("{place}.maxLength"),
-        raw.max_length,
-        0,
-        MAX_QUEUE_LENGTH,
-    )?;
+    within(&format!("{place}.maxLength"), raw.max_length, 0, MAX_QUEUE_LENGTH)?;
     Ok(ProviderConfig {
         max_queue_len: raw.max_length.unwrap_or(config.max_queue_len),
         max_queue_bytes: raw.max_bytes.map_or(config.max_queue_bytes, |size| size.0),
-        queue_timeout: raw
-            .timeout
-            .map_or(config.queue_timeout, |timeout| timeout.0),
+        queue_timeout: raw.timeout.map_or(config.queue_timeout, |timeout| timeout.0),
         cold_timeout: raw.cold_timeout.map(|timeout| timeout.0),
         ..config
     })
 }
 
-fn worker_secrets(
-    place: &str,
-    raw: Option<&[RawSecret]>,
-    sources: &Sources,
-) -> Result<Vec<WorkerSecret>, ConfigError> {
+fn worker_secrets(place: &str, raw: Option<&[RawSecret]>, sources: &Sources) -> Result<Vec<WorkerSecret>, ConfigError> {
     let raw = raw.unwrap_or_default();
     bounded(place, raw.len(), MAX_SECRETS)?;
     let mut secrets = Vec::with_capacity(raw.len());
@@ -122,23 +85,16 @@ fn worker_secrets(
             (Some(file), None) => sources.secrets.get(file).map_or("", String::as_str),
             (None, Some(value)) => value.as_str(),
             (Some(_), Some(_)) | (None, None) => {
-                return Err(ConfigError::new(format!(
-                    "{place}: one of file and value is needed, and not both"
-                )));
+                return Err(ConfigError::new(format!("{place}: one of file and value is needed, and not both")));
             }
         };
         if text.chars().count() > MAX_SECRET_CHARS {
-            return Err(ConfigError::new(format!(
-                "{place}: the secret is longer than {MAX_SECRET_CHARS} characters"
-            )));
+            return Err(ConfigError::new(format!("{place}: the secret is longer than {MAX_SECRET_CHARS} characters")));
         }
         let not_after = not_after(&format!("{place}.notAfter"), entry.not_after.as_deref())?;
         // An empty secret admits nobody, so it is none.
         if !text.is_empty() {
-            secrets.push(WorkerSecret {
-                secret: Secret::new(text),
-                not_after,
-            });
+            secrets.push(WorkerSecret { secret: Secret::new(text), not_after });
         }
     }
     Ok(secrets)
@@ -146,16 +102,13 @@ fn worker_secrets(
 
 fn not_after(place: &str, raw: Option<&str>) -> Result<Option<SystemTime>, ConfigError> {
     let Some(text) = raw else { return Ok(None) };
-    humantime::parse_rfc3339(text).map(Some).map_err(|_| {
-        ConfigError::refused(place, text, "a UTC time such as \"2026-12-01T00:00:00Z\"")
-    })
+    humantime::parse_rfc3339(text)
+        .map(Some)
+        .map_err(|_| ConfigError::refused(place, text, "a UTC time such as \"2026-12-01T00:00:00Z\""))
 }
 
 /// `None` for an absent and for an empty catalogue: both leave the provider open.
-fn catalogue(
-    place: &str,
-    raw: Option<&[RawModel]>,
-) -> Result<Option<Vec<CatalogueModel>>, ConfigError> {
+fn catalogue(place: &str, raw: Option<&[RawModel]>) -> Result<Option<Vec<CatalogueModel>>, ConfigError> {
     let raw = raw.unwrap_or_default();
     bounded(place, raw.len(), MAX_MODELS)?;
     let mut seen = HashSet::new();
@@ -168,10 +121,7 @@ fn catalogue(
         for (index, alias) in aliases.iter().enumerate() {
             unique_model(&format!("{place}.aliases[{index}]"), alias, &mut seen)?;
         }
-        models.push(CatalogueModel {
-            id: entry.id.clone(),
-            aliases: aliases.to_vec(),
-        });
+        models.push(CatalogueModel { id: entry.id.clone(), aliases: aliases.to_vec() });
     }
     Ok((!models.is_empty()).then_some(models))
 }
@@ -186,27 +136,14 @@ fn cold_models(place: &str, raw: Option<&[String]>) -> Result<Vec<String>, Confi
     Ok(raw.to_vec())
 }
 
-fn unique_model<'a>(
-    place: &str,
-    model: &'a str,
-    seen: &mut HashSet<&'a str>,
-) -> Result<(), ConfigError> {
+fn unique_model<'a>(place: &str, model: &'a str, seen: &mut HashSet<&'a str>) -> Result<(), ConfigError> {
     let length = model.chars().count();
-    if !(1..=MAX_MODEL_CHARS).contains(&length)
-        || model.trim() != model
-        || model.chars().any(char::is_control)
-    {
-        let allowed = format!(
-            "1 to {MAX_MODEL_CHARS} characters, no control characters, no space at either end"
-        );
+    if !(1..=MAX_MODEL_CHARS).contains(&length) || model.trim() != model || model.chars().any(char::is_control) {
+        let allowed = format!("1 to {MAX_MODEL_CHARS} characters, no control characters, no space at either end");
         return Err(ConfigError::refused(place, model, &allowed));
     }
     if !seen.insert(model) {
-        return Err(ConfigError::refused(
-            place,
-            model,
-            "each id and alias once per provider",
-        ));
+        return Err(ConfigError::refused(place, model, "each id and alias once per provider"));
     }
     Ok(())
 }
@@ -235,11 +172,9 @@ where
     T: PartialOrd + std::fmt::Display + Copy,
 {
     match value {
-        Some(value) if !(least..=most).contains(&value) => Err(ConfigError::refused(
-            place,
-            &value.to_string(),
-            &format!("an integer from {least} to {most}"),
-        )),
+        Some(value) if !(least..=most).contains(&value) => {
+            Err(ConfigError::refused(place, &value.to_string(), &format!("an integer from {least} to {most}")))
+        }
         Some(_) | None => Ok(()),
     }
 }
@@ -248,7 +183,5 @@ fn bounded(place: &str, length: usize, most: usize) -> Result<(), ConfigError> {
     if length <= most {
         return Ok(());
     }
-    Err(ConfigError::new(format!(
-        "{place}: {length} entries are not allowed: at most {most}"
-    )))
+    Err(ConfigError::new(format!("{place}: {length} entries are not allowed: at most {most}")))
 }

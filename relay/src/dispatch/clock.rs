@@ -65,16 +65,13 @@ impl Clock {
 
     /// The moment at which something is asked.
     pub(super) fn moment(&self, now: Now) -> Moment {
-        let asked = self.epoch.map_or(Moment(0), |epoch| {
-            Moment(span(now.saturating_duration_since(epoch)))
-        });
+        let asked = self.epoch.map_or(Moment(0), |epoch| Moment(span(now.saturating_duration_since(epoch))));
         self.latest.map_or(asked, |latest| asked.max(latest))
     }
 
     /// The way back. `None` before the first event, when there is nothing to wait for.
     pub(super) fn instant(&self, moment: Moment) -> Option<Now> {
-        self.epoch
-            .and_then(|epoch| epoch.checked_add(duration(moment.0)))
+        self.epoch.and_then(|epoch| epoch.checked_add(duration(moment.0)))
     }
 }
 
@@ -88,10 +85,7 @@ pub(super) struct ModelClock {
 impl ModelClock {
     /// A model that nobody serves yet.
     pub(super) fn cold_from(now: Moment) -> Self {
-        Self {
-            cold_before: 0,
-            cold_since: Some(now),
-        }
+        Self { cold_before: 0, cold_since: Some(now) }
     }
 
     pub(super) fn is_cold(&self) -> bool {
@@ -130,7 +124,6 @@ impl ModelClock {
         if self.cold(now) >= due {
             return Some(now);
         }
-        self.cold_since
-            .map(|since| since.plus(due - self.cold_before))
+        self.cold_since.map(|since| since.plus(due - self.cold_before))
     }
 }

@@ -12,12 +12,7 @@ impl Dispatch {
     pub(super) fn next_moment(&self) -> Option<Moment> {
         let running = self.running.first().map(|(due, _)| *due);
         let marked = self.marked.first().map(|(at, _)| *at);
-        self.queue
-            .next_due()
-            .into_iter()
-            .chain(running)
-            .chain(marked)
-            .min()
+        self.queue.next_due().into_iter().chain(running).chain(marked).min()
     }
 
     /// Ends everything whose time is over. Waits first: a deadline that has come is not undone by the slot that another
@@ -39,10 +34,7 @@ impl Dispatch {
     fn expire_waiting(&mut self, model: ModelId, now: Moment, out: &mut Vec<Effect>) {
         let group = &self.models[model];
         if let Some(key) = group.queue.warm_expired(&group.clock, now) {
-            let expiry = self
-                .requests
-                .get(&key)
-                .map_or(Expiry::Waiting, |r| r.warm_failure());
+            let expiry = self.requests.get(&key).map_or(Expiry::Waiting, |r| r.warm_failure());
             self.expire_queued(key, expiry, now, out);
         } else if let Some(key) = group.queue.cold_expired(&group.clock, now) {
             self.expire_queued(key, Expiry::Waiting, now, out);
@@ -53,21 +45,13 @@ impl Dispatch {
 
     /// A wait for a backend that was unreachable, or for a model that could not be loaded, ends with that reason: the
     /// clock only says that it was not cured in time.
-    fn expire_queued(
-        &mut self,
-        key: RequestKey,
-        expiry: Expiry,
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) {
+    fn expire_queued(&mut self, key: RequestKey, expiry: Expiry, now: Moment, out: &mut Vec<Effect>) {
         let trouble = self.requests.get(&key).and_then(|request| request.trouble);
         self.dequeue(key, now);
         let failure = match (trouble, expiry) {
             (Some(trouble), _) => trouble.failure(),
             (None, Expiry::Request) => Failure::RequestTimeout,
-            (None, Expiry::Waiting) => Failure::QueueTimeout {
-                retry_after_secs: self.retry_after_secs(now),
-            },
+            (None, Expiry::Waiting) => Failure::QueueTimeout { retry_after_secs: self.retry_after_secs(now) },
         };
         self.fail(key, failure, now, out);
     }

@@ -65,10 +65,7 @@ impl Dispatch {
         if worker.demand.marked.is_some() || !worker.wants_demand() {
             return;
         }
-        let at = worker
-            .demand
-            .told_at
-            .map_or(now, |told| told.plus(PACE).max(now));
+        let at = worker.demand.told_at.map_or(now, |told| told.plus(PACE).max(now));
         worker.demand.marked = Some(at);
         self.marked.insert((at, key));
     }
@@ -76,11 +73,7 @@ impl Dispatch {
     /// A worker refused a request: it now believes that one more waits than it was told.
     pub(super) fn note_refusal(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
         let name = &self.models[model].name;
-        if let Some(worker) = self
-            .workers
-            .get_mut(&key)
-            .filter(|worker| worker.wants_demand())
-        {
+        if let Some(worker) = self.workers.get_mut(&key).filter(|worker| worker.wants_demand()) {
             worker.demand.handle_refused(name);
             self.mark(key, now);
         }
@@ -111,16 +104,9 @@ impl Dispatch {
         let Some(worker) = self.workers.get(&key) else {
             return;
         };
-        let mut demand: Vec<_> = worker
-            .models
-            .iter()
-            .filter_map(|model| self.demand_of(*model, key, now))
-            .collect();
+        let mut demand: Vec<_> = worker.models.iter().filter_map(|model| self.demand_of(*model, key, now)).collect();
         demand.sort_unstable_by(|a, b| a.model.cmp(&b.model));
-        let real: BTreeMap<_, _> = demand
-            .iter()
-            .map(|entry| (entry.model.clone(), entry.waiting))
-            .collect();
+        let real: BTreeMap<_, _> = demand.iter().map(|entry| (entry.model.clone(), entry.waiting)).collect();
         for model in &worker.models {
             self.models[*model].listeners.insert(key);
         }
@@ -131,10 +117,7 @@ impl Dispatch {
         if worker.demand.believed != real {
             worker.demand.believed = real;
             worker.demand.told_at = Some(now);
-            out.push(Effect::Demand {
-                worker: key,
-                demand,
-            });
+            out.push(Effect::Demand { worker: key, demand });
         }
     }
 

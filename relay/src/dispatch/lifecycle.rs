@@ -51,9 +51,7 @@ impl Dispatch {
             return too_old.then_some(Failure::WorkerTooOld { worker: pin });
         }
         let group = self.models.find(&new.model).filter(|_| new.needs_core1)?;
-        group
-            .only_too_old()
-            .map(|worker| Failure::WorkerTooOld { worker })
+        group.only_too_old().map(|worker| Failure::WorkerTooOld { worker })
     }
 
     /// Makes the request known, waiting but not in the queue yet.
@@ -75,10 +73,7 @@ impl Dispatch {
             attempts: 0,
             failed_on: Vec::new(),
             trouble: None,
-            state: State::Queued {
-                since: now,
-                cold_start: self.models[model].clock.cold(now),
-            },
+            state: State::Queued { since: now, cold_start: self.models[model].clock.cold(now) },
         };
         self.requests.insert(new.key, request);
     }
@@ -90,17 +85,10 @@ impl Dispatch {
 
     pub(super) fn retry_after_secs(&self, now: Moment) -> u32 {
         let at_most = span(self.settings.queue_timeout);
-        self.drain_rate
-            .retry_after_secs(self.queue.order.len(), at_most, now)
+        self.drain_rate.retry_after_secs(self.queue.order.len(), at_most, now)
     }
 
-    pub(super) fn handle_cancel(
-        &mut self,
-        key: RequestKey,
-        reason: CancelReason,
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) {
+    pub(super) fn handle_cancel(&mut self, key: RequestKey, reason: CancelReason, now: Moment, out: &mut Vec<Effect>) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
@@ -129,33 +117,19 @@ impl Dispatch {
             self.fail(request, Failure::CancelledByAdmin, now, out);
         } else {
             self.end(request);
-            out.push(Effect::Cancelled {
-                request,
-                reason,
-                stage,
-            });
+            out.push(Effect::Cancelled { request, reason, stage });
         }
     }
 
     /// Tells the worker of a running request to stop. Its slot is free at once, even if it never answers.
-    pub(super) fn take_back(
-        &mut self,
-        key: RequestKey,
-        reason: CancelReason,
-        out: &mut Vec<Effect>,
-    ) {
+    pub(super) fn take_back(&mut self, key: RequestKey, reason: CancelReason, out: &mut Vec<Effect>) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
         let State::Running { worker, .. } = request.state else {
             return;
         };
-        out.push(Effect::CancelSent {
-            worker,
-            request: key,
-            attempt: request.attempts,
-            reason,
-        });
+        out.push(Effect::CancelSent { worker, request: key, attempt: request.attempts, reason });
         self.take_from_worker(key);
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.handle_taken_back();
@@ -165,8 +139,7 @@ impl Dispatch {
     /// Whether this is the sending that runs now; anything else is a late answer and means nothing.
     pub(super) fn is_current(&self, worker: WorkerKey, key: RequestKey, attempt: u32) -> bool {
         self.requests.get(&key).is_some_and(|request| {
-            let runs_there =
-                matches!(request.state, State::Running { worker: on, .. } if on == worker);
+            let runs_there = matches!(request.state, State::Running { worker: on, .. } if on == worker);
             runs_there && request.attempts == attempt
         })
     }
@@ -184,32 +157,17 @@ impl Dispatch {
         }
         self.take_from_worker(request);
         self.end(request);
-        out.push(Effect::Finished {
-            request,
-            worker,
-            attempt,
-        });
+        out.push(Effect::Finished { request, worker, attempt });
         self.settle(worker, now, out);
     }
 
     /// Ends a request, which is in no queue and on no worker any more, with a word to the client.
-    pub(super) fn fail(
-        &mut self,
-        key: RequestKey,
-        failure: Failure,
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) {
+    pub(super) fn fail(&mut self, key: RequestKey, failure: Failure, now: Moment, out: &mut Vec<Effect>) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
         let (attempts, age) = (request.attempts, duration(now.since(request.arrived)));
-        out.push(Effect::Fail {
-            request: key,
-            failure,
-            attempts,
-            age,
-        });
+        out.push(Effect::Fail { request: key, failure, attempts, age });
         self.end(key);
     }
 

@@ -57,11 +57,7 @@ impl Dispatch {
         for model in new.iter().filter(|model| old.binary_search(model).is_err()) {
             self.begin_serving(key, *model, now);
         }
-        let gone: Vec<_> = old
-            .iter()
-            .filter(|model| new.binary_search(model).is_err())
-            .copied()
-            .collect();
+        let gone: Vec<_> = old.iter().filter(|model| new.binary_search(model).is_err()).copied().collect();
         for model in &gone {
             self.models.hold(*model);
             self.end_serving(key, *model, now);
@@ -77,13 +73,7 @@ impl Dispatch {
         self.mark(key, now);
     }
 
-    pub(super) fn handle_load(
-        &mut self,
-        key: WorkerKey,
-        load: u32,
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) {
+    pub(super) fn handle_load(&mut self, key: WorkerKey, load: u32, now: Moment, out: &mut Vec<Effect>) {
         if let Some(worker) = self.workers.get_mut(&key) {
             worker.handle_load(load);
             self.refresh_rank(key);
@@ -91,13 +81,7 @@ impl Dispatch {
         }
     }
 
-    pub(super) fn handle_grant(
-        &mut self,
-        key: WorkerKey,
-        grant: Grant,
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) {
+    pub(super) fn handle_grant(&mut self, key: WorkerKey, grant: Grant, now: Moment, out: &mut Vec<Effect>) {
         let Some(worker) = self.workers.get_mut(&key).filter(|worker| worker.core1) else {
             return;
         };
@@ -144,10 +128,7 @@ impl Dispatch {
             self.take_from_worker(request);
             if started.contains(&request) {
                 self.end(request);
-                out.push(Effect::Severed {
-                    request,
-                    worker: key,
-                });
+                out.push(Effect::Severed { request, worker: key });
             } else if self.requeue_lost(request, reason, now, out) {
                 waiting.push(request);
             }
@@ -192,12 +173,8 @@ impl Dispatch {
 
     /// Fails what waits for this worker and no other.
     fn fail_pinned(&mut self, worker: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
-        let pinned: Vec<_> = self
-            .queue
-            .models
-            .iter()
-            .flat_map(|model| self.models[*model].queue.pinned_to(worker))
-            .collect();
+        let pinned: Vec<_> =
+            self.queue.models.iter().flat_map(|model| self.models[*model].queue.pinned_to(worker)).collect();
         for request in pinned {
             self.dequeue(request, now);
             self.fail(request, Failure::AffinityLost, now, out);
@@ -205,10 +182,7 @@ impl Dispatch {
     }
 
     fn intern_all(&mut self, names: &[Model], now: Moment) -> Vec<ModelId> {
-        let mut models: Vec<_> = names
-            .iter()
-            .map(|name| self.models.intern(name, now))
-            .collect();
+        let mut models: Vec<_> = names.iter().map(|name| self.models.intern(name, now)).collect();
         models.sort_unstable();
         models.dedup();
         models
@@ -230,11 +204,7 @@ impl Dispatch {
             return;
         };
         let group = &mut self.models[model];
-        let servers = if worker.draining {
-            &mut group.leaving
-        } else {
-            &mut group.serving
-        };
+        let servers = if worker.draining { &mut group.leaving } else { &mut group.serving };
         servers.insert(worker);
         self.refresh_warmth(model, now);
     }

@@ -63,18 +63,11 @@ impl Servers {
 
     /// Those that can carry a request with this need.
     pub(super) fn able(&self, needs_core1: bool) -> impl Iterator<Item = WorkerKey> {
-        self.core1
-            .iter()
-            .chain(self.seeds.iter().filter(move |_| !needs_core1))
-            .copied()
+        self.core1.iter().chain(self.seeds.iter().filter(move |_| !needs_core1)).copied()
     }
 
     fn side(&mut self, core1: bool) -> &mut BTreeSet<WorkerKey> {
-        if core1 {
-            &mut self.core1
-        } else {
-            &mut self.seeds
-        }
+        if core1 { &mut self.core1 } else { &mut self.seeds }
     }
 }
 
@@ -172,16 +165,12 @@ impl Index<ModelId> for Models {
     type Output = Group;
 
     fn index(&self, id: ModelId) -> &Group {
-        self.groups[id.0]
-            .as_ref()
-            .expect("a model in use has a group")
+        self.groups[id.0].as_ref().expect("a model in use has a group")
     }
 }
 
 impl IndexMut<ModelId> for Models {
     fn index_mut(&mut self, id: ModelId) -> &mut Group {
-        self.groups[id.0]
-            .as_mut()
-            .expect("a model in use has a group")
+        self.groups[id.0].as_mut().expect("a model in use has a group")
     }
 }

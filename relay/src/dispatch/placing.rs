@@ -19,9 +19,7 @@ impl Dispatch {
         let suits = |worker: &Worker| !request.refuses(worker.key, worker.announcements);
         let Some(pin) = request.pin else {
             let suits = |key| self.workers.get(&key).is_some_and(suits);
-            return self.models[request.model]
-                .available
-                .best(request.needs_core1, suits);
+            return self.models[request.model].available.best(request.needs_core1, suits);
         };
         let worker = self.workers.get(&pin)?;
         let able = worker.serves(request.model) && (worker.core1 || !request.needs_core1);
@@ -55,29 +53,14 @@ impl Dispatch {
         let oldest = |model: &ModelId| self.models[*model].queue.oldest_for(worker);
         let waiting = &self.queue.models;
         if waiting.len() < worker.models.len() {
-            waiting
-                .iter()
-                .filter(|model| worker.serves(**model))
-                .filter_map(oldest)
-                .min()
+            waiting.iter().filter(|model| worker.serves(**model)).filter_map(oldest).min()
         } else {
-            worker
-                .models
-                .iter()
-                .filter(|model| waiting.contains(model))
-                .filter_map(oldest)
-                .min()
+            worker.models.iter().filter(|model| waiting.contains(model)).filter_map(oldest).min()
         }
     }
 
     /// Hands a request, which is in no queue any more, to a worker.
-    pub(super) fn send(
-        &mut self,
-        key: RequestKey,
-        to: WorkerKey,
-        now: Moment,
-        out: &mut Vec<Effect>,
-    ) {
+    pub(super) fn send(&mut self, key: RequestKey, to: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
@@ -163,17 +146,12 @@ impl Dispatch {
         };
         let group = &mut self.models[request.model];
         let cold_start = group.clock.cold(now) - request.cold_waited;
-        request.state = State::Queued {
-            since: now,
-            cold_start,
-        };
+        request.state = State::Queued { since: now, cold_start };
         let place = place_of(request, cold_start);
         self.queue.order.insert(key);
         self.queue.bytes = self.queue.bytes.saturating_add(request.bytes);
         self.queue.models.insert(request.model);
-        self.queue
-            .walls
-            .extend(place.deadlines.wall.map(|due| (due, key)));
+        self.queue.walls.extend(place.deadlines.wall.map(|due| (due, key)));
         group.queue.insert(place);
         let model = request.model;
         self.refresh_due(model, now);

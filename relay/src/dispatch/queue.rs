@@ -22,8 +22,7 @@ pub(super) struct LaneKey {
 
 impl LaneKey {
     pub(super) fn admits(&self, worker: &Worker) -> bool {
-        (worker.core1 || !self.needs_core1)
-            && !refuses(&self.failed_on, worker.key, worker.announcements)
+        (worker.core1 || !self.needs_core1) && !refuses(&self.failed_on, worker.key, worker.announcements)
     }
 }
 
@@ -76,13 +75,7 @@ impl ModelQueue {
     }
 
     pub(super) fn insert(&mut self, place: Place) {
-        let Place {
-            key,
-            pin,
-            lane,
-            arrived,
-            deadlines,
-        } = place;
+        let Place { key, pin, lane, arrived, deadlines } = place;
         self.warm_due.extend(deadlines.warm.map(|due| (due, key)));
         self.cold_due.extend(deadlines.cold.map(|due| (due, key)));
         let lanes = match pin {
@@ -95,13 +88,7 @@ impl ModelQueue {
     }
 
     pub(super) fn remove(&mut self, place: &Place) {
-        let Place {
-            key,
-            pin,
-            lane,
-            arrived,
-            deadlines,
-        } = place;
+        let Place { key, pin, lane, arrived, deadlines } = place;
         if let Some(due) = deadlines.warm {
             self.warm_due.remove(&(due, *key));
         }
@@ -123,9 +110,7 @@ impl ModelQueue {
 
     /// The oldest request that this worker can serve.
     pub(super) fn oldest_for(&self, worker: &Worker) -> Option<RequestKey> {
-        self.lanes_for(worker)
-            .filter_map(|lane| lane.waiting.keys().next().copied())
-            .min()
+        self.lanes_for(worker).filter_map(|lane| lane.waiting.keys().next().copied()).min()
     }
 
     /// How much this worker could be sent.
@@ -146,41 +131,24 @@ impl ModelQueue {
 
     /// The requests that only this worker may serve.
     pub(super) fn pinned_to(&self, worker: WorkerKey) -> Vec<RequestKey> {
-        self.pinned
-            .get(&worker)
-            .into_iter()
-            .flat_map(BTreeMap::values)
-            .flat_map(Lane::keys)
-            .collect()
+        self.pinned.get(&worker).into_iter().flat_map(BTreeMap::values).flat_map(Lane::keys).collect()
     }
 
     /// When the next of its requests runs out of warm or cold time.
     pub(super) fn next_due(&self, clock: &ModelClock, now: Moment) -> Option<Moment> {
-        let warm = self
-            .warm_due
-            .first()
-            .and_then(|(due, _)| clock.when_warm(*due, now));
-        let cold = self
-            .cold_due
-            .first()
-            .and_then(|(due, _)| clock.when_cold(*due, now));
+        let warm = self.warm_due.first().and_then(|(due, _)| clock.when_warm(*due, now));
+        let cold = self.cold_due.first().and_then(|(due, _)| clock.when_cold(*due, now));
         warm.into_iter().chain(cold).min()
     }
 
     /// A request whose warm time is over.
     pub(super) fn warm_expired(&self, clock: &ModelClock, now: Moment) -> Option<RequestKey> {
-        self.warm_due
-            .first()
-            .filter(|(due, _)| clock.warm(now) >= *due)
-            .map(|(_, key)| *key)
+        self.warm_due.first().filter(|(due, _)| clock.warm(now) >= *due).map(|(_, key)| *key)
     }
 
     /// A request whose cold time is over.
     pub(super) fn cold_expired(&self, clock: &ModelClock, now: Moment) -> Option<RequestKey> {
-        self.cold_due
-            .first()
-            .filter(|(due, _)| clock.cold(now) >= *due)
-            .map(|(_, key)| *key)
+        self.cold_due.first().filter(|(due, _)| clock.cold(now) >= *due).map(|(_, key)| *key)
     }
 
     fn lanes_for<'a>(&'a self, worker: &'a Worker) -> impl Iterator<Item = &'a Lane> {
@@ -206,17 +174,8 @@ fn leave(lanes: &mut Lanes, key: &LaneKey, request: RequestKey, arrived: Moment)
 
 fn total<'a>(lanes: impl Iterator<Item = &'a Lane>) -> Waiting {
     lanes.fold(Waiting::default(), |sum, lane| Waiting {
-        count: sum
-            .count
-            .saturating_add(u32::try_from(lane.waiting.len()).unwrap_or(u32::MAX)),
-        oldest: lane
-            .waiting
-            .values()
-            .next()
-            .copied()
-            .into_iter()
-            .chain(sum.oldest)
-            .min(),
+        count: sum.count.saturating_add(u32::try_from(lane.waiting.len()).unwrap_or(u32::MAX)),
+        oldest: lane.waiting.values().next().copied().into_iter().chain(sum.oldest).min(),
         arrivals: sum.arrivals + lane.arrivals,
     })
 }

@@ -85,11 +85,7 @@ impl Worker {
 
     /// Where it stands among the available, if it is.
     pub(super) fn next_rank(&self) -> Option<Rank> {
-        self.has_room().then(|| Rank {
-            load: self.load(),
-            turn: self.turn,
-            worker: self.key,
-        })
+        self.has_room().then(|| Rank { load: self.load(), turn: self.turn, worker: self.key })
     }
 
     /// Whether it must be told what waits here: other relays want its slots too.
@@ -99,9 +95,7 @@ impl Worker {
 
     pub(super) fn handle_load(&mut self, load: u32) {
         self.reported_load = load;
-        self.foreign = load
-            .saturating_sub(self.own())
-            .saturating_sub(self.taken_back);
+        self.foreign = load.saturating_sub(self.own()).saturating_sub(self.taken_back);
         self.taken_back = 0;
     }
 

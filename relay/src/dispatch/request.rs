@@ -64,10 +64,7 @@ pub(super) struct FailedOn {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Trouble {
     Unreachable,
-    Load {
-        code: LoadFailure,
-        retry_after: Option<Duration>,
-    },
+    Load { code: LoadFailure, retry_after: Option<Duration> },
 }
 
 impl Trouble {
@@ -95,12 +92,8 @@ pub(super) struct Limits {
 
 impl Limits {
     pub(super) fn new(settings: &Settings, model: &Model) -> Self {
-        let declared = || {
-            settings
-                .cold_models
-                .contains(model)
-                .then(|| settings.queue_timeout.max(DEFAULT_COLD_TIMEOUT))
-        };
+        let declared =
+            || settings.cold_models.contains(model).then(|| settings.queue_timeout.max(DEFAULT_COLD_TIMEOUT));
         Self {
             queue: span(settings.queue_timeout),
             cold: settings.cold_timeout.or_else(declared).map(span),
@@ -126,18 +119,12 @@ impl Request {
     /// Warm time since arrival is all time less cold waiting: `(now - arrived) - (cold(now) - cold_start)`, which is
     /// `warm(now) - (arrived - cold_start)` on the model's warm axis. Running time is in it, as it must be.
     pub(super) fn deadlines(&self, cold_start: Span) -> Deadlines {
-        let Limits {
-            queue,
-            cold,
-            request,
-        } = self.limits;
+        let Limits { queue, cold, request } = self.limits;
         let warm_zero = i64::try_from(self.arrived.nanos()).unwrap_or(0) - cold_start;
         match cold {
-            Some(cold) => Deadlines {
-                warm: Some(warm_zero + queue.min(request)),
-                cold: Some(cold_start + cold),
-                wall: None,
-            },
+            Some(cold) => {
+                Deadlines { warm: Some(warm_zero + queue.min(request)), cold: Some(cold_start + cold), wall: None }
+            }
             // The wall ends it first unless the request timeout is the shorter one.
             None => Deadlines {
                 warm: (request < queue).then(|| warm_zero + request),
@@ -149,19 +136,12 @@ impl Request {
 
     /// Which workers can serve it, besides its pin.
     pub(super) fn lane(&self) -> LaneKey {
-        LaneKey {
-            needs_core1: self.needs_core1,
-            failed_on: self.failed_on.clone(),
-        }
+        LaneKey { needs_core1: self.needs_core1, failed_on: self.failed_on.clone() }
     }
 
     /// What ends a request on its warm deadline.
     pub(super) fn warm_failure(&self) -> Expiry {
-        if self.limits.request < self.limits.queue {
-            Expiry::Request
-        } else {
-            Expiry::Waiting
-        }
+        if self.limits.request < self.limits.queue { Expiry::Request } else { Expiry::Waiting }
     }
 
     /// When it must end if it runs from now on.
@@ -190,10 +170,5 @@ pub(super) enum Expiry {
 
 /// Whether a list of failures rules a worker out.
 pub(super) fn refuses(failed_on: &[FailedOn], worker: WorkerKey, announcements: u64) -> bool {
-    failed_on
-        .binary_search(&FailedOn {
-            worker,
-            announcement: announcements,
-        })
-        .is_ok()
+    failed_on.binary_search(&FailedOn { worker, announcement: announcements }).is_ok()
 }

@@ -40,11 +40,7 @@ impl Dispatch {
                 self.settle(worker, now, out);
             }
             Ok(reason) => {
-                out.push(Effect::Requeued {
-                    request: key,
-                    reason,
-                    attempt,
-                });
+                out.push(Effect::Requeued { request: key, reason, attempt });
                 self.enqueue(key, now);
                 // The worker's own slot goes by age like any other; only then does this request look elsewhere.
                 self.settle(worker, now, out);
@@ -76,29 +72,19 @@ impl Dispatch {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
-        let Some(announcement) = self.workers.get(&worker).map(|worker| worker.announcements)
-        else {
+        let Some(announcement) = self.workers.get(&worker).map(|worker| worker.announcements) else {
             return;
         };
         // Failures of workers that are gone, or have announced themselves anew, no longer matter.
         request.failed_on.retain(|entry| {
-            self.workers
-                .get(&entry.worker)
-                .is_some_and(|worker| worker.announcements == entry.announcement)
+            self.workers.get(&entry.worker).is_some_and(|worker| worker.announcements == entry.announcement)
         });
-        request.note_failed_on(FailedOn {
-            worker,
-            announcement,
-        });
+        request.note_failed_on(FailedOn { worker, announcement });
         request.trouble = Some(trouble);
     }
 
     /// Whether a request whose worker failed it waits again, and how it ends if not.
-    fn verdict(
-        &mut self,
-        key: RequestKey,
-        failure: AttemptFailure,
-    ) -> Result<RequeueReason, Failure> {
+    fn verdict(&mut self, key: RequestKey, failure: AttemptFailure) -> Result<RequeueReason, Failure> {
         let refusal = self.refuses_waiting();
         let Some(request) = self.requests.get(&key) else {
             return Err(Failure::Fatal);
@@ -125,11 +111,7 @@ impl Dispatch {
                 }
                 request.requeues += 1;
                 let unreachable = failure == AttemptFailure::BackendUnreachable;
-                let reason = if unreachable {
-                    RequeueReason::BackendUnreachable
-                } else {
-                    RequeueReason::BackendReset
-                };
+                let reason = if unreachable { RequeueReason::BackendUnreachable } else { RequeueReason::BackendReset };
                 (reason, Failure::BackendUnreachable)
             }
             AttemptFailure::LoadFailed { code, retry_after } => {
@@ -179,11 +161,7 @@ impl Dispatch {
             return false;
         }
         request.requeues += 1;
-        out.push(Effect::Requeued {
-            request: key,
-            reason,
-            attempt: request.attempts,
-        });
+        out.push(Effect::Requeued { request: key, reason, attempt: request.attempts });
         self.enqueue(key, now);
         true
     }
@@ -202,17 +180,11 @@ impl Dispatch {
         let mut failures = Vec::new();
         for (lane, waiting) in group.queue.open_lanes() {
             if let Some(worker) = too_old.filter(|_| lane.needs_core1) {
-                failures.extend(
-                    waiting
-                        .keys()
-                        .map(|key| (key, Failure::WorkerTooOld { worker })),
-                );
+                failures.extend(waiting.keys().map(|key| (key, Failure::WorkerTooOld { worker })));
             } else if !lane.failed_on.is_empty() && !self.has_candidate(model, lane) {
                 failures.extend(waiting.keys().filter_map(|key| {
                     let trouble = self.requests.get(&key)?.trouble?;
-                    trouble
-                        .ends_without_candidate()
-                        .then_some((key, trouble.failure()))
+                    trouble.ends_without_candidate().then_some((key, trouble.failure()))
                 }));
             }
         }
@@ -226,10 +198,6 @@ impl Dispatch {
     /// Whether some worker that takes requests could serve this lane, now or when it has room.
     fn has_candidate(&self, model: ModelId, lane: &LaneKey) -> bool {
         let mut able = self.models[model].serving.able(lane.needs_core1);
-        able.any(|key| {
-            self.workers
-                .get(&key)
-                .is_some_and(|worker| lane.admits(worker))
-        })
+        able.any(|key| self.workers.get(&key).is_some_and(|worker| lane.admits(worker)))
     }
 }

@@ -30,26 +30,14 @@ impl Available {
     }
 
     /// The best worker that `suits`. Those that do not are few: workers that failed the very request.
-    pub(super) fn best(
-        &self,
-        needs_core1: bool,
-        suits: impl Fn(WorkerKey) -> bool,
-    ) -> Option<WorkerKey> {
+    pub(super) fn best(&self, needs_core1: bool, suits: impl Fn(WorkerKey) -> bool) -> Option<WorkerKey> {
         let first = |side: &BTreeSet<Rank>| side.iter().find(|rank| suits(rank.worker)).copied();
         let core1 = first(&self.core1);
-        let seeds = if needs_core1 {
-            None
-        } else {
-            first(&self.seeds)
-        };
+        let seeds = if needs_core1 { None } else { first(&self.seeds) };
         core1.into_iter().chain(seeds).min().map(|rank| rank.worker)
     }
 
     fn side(&mut self, core1: bool) -> &mut BTreeSet<Rank> {
-        if core1 {
-            &mut self.core1
-        } else {
-            &mut self.seeds
-        }
+        if core1 { &mut self.core1 } else { &mut self.seeds }
     }
 }

@@ -93,15 +93,10 @@ impl Dispatch {
 
     /// Where a request is; `None` once it has ended.
     pub fn place_of(&self, request: RequestKey) -> Option<RequestPlace> {
-        self.requests
-            .get(&request)
-            .map(|request| match request.state {
-                State::Queued { .. } => RequestPlace::Queued,
-                State::Running { worker, .. } => RequestPlace::Running {
-                    worker,
-                    attempt: request.attempts,
-                },
-            })
+        self.requests.get(&request).map(|request| match request.state {
+            State::Queued { .. } => RequestPlace::Queued,
+            State::Running { worker, .. } => RequestPlace::Running { worker, attempt: request.attempts },
+        })
     }
 
     /// What waits, oldest first.
@@ -136,9 +131,7 @@ impl Dispatch {
 
     /// One worker; `None` once it is lost.
     pub fn worker(&self, worker: WorkerKey) -> Option<WorkerSnapshot> {
-        self.workers
-            .get(&worker)
-            .map(|worker| self.snapshot(worker))
+        self.workers.get(&worker).map(|worker| self.snapshot(worker))
     }
 
     /// How many workers are connected, draining ones too.
@@ -148,22 +141,17 @@ impl Dispatch {
 
     /// Whether any connected worker serves the model, a draining one too: it is known, if perhaps not for long.
     pub fn worker_serves(&self, model: &str) -> bool {
-        self.models
-            .find(model)
-            .is_some_and(|group| !group.serving.is_empty() || !group.leaving.is_empty())
+        self.models.find(model).is_some_and(|group| !group.serving.is_empty() || !group.leaving.is_empty())
     }
 
     /// Whether a worker that takes new requests serves the model.
     pub fn is_warm(&self, model: &str) -> bool {
-        self.models
-            .find(model)
-            .is_some_and(|group| !group.clock.is_cold())
+        self.models.find(model).is_some_and(|group| !group.clock.is_cold())
     }
 
     /// Whether a connected worker with `core1` serves the model, a draining one too.
     pub fn has_core1_worker_for(&self, model: &str) -> bool {
-        let any =
-            |group: &Group| !group.serving.core1.is_empty() || !group.leaving.core1.is_empty();
+        let any = |group: &Group| !group.serving.core1.is_empty() || !group.leaving.core1.is_empty();
         self.models.find(model).is_some_and(any)
     }
 
@@ -174,11 +162,7 @@ impl Dispatch {
     }
 
     fn snapshot(&self, worker: &Worker) -> WorkerSnapshot {
-        let mut models: Vec<_> = worker
-            .models
-            .iter()
-            .map(|model| self.models[*model].name.clone())
-            .collect();
+        let mut models: Vec<_> = worker.models.iter().map(|model| self.models[*model].name.clone()).collect();
         models.sort_unstable();
         WorkerSnapshot {
             key: worker.key,

@@ -3,42 +3,20 @@
 use std::collections::HashMap;
 
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
-use prometheus::{
-    GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-};
+use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 use super::process::ProcessGauges;
 use super::state::StateGauges;
 
-const LONG: &[f64] = &[
-    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0,
-    3600.0,
-];
-const FIRST_TOKEN: &[f64] = &[
-    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
-    600.0,
-];
-const INTERVAL: &[f64] = &[
-    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
-];
-const QUEUE: &[f64] = &[
-    0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0,
-];
-const SIZE: &[f64] = &[
-    256.0,
-    1024.0,
-    4096.0,
-    16_384.0,
-    65_536.0,
-    262_144.0,
-    1_048_576.0,
-    4_194_304.0,
-    16_777_216.0,
-    33_554_432.0,
-];
-const OVERHEAD: &[f64] = &[
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
-];
+const LONG: &[f64] =
+    &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0];
+const FIRST_TOKEN: &[f64] =
+    &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 600.0];
+const INTERVAL: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0];
+const QUEUE: &[f64] = &[0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0];
+const SIZE: &[f64] =
+    &[256.0, 1024.0, 4096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0, 33_554_432.0];
+const OVERHEAD: &[f64] = &[0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
 
 const PREFIX: &str = "modelrelay_";
 
@@ -73,9 +51,7 @@ impl Families {
     pub(super) fn new() -> Self {
         let registry = Registry::new();
         let counter = |name, help, labels: &[&str]| counter_vec(&registry, name, help, labels);
-        let histogram = |name, help, buckets, labels: &[&str]| {
-            histogram_vec(&registry, name, help, buckets, labels)
-        };
+        let histogram = |name, help, buckets, labels: &[&str]| histogram_vec(&registry, name, help, buckets, labels);
         let request = &["provider", "model", "endpoint"];
         Self {
             requests: counter(
@@ -119,38 +95,16 @@ impl Families {
                 QUEUE,
                 &["provider", "outcome"],
             ),
-            requeues: counter(
-                "requeues_total",
-                "Requests that went back into the queue.",
-                &["provider", "reason"],
-            ),
+            requeues: counter("requeues_total", "Requests that went back into the queue.", &["provider", "reason"]),
             cancellations: counter(
                 "cancellations_total",
                 "Requests that were cancelled.",
                 &["provider", "reason", "stage"],
             ),
-            client_retries: counter(
-                "client_retries_total",
-                "Requests that an SDK said it sent again.",
-                &["client"],
-            ),
-            tokens: counter(
-                "tokens_total",
-                "Tokens, where the backend counts them.",
-                &["provider", "model", "type"],
-            ),
-            request_body: histogram(
-                "request_body_bytes",
-                "Sizes of request bodies.",
-                SIZE,
-                &["endpoint"],
-            ),
-            response_body: histogram(
-                "response_body_bytes",
-                "Sizes of response bodies.",
-                SIZE,
-                &["endpoint"],
-            ),
+            client_retries: counter("client_retries_total", "Requests that an SDK said it sent again.", &["client"]),
+            tokens: counter("tokens_total", "Tokens, where the backend counts them.", &["provider", "model", "type"]),
+            request_body: histogram("request_body_bytes", "Sizes of request bodies.", SIZE, &["endpoint"]),
+            response_body: histogram("response_body_bytes", "Sizes of response bodies.", SIZE, &["endpoint"]),
             worker_connections: counter(
                 "worker_connections_total",
                 "Workers that connected or were turned away.",
@@ -174,23 +128,13 @@ impl Families {
                 OVERHEAD,
                 &["endpoint"],
             ),
-            config_info: gauge_vec(
-                &registry,
-                "config_info",
-                "The configuration that counts, by its hash.",
-                &["hash"],
-            ),
+            config_info: gauge_vec(&registry, "config_info", "The configuration that counts, by its hash.", &["hash"]),
             config_ok: int_gauge(
                 &registry,
                 "config_last_reload_successful",
                 "Whether the configuration as it is now could be used.",
             ),
-            build_info: gauge_vec(
-                &registry,
-                "build_info",
-                "What is running.",
-                &["version", "revision", "rustc"],
-            ),
+            build_info: gauge_vec(&registry, "build_info", "What is running.", &["version", "revision", "rustc"]),
             gauges: StateGauges::new(&registry),
             process: ProcessGauges::new(&registry),
             registry,
@@ -216,23 +160,16 @@ impl Families {
             &self.queue_wait,
             &self.heartbeat_rtt,
         ];
-        counters
-            .into_iter()
-            .for_each(|family| delete(family, label, value));
-        histograms
-            .into_iter()
-            .for_each(|family| delete(family, label, value));
+        counters.into_iter().for_each(|family| delete(family, label, value));
+        histograms.into_iter().for_each(|family| delete(family, label, value));
     }
 }
 
 fn delete<T: MetricVecBuilder>(family: &MetricVec<T>, label: &str, value: &str) {
     for family_now in family.collect() {
         for metric in family_now.get_metric() {
-            let labels: HashMap<&str, &str> = metric
-                .get_label()
-                .iter()
-                .map(|pair| (pair.name(), pair.value()))
-                .collect();
+            let labels: HashMap<&str, &str> =
+                metric.get_label().iter().map(|pair| (pair.name(), pair.value())).collect();
             if labels.get(label) == Some(&value) {
                 // An error means that somebody else deleted it in between.
                 let _ = family.remove(&labels);
@@ -241,65 +178,30 @@ fn delete<T: MetricVecBuilder>(family: &MetricVec<T>, label: &str, value: &str) 
     }
 }
 
-pub(super) fn counter_vec(
-    registry: &Registry,
-    name: &str,
-    help: &str,
-    labels: &[&str],
-) -> IntCounterVec {
-    registered(
-        registry,
-        IntCounterVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels),
-    )
+pub(super) fn counter_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    registered(registry, IntCounterVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels))
 }
 
-pub(super) fn gauge_vec(
-    registry: &Registry,
-    name: &str,
-    help: &str,
-    labels: &[&str],
-) -> IntGaugeVec {
-    registered(
-        registry,
-        IntGaugeVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels),
-    )
+pub(super) fn gauge_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+    registered(registry, IntGaugeVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels))
 }
 
-pub(super) fn float_gauge_vec(
-    registry: &Registry,
-    name: &str,
-    help: &str,
-    labels: &[&str],
-) -> GaugeVec {
-    registered(
-        registry,
-        GaugeVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels),
-    )
+pub(super) fn float_gauge_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+    registered(registry, GaugeVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels))
 }
 
 pub(super) fn int_gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
     registered(registry, IntGauge::new(format!("{PREFIX}{name}"), help))
 }
 
-fn histogram_vec(
-    registry: &Registry,
-    name: &str,
-    help: &str,
-    buckets: &[f64],
-    labels: &[&str],
-) -> HistogramVec {
+fn histogram_vec(registry: &Registry, name: &str, help: &str, buckets: &[f64], labels: &[&str]) -> HistogramVec {
     let options = HistogramOpts::new(format!("{PREFIX}{name}"), help).buckets(buckets.to_vec());
     registered(registry, HistogramVec::new(options, labels))
 }
 
 /// Names and labels are constants of this crate: a wrong one shows in the first test, not at a user's.
-pub(super) fn registered<C: Collector + Clone + 'static>(
-    registry: &Registry,
-    collector: prometheus::Result<C>,
-) -> C {
+pub(super) fn registered<C: Collector + Clone + 'static>(registry: &Registry, collector: prometheus::Result<C>) -> C {
     let collector = collector.expect("a valid name and labels");
-    registry
-        .register(Box::new(collector.clone()))
-        .expect("a name of its own");
+    registry.register(Box::new(collector.clone())).expect("a name of its own");
     collector
 }

@@ -29,30 +29,15 @@ impl ProcessGauges {
         Self {
             cpu: registered(
                 registry,
-                Counter::new(
-                    "process_cpu_seconds_total",
-                    "Total user and system CPU time spent in seconds.",
-                ),
+                Counter::new("process_cpu_seconds_total", "Total user and system CPU time spent in seconds."),
             ),
             open_fds: gauge("process_open_fds", "Number of open file descriptors."),
-            max_fds: gauge(
-                "process_max_fds",
-                "Maximum number of open file descriptors.",
-            ),
-            virtual_memory: gauge(
-                "process_virtual_memory_bytes",
-                "Virtual memory size in bytes.",
-            ),
-            resident_memory: gauge(
-                "process_resident_memory_bytes",
-                "Resident memory size in bytes.",
-            ),
+            max_fds: gauge("process_max_fds", "Maximum number of open file descriptors."),
+            virtual_memory: gauge("process_virtual_memory_bytes", "Virtual memory size in bytes."),
+            resident_memory: gauge("process_resident_memory_bytes", "Resident memory size in bytes."),
             start_time: registered(
                 registry,
-                Gauge::new(
-                    "process_start_time_seconds",
-                    "Start time of the process since unix epoch in seconds.",
-                ),
+                Gauge::new("process_start_time_seconds", "Start time of the process since unix epoch in seconds."),
             ),
             threads: gauge("process_threads", "Number of OS threads in the process."),
         }
@@ -67,17 +52,11 @@ pub(super) fn show(gauges: &ProcessGauges) {
     let kibibytes = |field: &str| number_after(&status, field).map_or(0, |kib| kib * 1024);
     gauges.virtual_memory.set(kibibytes("VmSize:"));
     gauges.resident_memory.set(kibibytes("VmRSS:"));
-    gauges
-        .threads
-        .set(number_after(&status, "Threads:").unwrap_or(0));
-    gauges
-        .max_fds
-        .set(number_after(&read("self/limits"), "Max open files").unwrap_or(0));
+    gauges.threads.set(number_after(&status, "Threads:").unwrap_or(0));
+    gauges.max_fds.set(number_after(&read("self/limits"), "Max open files").unwrap_or(0));
     let open = fs::read_dir(proc.join("self/fd")).map_or(0, Iterator::count);
     // The folder that is being read is open too.
-    gauges
-        .open_fds
-        .set(i64::try_from(open).unwrap_or(0).saturating_sub(1).max(0));
+    gauges.open_fds.set(i64::try_from(open).unwrap_or(0).saturating_sub(1).max(0));
     if let Some((cpu, started)) = times(&read("self/stat")) {
         let booted = number_after(&read("stat"), "btime").unwrap_or(0) as f64;
         gauges.cpu.reset();
@@ -89,15 +68,9 @@ pub(super) fn show(gauges: &ProcessGauges) {
 /// CPU seconds, and seconds from boot to start. Fields are counted after the command's name, which may hold spaces.
 fn times(stat: &str) -> Option<(f64, f64)> {
     let (_, after) = stat.rsplit_once(") ")?;
-    let fields: Vec<f64> = after
-        .split_whitespace()
-        .map(|field| field.parse().unwrap_or(0.0))
-        .collect();
+    let fields: Vec<f64> = after.split_whitespace().map(|field| field.parse().unwrap_or(0.0)).collect();
     let ticks = |field: usize| fields.get(field - 3).copied();
-    Some((
-        (ticks(14)? + ticks(15)?) / TICKS_PER_SECOND,
-        ticks(22)? / TICKS_PER_SECOND,
-    ))
+    Some(((ticks(14)? + ticks(15)?) / TICKS_PER_SECOND, ticks(22)? / TICKS_PER_SECOND))
 }
 
 fn number_after(text: &str, field: &str) -> Option<i64> {

@@ -11,8 +11,7 @@ use prometheus::Histogram;
 
 use super::families::Families;
 use super::labels::{
-    ConnectionResult, DisconnectReason, Outcome, QueueOutcome, RequeueReason, Stage, TokenKind,
-    UNKNOWN,
+    ConnectionResult, DisconnectReason, Outcome, QueueOutcome, RequeueReason, Stage, TokenKind, UNKNOWN,
 };
 use crate::stats::{ProviderStats, StatsReport};
 
@@ -50,12 +49,7 @@ impl ProviderSeries {
     /// registered what the client wrote.
     pub fn request(&self, model: Option<&str>, endpoint: Endpoint) -> Arc<RequestSeries> {
         let key = (model.unwrap_or(UNKNOWN).to_owned(), endpoint);
-        let known = self
-            .requests
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&key)
-            .cloned();
+        let known = self.requests.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         known.unwrap_or_else(|| self.make_request(key))
     }
 
@@ -65,10 +59,7 @@ impl ProviderSeries {
             return;
         }
         self.stats.queue_waited(waited, Instant::now());
-        self.families
-            .queue_wait
-            .with_label_values(&[&*self.name, outcome.as_str()])
-            .observe(waited.as_secs_f64());
+        self.families.queue_wait.with_label_values(&[&*self.name, outcome.as_str()]).observe(waited.as_secs_f64());
     }
 
     /// A request went back into the queue.
@@ -77,49 +68,34 @@ impl ProviderSeries {
             return;
         }
         self.stats.requeued();
-        self.families
-            .requeues
-            .with_label_values(&[&*self.name, reason.as_str()])
-            .inc();
+        self.families.requeues.with_label_values(&[&*self.name, reason.as_str()]).inc();
     }
 
     /// A request was cancelled.
     pub fn cancelled(&self, reason: CancelReason, stage: Stage) {
         if !self.is_retired() {
-            self.families
-                .cancellations
-                .with_label_values(&[&*self.name, reason.as_str(), stage.as_str()])
-                .inc();
+            self.families.cancellations.with_label_values(&[&*self.name, reason.as_str(), stage.as_str()]).inc();
         }
     }
 
     /// A worker connected, or was turned away.
     pub fn worker_connected(&self, result: ConnectionResult) {
         if !self.is_retired() {
-            self.families
-                .worker_connections
-                .with_label_values(&[&*self.name, result.as_str()])
-                .inc();
+            self.families.worker_connections.with_label_values(&[&*self.name, result.as_str()]).inc();
         }
     }
 
     /// A worker's link ended.
     pub fn worker_disconnected(&self, reason: DisconnectReason) {
         if !self.is_retired() {
-            self.families
-                .worker_disconnects
-                .with_label_values(&[&*self.name, reason.as_str()])
-                .inc();
+            self.families.worker_disconnects.with_label_values(&[&*self.name, reason.as_str()]).inc();
         }
     }
 
     /// A worker answered a ping.
     pub fn heartbeat_answered(&self, round_trip: Duration) {
         if !self.is_retired() {
-            self.families
-                .heartbeat_rtt
-                .with_label_values(&[&*self.name])
-                .observe(round_trip.as_secs_f64());
+            self.families.heartbeat_rtt.with_label_values(&[&*self.name]).observe(round_trip.as_secs_f64());
         }
     }
 
@@ -137,10 +113,7 @@ impl ProviderSeries {
     }
 
     fn make_request(&self, mut key: (String, Endpoint)) -> Arc<RequestSeries> {
-        let mut requests = self
-            .requests
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut requests = self.requests.write().unwrap_or_else(PoisonError::into_inner);
         if requests.len() >= MAX_MODEL_SERIES && !requests.contains_key(&key) {
             UNKNOWN.clone_into(&mut key.0);
         }
@@ -204,13 +177,7 @@ impl RequestSeries {
         }
         self.stats.finished(end.outcome);
         let code = end.code.to_string();
-        let labels = [
-            &*self.provider,
-            &self.model,
-            self.endpoint.as_str(),
-            end.outcome.as_str(),
-            &code,
-        ];
+        let labels = [&*self.provider, &self.model, self.endpoint.as_str(), end.outcome.as_str(), &code];
         self.families.requests.with_label_values(&labels).inc();
         let stream = if end.stream { "true" } else { "false" };
         let make = || {
@@ -221,9 +188,7 @@ impl RequestSeries {
                 stream,
             ])
         };
-        self.duration[usize::from(end.stream)]
-            .get_or_init(make)
-            .observe(end.duration.as_secs_f64());
+        self.duration[usize::from(end.stream)].get_or_init(make).observe(end.duration.as_secs_f64());
     }
 
     /// The first byte of a body went to the client, so long after the request was accepted.
@@ -233,9 +198,7 @@ impl RequestSeries {
         }
         self.stats.first_byte_sent(since_accepted, Instant::now());
         let make = || self.families.first_token.with_label_values(&self.labels());
-        self.first_token
-            .get_or_init(make)
-            .observe(since_accepted.as_secs_f64());
+        self.first_token.get_or_init(make).observe(since_accepted.as_secs_f64());
     }
 
     /// The first byte of a body came from the worker, so long after the request was sent to it.
@@ -243,14 +206,8 @@ impl RequestSeries {
         if self.is_retired() {
             return;
         }
-        let make = || {
-            self.families
-                .upstream_first_token
-                .with_label_values(&self.labels())
-        };
-        self.upstream_first_token
-            .get_or_init(make)
-            .observe(since_dispatched.as_secs_f64());
+        let make = || self.families.upstream_first_token.with_label_values(&self.labels());
+        self.upstream_first_token.get_or_init(make).observe(since_dispatched.as_secs_f64());
     }
 
     /// A stream's chunk came so long after the one before it. Called per chunk.
@@ -258,14 +215,8 @@ impl RequestSeries {
         if self.is_retired() {
             return;
         }
-        let make = || {
-            self.families
-                .inter_chunk
-                .with_label_values(&[&*self.provider, &self.model])
-        };
-        self.chunk_gap
-            .get_or_init(make)
-            .observe(since_last.as_secs_f64());
+        let make = || self.families.inter_chunk.with_label_values(&[&*self.provider, &self.model]);
+        self.chunk_gap.get_or_init(make).observe(since_last.as_secs_f64());
     }
 
     /// The backend said what it used. `writing` is the time from its first byte to its last, for the time per token.
@@ -280,17 +231,11 @@ impl RequestSeries {
         ];
         for (kind, count) in kinds.into_iter().filter(|(_, count)| *count > 0) {
             self.stats.tokens_used(kind, count);
-            self.families
-                .tokens
-                .with_label_values(&[&*self.provider, &self.model, kind.as_str()])
-                .inc_by(count);
+            self.families.tokens.with_label_values(&[&*self.provider, &self.model, kind.as_str()]).inc_by(count);
         }
         if let (Some(writing), 2..) = (writing, tokens.completion_tokens) {
             let per_token = writing.as_secs_f64() / (tokens.completion_tokens - 1) as f64;
-            self.families
-                .output_token
-                .with_label_values(&[&*self.provider, &self.model])
-                .observe(per_token);
+            self.families.output_token.with_label_values(&[&*self.provider, &self.model]).observe(per_token);
         }
     }
 

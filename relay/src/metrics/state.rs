@@ -100,11 +100,7 @@ impl StateGauges {
     pub(super) fn new(registry: &Registry) -> Self {
         let gauge = |name, help, labels: &[&str]| gauge_vec(registry, name, help, labels);
         Self {
-            queue_depth: gauge(
-                "queue_depth",
-                "Requests that wait for a worker.",
-                &["provider", "model"],
-            ),
+            queue_depth: gauge("queue_depth", "Requests that wait for a worker.", &["provider", "model"]),
             queue_capacity: gauge("queue_capacity", "Requests that may wait.", &["provider"]),
             queue_oldest_age: float_gauge_vec(
                 registry,
@@ -112,16 +108,8 @@ impl StateGauges {
                 "How long the oldest request has waited.",
                 &["provider"],
             ),
-            queued_bytes: gauge(
-                "queued_bytes",
-                "Bytes of waiting request bodies.",
-                &["provider"],
-            ),
-            in_flight: gauge(
-                "requests_in_flight",
-                "Requests at workers.",
-                &["provider", "model"],
-            ),
+            queued_bytes: gauge("queued_bytes", "Bytes of waiting request bodies.", &["provider"]),
+            in_flight: gauge("requests_in_flight", "Requests at workers.", &["provider", "model"]),
             workers: gauge("workers", "Attached workers.", &["provider", "state"]),
             worker_slots: gauge(
                 "worker_slots",
@@ -139,17 +127,9 @@ impl StateGauges {
                 "When a worker was last heard from.",
                 &["provider", "worker"],
             ),
-            grants: gauge(
-                "worker_grants",
-                "Slots that workers granted to this relay.",
-                &["provider"],
-            ),
+            grants: gauge("worker_grants", "Slots that workers granted to this relay.", &["provider"]),
             buffered_bytes: int_gauge(registry, "buffered_bytes", "Bytes of bodies in memory."),
-            buffered_bytes_limit: int_gauge(
-                registry,
-                "buffered_bytes_limit",
-                "Bytes of bodies that may be in memory.",
-            ),
+            buffered_bytes_limit: int_gauge(registry, "buffered_bytes_limit", "Bytes of bodies that may be in memory."),
         }
     }
 
@@ -169,8 +149,7 @@ impl StateGauges {
         self.queue_oldest_age.reset();
         self.last_heartbeat.reset();
         self.buffered_bytes.set(signed(state.buffered_bytes));
-        self.buffered_bytes_limit
-            .set(signed(state.buffered_bytes_limit));
+        self.buffered_bytes_limit.set(signed(state.buffered_bytes_limit));
         for provider in &state.providers {
             self.show_queue(provider);
             self.show_models(provider);
@@ -180,16 +159,10 @@ impl StateGauges {
 
     fn show_queue(&self, provider: &ProviderState) {
         let name = [&*provider.name];
-        self.queue_capacity
-            .with_label_values(&name)
-            .set(signed(provider.queue_capacity));
-        self.queued_bytes
-            .with_label_values(&name)
-            .set(signed(provider.queued_bytes));
+        self.queue_capacity.with_label_values(&name).set(signed(provider.queue_capacity));
+        self.queued_bytes.with_label_values(&name).set(signed(provider.queued_bytes));
         let age = provider.queue_oldest_age.unwrap_or_default();
-        self.queue_oldest_age
-            .with_label_values(&name)
-            .set(age.as_secs_f64());
+        self.queue_oldest_age.with_label_values(&name).set(age.as_secs_f64());
     }
 
     fn show_models(&self, provider: &ProviderState) {
@@ -197,43 +170,24 @@ impl StateGauges {
         for model in &provider.models {
             let label = if model.known { &*model.name } else { UNKNOWN };
             let sums = by_label.entry(label).or_default();
-            *sums = (
-                sums.0 || model.known,
-                sums.1 + model.workers,
-                sums.2 + model.queued,
-                sums.3 + model.in_flight,
-            );
+            *sums = (sums.0 || model.known, sums.1 + model.workers, sums.2 + model.queued, sums.3 + model.in_flight);
         }
         for (model, (known, workers, queued, in_flight)) in by_label {
             let labels = [&*provider.name, model];
-            self.queue_depth
-                .with_label_values(&labels)
-                .set(signed(queued));
-            self.in_flight
-                .with_label_values(&labels)
-                .set(signed(in_flight));
+            self.queue_depth.with_label_values(&labels).set(signed(queued));
+            self.in_flight.with_label_values(&labels).set(signed(in_flight));
             // Nobody serves what nobody knows: a 0 here would be an alarm about a client's typing error.
             if known {
-                self.model_workers
-                    .with_label_values(&labels)
-                    .set(signed(workers));
+                self.model_workers.with_label_values(&labels).set(signed(workers));
             }
         }
     }
 
     fn show_workers(&self, provider: &ProviderState) {
         let name = &*provider.name;
-        let count = |wanted: &str| {
-            provider
-                .workers
-                .iter()
-                .filter(|worker| worker_state(worker) == wanted)
-                .count()
-        };
+        let count = |wanted: &str| provider.workers.iter().filter(|worker| worker_state(worker) == wanted).count();
         for state in ["idle", "busy", "draining"] {
-            self.workers
-                .with_label_values(&[name, state])
-                .set(signed(count(state) as u64));
+            self.workers.with_label_values(&[name, state]).set(signed(count(state) as u64));
         }
         let used = provider.workers.iter().map(|worker| worker.used).sum();
         let free = provider
@@ -243,30 +197,19 @@ impl StateGauges {
             .map(|worker| worker.slots.saturating_sub(worker.used))
             .sum();
         let granted = provider.workers.iter().map(|worker| worker.granted).sum();
-        self.worker_slots
-            .with_label_values(&[name, "used"])
-            .set(signed(used));
-        self.worker_slots
-            .with_label_values(&[name, "free"])
-            .set(signed(free));
+        self.worker_slots.with_label_values(&[name, "used"]).set(signed(used));
+        self.worker_slots.with_label_values(&[name, "free"]).set(signed(free));
         self.grants.with_label_values(&[name]).set(signed(granted));
         for worker in &provider.workers {
-            let heard = worker
-                .last_heartbeat
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default();
-            self.last_heartbeat
-                .with_label_values(&[name, &worker.id])
-                .set(heard.as_secs_f64());
+            let heard = worker.last_heartbeat.duration_since(UNIX_EPOCH).unwrap_or_default();
+            self.last_heartbeat.with_label_values(&[name, &worker.id]).set(heard.as_secs_f64());
         }
     }
 }
 
 fn worker_state(worker: &WorkerState) -> &'static str {
     match worker {
-        WorkerState {
-            is_draining: true, ..
-        } => "draining",
+        WorkerState { is_draining: true, .. } => "draining",
         WorkerState { used: 0, .. } => "idle",
         WorkerState { .. } => "busy",
     }

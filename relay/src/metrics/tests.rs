@@ -5,12 +5,7 @@ use modelrelay_protocol::message::{CancelReason, TokenCounts};
 use super::*;
 
 fn end(outcome: Outcome, code: u16) -> RequestEnd {
-    RequestEnd {
-        outcome,
-        code,
-        stream: true,
-        duration: Duration::from_millis(300),
-    }
+    RequestEnd { outcome, code, stream: true, duration: Duration::from_millis(300) }
 }
 
 fn worker(id: &str, used: u64, is_draining: bool) -> WorkerState {
@@ -25,17 +20,11 @@ fn worker(id: &str, used: u64, is_draining: bool) -> WorkerState {
 }
 
 fn state(providers: Vec<ProviderState>) -> impl Fn() -> State {
-    move || State {
-        providers: providers.clone(),
-        buffered_bytes: 5,
-        buffered_bytes_limit: 10,
-    }
+    move || State { providers: providers.clone(), buffered_bytes: 5, buffered_bytes_limit: 10 }
 }
 
 fn line<'a>(text: &'a str, start: &str) -> Option<&'a str> {
-    text.lines()
-        .find_map(|line| line.strip_prefix(start))
-        .map(str::trim)
+    text.lines().find_map(|line| line.strip_prefix(start)).map(str::trim)
 }
 
 /// One of everything that can happen.
@@ -47,12 +36,7 @@ fn busy() -> Metrics {
     request.first_byte_sent(Duration::from_millis(20));
     request.first_byte_received(Duration::from_millis(10));
     request.chunk_received(Duration::from_millis(30));
-    let tokens = TokenCounts {
-        prompt_tokens: 3,
-        completion_tokens: 5,
-        total_tokens: 8,
-        cached_tokens: Some(2),
-    };
+    let tokens = TokenCounts { prompt_tokens: 3, completion_tokens: 5, total_tokens: 8, cached_tokens: Some(2) };
     request.tokens_used(tokens, Some(Duration::from_secs(1)));
     provider.queue_wait_ended(QueueOutcome::Dispatched, Duration::from_millis(1));
     provider.requeued(RequeueReason::WorkerLost);
@@ -77,33 +61,11 @@ fn busy_state() -> ProviderState {
         queue_oldest_age: Some(Duration::from_secs(3)),
         queued_bytes: 9,
         models: vec![
-            ModelState {
-                name: "m".to_owned(),
-                known: true,
-                workers: 2,
-                queued: 1,
-                in_flight: 3,
-            },
-            ModelState {
-                name: "typo".to_owned(),
-                known: false,
-                workers: 0,
-                queued: 2,
-                in_flight: 0,
-            },
-            ModelState {
-                name: "typo2".to_owned(),
-                known: false,
-                workers: 0,
-                queued: 3,
-                in_flight: 0,
-            },
+            ModelState { name: "m".to_owned(), known: true, workers: 2, queued: 1, in_flight: 3 },
+            ModelState { name: "typo".to_owned(), known: false, workers: 0, queued: 2, in_flight: 0 },
+            ModelState { name: "typo2".to_owned(), known: false, workers: 0, queued: 3, in_flight: 0 },
         ],
-        workers: vec![
-            worker("w1", 0, false),
-            worker("w2", 3, false),
-            worker("w3", 1, true),
-        ],
+        workers: vec![worker("w1", 0, false), worker("w2", 3, false), worker("w3", 1, true)],
     }
 }
 
@@ -117,22 +79,12 @@ fn every_name_of_the_contract_is_in_a_scrape() {
         worker_heartbeat_rtt_seconds worker_last_heartbeat_timestamp_seconds auth_failures_total relay_overhead_seconds config_info \
         config_last_reload_successful buffered_bytes buffered_bytes_limit worker_grants build_info";
     for name in names.split_whitespace() {
-        assert!(
-            line(&text, &format!("# TYPE modelrelay_{name} ")).is_some(),
-            "{name} is missing"
-        );
+        assert!(line(&text, &format!("# TYPE modelrelay_{name} ")).is_some(), "{name} is missing");
     }
-    for name in [
-        "process_cpu_seconds_total",
-        "process_resident_memory_bytes",
-        "process_open_fds",
-        "process_start_time_seconds",
-    ] {
-        assert!(
-            line(&text, &format!("{name} "))
-                .is_some_and(|value| value != "0" || name.contains("cpu")),
-            "{name}"
-        );
+    for name in
+        ["process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds", "process_start_time_seconds"]
+    {
+        assert!(line(&text, &format!("{name} ")).is_some_and(|value| value != "0" || name.contains("cpu")), "{name}");
     }
 }
 
@@ -156,14 +108,8 @@ fn what_happened_is_counted_under_its_labels() {
     ] {
         assert_eq!(value(series), Some("1"), "{series}");
     }
-    assert_eq!(
-        value(r#"tokens_total{model="m",provider="local",type="output"}"#),
-        Some("5")
-    );
-    assert_eq!(
-        value(r#"time_per_output_token_seconds_sum{model="m",provider="local"}"#),
-        Some("0.25")
-    );
+    assert_eq!(value(r#"tokens_total{model="m",provider="local",type="output"}"#), Some("5"));
+    assert_eq!(value(r#"time_per_output_token_seconds_sum{model="m",provider="local"}"#), Some("0.25"));
 }
 
 #[test]
@@ -182,18 +128,11 @@ fn the_state_is_shown_as_it_is() {
         (r#"worker_slots{provider="local",state="used"}"#, "4"),
         (r#"worker_slots{provider="local",state="free"}"#, "5"),
         (r#"worker_grants{provider="local"}"#, "12"),
-        (
-            r#"worker_last_heartbeat_timestamp_seconds{provider="local",worker="w1"}"#,
-            "7",
-        ),
+        (r#"worker_last_heartbeat_timestamp_seconds{provider="local",worker="w1"}"#, "7"),
         ("buffered_bytes", "5"),
         ("buffered_bytes_limit", "10"),
     ] {
-        assert_eq!(
-            line(&text, &format!("modelrelay_{series} ")),
-            Some(expected),
-            "{series}"
-        );
+        assert_eq!(line(&text, &format!("modelrelay_{series} ")), Some(expected), "{series}");
     }
     assert!(!text.contains("typo") && !text.contains(r#"model_workers{model="unknown""#));
 }
@@ -202,10 +141,7 @@ fn the_state_is_shown_as_it_is() {
 fn a_worker_that_left_has_no_series() {
     let metrics = busy();
     metrics.render(&state(vec![busy_state()]));
-    let left = ProviderState {
-        workers: vec![worker("w2", 0, false)],
-        ..busy_state()
-    };
+    let left = ProviderState { workers: vec![worker("w2", 0, false)], ..busy_state() };
     let text = metrics.render(&state(vec![left]));
     assert!(text.contains(r#"worker="w2""#) && !text.contains(r#"worker="w1""#));
 }
@@ -224,37 +160,18 @@ fn a_removed_provider_has_no_series_and_its_late_requests_make_none() {
     assert!(!text.contains(r#"provider="local""#), "{text}");
     assert!(text.contains(r#"requeues_total{provider="other",reason="draining"} 1"#));
     // One of that name that is added later begins anew.
-    metrics
-        .provider("local")
-        .requeued(RequeueReason::WorkerLost);
-    assert!(
-        metrics
-            .render(&state(Vec::new()))
-            .contains(r#"requeues_total{provider="local",reason="worker_lost"} 1"#)
-    );
+    metrics.provider("local").requeued(RequeueReason::WorkerLost);
+    assert!(metrics.render(&state(Vec::new())).contains(r#"requeues_total{provider="local",reason="worker_lost"} 1"#));
 }
 
 #[test]
 fn models_beyond_the_bound_are_unknown() {
     let provider = Metrics::new().provider("local");
     for number in 0..8192 {
-        assert_ne!(
-            provider
-                .request(Some(&format!("m{number}")), Endpoint::Messages)
-                .model(),
-            UNKNOWN
-        );
+        assert_ne!(provider.request(Some(&format!("m{number}")), Endpoint::Messages).model(), UNKNOWN);
     }
-    assert_eq!(
-        provider
-            .request(Some("one more"), Endpoint::Messages)
-            .model(),
-        UNKNOWN
-    );
-    assert_eq!(
-        provider.request(Some("m0"), Endpoint::Messages).model(),
-        "m0"
-    );
+    assert_eq!(provider.request(Some("one more"), Endpoint::Messages).model(), UNKNOWN);
+    assert_eq!(provider.request(Some("m0"), Endpoint::Messages).model(), "m0");
 }
 
 #[test]
@@ -265,21 +182,14 @@ fn only_the_current_configuration_has_a_series() {
     metrics.config_refused();
     let text = metrics.render(&state(Vec::new()));
     assert!(!text.contains(r#"hash="one""#) && text.contains(r#"config_info{hash="two"} 1"#));
-    assert_eq!(
-        line(&text, "modelrelay_config_last_reload_successful "),
-        Some("0")
-    );
+    assert_eq!(line(&text, "modelrelay_config_last_reload_successful "), Some("0"));
 }
 
 #[test]
 fn the_admin_statistics_count_the_same() {
     let report = busy().provider("local").stats();
     assert_eq!(
-        (
-            report.requests.get("ok"),
-            report.tokens.get("cached_input"),
-            report.requeues
-        ),
+        (report.requests.get("ok"), report.tokens.get("cached_input"), report.requeues),
         (Some(&1), Some(&2), 1)
     );
     assert_eq!((report.queue_wait_ms.count, report.ttft_ms.count), (1, 1));

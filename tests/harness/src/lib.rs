@@ -1,1 +1,35 @@
-//! Crate root.
+//! Starts the built programs and plays their peers by hand, for the black-box suites.
+//!
+//! Rules of this crate:
+//! - Nothing of our own programs is linked: wire messages are JSON written out by hand, so that a test cannot agree with
+//!   a program by sharing its mistake.
+//! - Every wait is bounded by [`PATIENCE`] and names what it waited for; where a process is involved its log is printed.
+//! - Everything is released by dropping it: processes are killed, connections closed, folders removed.
+
+pub mod client;
+pub mod fake_backend;
+pub mod fake_relay;
+pub mod process;
+pub mod relay;
+pub mod worker;
+pub mod worker_process;
+
+use std::{future::Future, time::Duration};
+
+use process::Log;
+
+/// How long anything may take before a test fails. Generous: a busy machine must not fail a test, only a hang may.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Awaits `future` for at most [`PATIENCE`]; else panics, saying `what` was awaited and what the process logged.
+pub async fn within<T>(what: &str, log: &Log, future: impl Future<Output = T>) -> T {
+    within_for(PATIENCE, what, log, future).await
+}
+
+/// As [`within`], with a patience of its own: for rules that state a time.
+pub async fn within_for<T>(patience: Duration, what: &str, log: &Log, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(patience, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("waited {patience:?} in vain for: {what}\n{}", log.dump()),
+    }
+}

@@ -1,0 +1,19 @@
+# What people and CI run. Everything works from a fresh clone; tools that are missing are fetched into
+# $XDG_CACHE_HOME/modelrelay (default ~/.cache/modelrelay), never into the repository.
+
+.PHONY: help run check test test-clients
+
+help: ## What there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+
+run: ## Build, find a backend (or start the demo one), start relay and worker, print a curl line
+	@scripts/run
+
+check: ## The quick inner loop: format, lints, unit tests
+	@scripts/test fmt clippy unit
+
+test: ## Everything that CI runs
+	@scripts/test fmt clippy build unit histories contract clients
+
+test-clients: ## The real OpenAI and Anthropic SDKs against relay and worker
+	@scripts/test build clients

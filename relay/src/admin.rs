@@ -1,0 +1,134 @@
+//! The admin API: who is connected, what runs, and the few things that a person may do about it.
+//!
+//! The token is checked before anything of a request is read. Without one configured, nobody is let in.
+
+mod keys;
+mod views;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use axum::{Json, Router};
+use http::StatusCode;
+use modelrelay_protocol::headers::bearer_token;
+use modelrelay_protocol::message::{ModelsRefresh, RelayToWorker};
+use serde_json::{Value, json};
+use tracing::info;
+
+use crate::dispatch::CancelReason;
+use crate::metrics::{CONTENT_TYPE, Realm};
+use crate::provider::Provider;
+use crate::relay::Relay;
+use crate::socket::link::WorkerLink;
+use crate::socket::session::{ADMIN_DRAIN, DRAINED};
+
+/// `/admin/…` behind the token, and `/metrics`.
+pub fn router(relay: Arc<Relay>) -> Router<Arc<Relay>> {
+    let admin = Router::new()
+        .route("/workers", get(views::workers))
+        .route("/workers/{id}/drain", post(drain))
+        .route("/workers/{id}/refresh", post(refresh))
+        .route("/workers/{id}/command", post(command))
+        .route("/ops/{id}", get(operation))
+        .route("/stats", get(views::stats))
+        .route("/state", get(views::state))
+        .route("/requests", get(views::requests))
+        .route("/requests/{id}/cancel", post(cancel))
+        .route("/keys", get(keys::list).post(keys::create))
+        .route("/keys/{id}", delete(keys::revoke))
+        .fallback(|| async { problem(StatusCode::NOT_FOUND, "not_found", "nothing is at this path") })
+        .method_not_allowed_fallback(|| async {
+            problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path does not know that method")
+        })
+        .layer(middleware::from_fn_with_state(relay, authenticate));
+    Router::new().nest("/admin", admin).route("/metrics", get(metrics))
+}
+
+/// An error for an admin, in the shape that the API's other errors have.
+fn problem(status: StatusCode, code: &str, message: impl Into<String>) -> Response {
+    let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
+    let body = json!({ "error": { "message": message.into(), "type": kind, "param": null, "code": code } });
+    (status, Json(body)).into_response()
+}
+
+async fn authenticate(State(relay): State<Arc<Relay>>, request: Request<Body>, next: Next) -> Response {
+    let config = relay.shared.config.load_full();
+    let header = request.headers().get(http::header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let presented = header.map(bearer_token).unwrap_or_default();
+    let refused = match &config.admin_token {
+        None => Some("the admin API is off: set MODELRELAY_ADMIN_TOKEN"),
+        Some(token) if !token.verify(presented) => Some("the admin token is missing or wrong"),
+        Some(_) => None,
+    };
+    match refused {
+        None => next.run(request).await,
+        Some(message) => {
+            relay.shared.metrics.login_failed(Realm::Admin);
+            problem(StatusCode::FORBIDDEN, "forbidden", message)
+        }
+    }
+}
+
+async fn metrics(State(relay): State<Arc<Relay>>) -> Response {
+    let text = relay.shared.metrics.render(&*relay);
+    ([(http::header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
+}
+
+async fn drain(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
+    let Some((provider, link)) = find(&relay, &id) else { return no_worker() };
+    info!(worker = %link.info.name, worker_id = %link.info.id, "an admin drains a worker");
+    // A `core1` worker answers with its own drain and closes when it is idle; an old one is closed by us.
+    let close = (!link.info.core1).then_some(DRAINED);
+    provider.drain_worker(&link, ADMIN_DRAIN, close);
+    let note = match link.info.core1 {
+        true => "the worker finishes what it holds and stays away until it is restarted",
+        false => "the worker finishes what it holds; it is of an older version and will be back in 2 s",
+    };
+    accepted(json!({ "worker_id": &*link.info.id, "draining": true, "note": note }))
+}
+
+async fn refresh(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
+    let Some((_, link)) = find(&relay, &id) else { return no_worker() };
+    link.push(&RelayToWorker::ModelsRefresh(ModelsRefresh { reason: Some("admin".to_owned()) }));
+    accepted(json!({ "worker_id": &*link.info.id }))
+}
+
+async fn command(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
+    let Some((_, link)) = find(&relay, &id) else { return no_worker() };
+    let message = format!("worker {} has no multiplexer: models cannot be loaded or unloaded there", link.info.name);
+    problem(StatusCode::CONFLICT, "no_multiplexer", message)
+}
+
+async fn operation() -> Response {
+    problem(StatusCode::NOT_FOUND, "not_found", "no operation of this id")
+}
+
+async fn cancel(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
+    for provider in relay.providers.all() {
+        if let Some(key) = provider.live_request(&id) {
+            info!(request_id = id, "an admin cancels a request");
+            provider.cancel(key, CancelReason::Admin);
+            return accepted(json!({ "request_id": id, "cancelled": true }));
+        }
+    }
+    problem(StatusCode::NOT_FOUND, "request_not_found", "no live request has this id")
+}
+
+fn find(relay: &Relay, id: &str) -> Option<(Arc<Provider>, Arc<WorkerLink>)> {
+    relay.all_providers().into_iter().find_map(|provider| {
+        let link = provider.link(id)?;
+        Some((provider, link))
+    })
+}
+
+fn no_worker() -> Response {
+    problem(StatusCode::NOT_FOUND, "worker_not_found", "no connected worker has this id")
+}
+
+fn accepted(body: Value) -> Response {
+    (StatusCode::ACCEPTED, Json(body)).into_response()
+}

@@ -1,0 +1,103 @@
+//! Client API keys: list, make, revoke.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use http_body_util::{BodyExt, Limited};
+use serde::Deserialize;
+use serde_json::json;
+use tracing::{info, warn};
+
+use super::problem;
+use crate::keys::{KeyLimits, KeyStoreError, NewKey};
+use crate::relay::Relay;
+
+/// A key's name and limits fit easily.
+const MAX_BODY_BYTES: usize = 64 << 10;
+
+/// What an admin asks for; all but the name limits the key.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    name: String,
+    #[serde(default)]
+    providers: Option<Vec<String>>,
+    #[serde(default)]
+    models: Option<Vec<String>>,
+    #[serde(default)]
+    expires_at: Option<String>,
+    #[serde(default)]
+    max_in_flight: Option<u32>,
+}
+
+/// `GET /admin/keys`
+pub(super) async fn list(State(relay): State<Arc<Relay>>) -> Response {
+    Json(json!({ "keys": relay.keys.list() })).into_response()
+}
+
+/// `POST /admin/keys`
+pub(super) async fn create(State(relay): State<Arc<Relay>>, body: Body) -> Response {
+    let Ok(body) = Limited::new(body, MAX_BODY_BYTES).collect().await else {
+        return problem(
+            StatusCode::BAD_REQUEST,
+            "invalid_json",
+            "the body could not be read, or is larger than 64 KiB",
+        );
+    };
+    let asked: Asked = match serde_json::from_slice(&body.to_bytes()) {
+        Ok(asked) => asked,
+        Err(error) => {
+            return problem(StatusCode::BAD_REQUEST, "invalid_json", format!("the body is not as expected: {error}"));
+        }
+    };
+    let expires_at = match asked.expires_at.as_deref().map(humantime::parse_rfc3339).transpose() {
+        Ok(expires_at) => expires_at,
+        Err(error) => {
+            let message = format!("expires_at: {error}; RFC 3339 in UTC is needed, as 2027-01-31T00:00:00Z");
+            return problem(StatusCode::BAD_REQUEST, "invalid_expires_at", message);
+        }
+    };
+    let limits =
+        KeyLimits { providers: asked.providers, models: asked.models, expires_at, max_in_flight: asked.max_in_flight };
+    let request = match NewKey::new(&asked.name, limits) {
+        Ok(request) => request,
+        Err(error) => return store_problem(&error),
+    };
+    match relay.keys.create(request).await {
+        Ok(created) => {
+            info!(key_id = created.info.id, name = created.info.name, "API key created");
+            let mut body = json!(created.info);
+            body["secret"] = json!(created.secret);
+            (StatusCode::CREATED, Json(body)).into_response()
+        }
+        Err(error) => store_problem(&error),
+    }
+}
+
+/// `DELETE /admin/keys/{id}`
+pub(super) async fn revoke(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
+    match relay.keys.revoke(&id).await {
+        Ok(true) => {
+            info!(key_id = id, "API key revoked");
+            StatusCode::NO_CONTENT.into_response()
+        }
+        Ok(false) => problem(StatusCode::NOT_FOUND, "key_not_found", "no key of this id can be revoked"),
+        Err(error) => store_problem(&error),
+    }
+}
+
+fn store_problem(error: &KeyStoreError) -> Response {
+    let (status, code) = match error {
+        KeyStoreError::Invalid(_) => (StatusCode::BAD_REQUEST, "invalid_key"),
+        KeyStoreError::Full => (StatusCode::CONFLICT, "too_many_keys"),
+        KeyStoreError::Unavailable(_) => {
+            warn!(%error, "API keys cannot be kept");
+            (StatusCode::SERVICE_UNAVAILABLE, "key_store_unavailable")
+        }
+    };
+    problem(status, code, error.to_string())
+}

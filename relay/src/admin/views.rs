@@ -1,0 +1,141 @@
+//! What there is to see: workers, requests, queues, totals. Metadata only, never a prompt or an answer.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use axum::Json;
+use axum::extract::State;
+use serde_json::{Map, Value, json};
+
+use crate::dispatch::RequestPlace;
+use crate::provider::{LiveRequest, Provider, ProviderState, WorkerState};
+use crate::relay::Relay;
+
+/// `GET /admin/workers`
+pub(super) async fn workers(State(relay): State<Arc<Relay>>) -> Json<Value> {
+    let workers: Vec<Value> =
+        relay.all_providers().iter().flat_map(|p| p.snapshot().workers).map(|w| worker(&w)).collect();
+    Json(json!({ "workers": workers }))
+}
+
+/// `GET /admin/stats`
+pub(super) async fn stats(State(relay): State<Arc<Relay>>) -> Json<Value> {
+    let (mut depth, mut in_flight, mut totals) = (Map::new(), Map::new(), Map::new());
+    let mut active_workers = 0;
+    for provider in relay.providers.all() {
+        let state = provider.snapshot();
+        depth.insert(provider.name.to_string(), json!(state.queue_depth));
+        in_flight.insert(provider.name.to_string(), json!(state.in_flight));
+        totals.insert(provider.name.to_string(), json!(provider.series.stats()));
+        active_workers += state.workers.iter().filter(|worker| !worker.core.draining).count();
+    }
+    let budget = &relay.shared.budget;
+    Json(json!({
+        "queue_depth": depth,
+        "active_workers": active_workers,
+        "in_flight": in_flight,
+        "providers": totals,
+        "buffered_bytes": budget.used(),
+        "unread_bytes": budget.unread(),
+        "uptime_secs": relay.shared.started_at.elapsed().as_secs_f64(),
+    }))
+}
+
+/// `GET /admin/state`: one snapshot for machines.
+pub(super) async fn state(State(relay): State<Arc<Relay>>) -> Json<Value> {
+    let status = relay.config_watch.status();
+    let providers: Vec<Value> = relay.providers.all().iter().map(|p| provider(p, &p.snapshot())).collect();
+    Json(json!({
+        "relay_id": relay.shared.relay_id,
+        "version": env!("CARGO_PKG_VERSION"),
+        "config_hash": status.hash,
+        "config_loaded_at": time(status.loaded_at),
+        "config_error": status.last_error,
+        "phase": format!("{:?}", relay.shared.phase()).to_lowercase(),
+        "providers": providers,
+    }))
+}
+
+/// `GET /admin/requests`
+pub(super) async fn requests(State(relay): State<Arc<Relay>>) -> Json<Value> {
+    let live: Vec<Value> = relay.all_providers().iter().flat_map(|p| p.live_requests()).map(|r| request(&r)).collect();
+    Json(json!({ "requests": live }))
+}
+
+fn worker(worker: &WorkerState) -> Value {
+    let (info, core) = (&worker.link.info, &worker.core);
+    json!({
+        "worker_id": &*info.id,
+        "provider": &*info.provider,
+        "worker_name": &*info.name,
+        "models": core.models.iter().map(AsRef::as_ref).collect::<Vec<&str>>(),
+        "max_concurrent": core.max_concurrent,
+        "reported_load": core.reported_load,
+        "load": core.load,
+        "in_flight_count": core.in_flight.len(),
+        "is_draining": core.draining,
+        "connected_at": time(info.connected_at),
+        "last_heartbeat_at": time(worker.link.heard_at()),
+        "address": info.address.to_string(),
+        "version": info.version,
+        "instance_id": info.instance.as_deref(),
+        "pool": info.pool,
+        "core1": core.core1,
+        "grant": core.grant.map(|grant| json!({
+            "slots": grant.slots, "others": grant.others, "capacity": grant.capacity, "links": grant.links,
+        })),
+    })
+}
+
+fn provider(provider: &Provider, state: &ProviderState) -> Value {
+    let models = state.models.iter().map(|model| {
+        json!({
+            "id": &*model.model,
+            "waiting": model.waiting,
+            "oldest_ms": model.oldest.map(millis),
+            "workers": model.workers,
+            "in_flight": state.in_flight_by_model.get(&model.model).copied().unwrap_or(0),
+        })
+    });
+    json!({
+        "name": &*provider.name,
+        "enabled": provider.config().enabled,
+        "queue_depth": state.queue_depth,
+        "queue_bytes": state.queue_bytes,
+        "oldest_ms": state.oldest_age.map(millis),
+        "in_flight": state.in_flight,
+        "models": models.collect::<Vec<_>>(),
+        "workers": state.workers.iter().map(worker).collect::<Vec<_>>(),
+    })
+}
+
+fn request(live: &LiveRequest) -> Value {
+    let (outline, progress) = (&live.record.outline, live.record.progress().clone());
+    let state = match live.place {
+        Some(RequestPlace::Queued) => "queued",
+        Some(RequestPlace::Running { .. }) if live.record.exchange.has_head() => "streaming",
+        Some(RequestPlace::Running { .. }) => "dispatched",
+        None => "ending",
+    };
+    json!({
+        "request_id": outline.id,
+        "provider": &*outline.provider,
+        "model": &*outline.model,
+        "endpoint": outline.endpoint.as_str(),
+        "state": state,
+        "stream": outline.is_streaming,
+        "worker": progress.worker.as_deref(),
+        "attempts": progress.attempts,
+        "received_at": time(live.record.arrived),
+        "age_ms": millis(outline.received_at.elapsed()),
+        "request_bytes": outline.body.len(),
+    })
+}
+
+fn time(at: SystemTime) -> String {
+    humantime::format_rfc3339_millis(at).to_string()
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,416 @@
+//! One client's answer on its way from a worker's socket to the client's connection.
+//!
+//! The socket's reader pushes, the HTTP body pulls; neither ever waits for the other. What may be pushed is bounded by
+//! the credit that the worker was given, so a client that stops reading costs its window and slows nobody else.
+//!
+//! An answer belongs to one attempt. A worker whose request was requeued or cancelled can push as much as it likes: its
+//! attempt is no longer the current one, and nothing of it is taken.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, StatusCode};
+use modelrelay_protocol::credit::ReceiveWindow;
+use modelrelay_protocol::error::{ApiError, ErrorKind};
+
+use crate::budget::Budget;
+use crate::socket::link::WorkerLink;
+
+/// Below this, a piece that arrives behind unread bytes is copied to their end: a backlog of tiny pieces then costs
+/// what its bytes cost, and is written to the client in few writes.
+const COALESCE_BYTES: usize = 16 << 10;
+
+/// The head of an answer.
+#[derive(Clone, Debug)]
+pub struct Head {
+    /// The backend's status.
+    pub status: StatusCode,
+    /// The backend's headers, filtered.
+    pub headers: HeaderMap,
+    /// The body's length, where the backend said it.
+    pub content_length: Option<u64>,
+}
+
+/// Why a push was refused; the caller fails the request and tells the worker to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushError {
+    /// Not the current attempt, or already over: to be dropped and counted.
+    Stale,
+    /// A piece before the head, a second head, more bytes than announced, or more than the window.
+    Broken(&'static str),
+    /// The answer is larger than the stream ceiling.
+    StreamLimit,
+    /// An old worker's client left too much unread.
+    SlowClient,
+}
+
+/// Where the credit for a stream's bytes goes.
+#[derive(Clone)]
+pub struct CreditTarget {
+    /// The worker's link.
+    pub link: Arc<WorkerLink>,
+    /// The stream on it.
+    pub stream: u32,
+}
+
+/// One client's answer.
+pub struct Exchange {
+    budget: Arc<Budget>,
+    max_stream_bytes: u64,
+    max_unread_bytes: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    attempt: u32,
+    head: HeadState,
+    chunks: VecDeque<Bytes>,
+    tail: BytesMut,
+    unread: u64,
+    received: u64,
+    expected: Option<u64>,
+    window: Option<ReceiveWindow>,
+    credit: Option<CreditTarget>,
+    end: Option<Result<(), ApiError>>,
+    closed: bool,
+    waker: Option<Waker>,
+    first_byte_at: Option<Instant>,
+}
+
+#[derive(Default)]
+enum HeadState {
+    #[default]
+    Awaited,
+    Ready(Head),
+    Taken,
+}
+
+impl Exchange {
+    /// An exchange for which no worker has been chosen yet.
+    pub fn new(budget: Arc<Budget>, max_stream_bytes: u64, max_unread_bytes: u64) -> Arc<Self> {
+        Arc::new(Self { budget, max_stream_bytes, max_unread_bytes, state: Mutex::default() })
+    }
+
+    /// From now on the answer is that of `attempt`.
+    pub fn begin(&self, attempt: u32, flow: Option<(ReceiveWindow, CreditTarget)>) {
+        let mut state = self.lock();
+        state.attempt = attempt;
+        (state.window, state.credit) = flow.unzip();
+    }
+
+    /// The current attempt came to nothing; what its worker still sends is not taken.
+    pub fn detach(&self) {
+        let mut state = self.lock();
+        state.attempt = 0;
+        state.window = None;
+        state.credit = None;
+    }
+
+    /// Hands over the head. From here on the request is never sent again.
+    pub fn push_head(&self, attempt: u32, head: Head) -> Result<(), PushError> {
+        let mut state = self.current(attempt)?;
+        if !matches!(state.head, HeadState::Awaited) {
+            return Err(PushError::Broken("a second response head"));
+        }
+        state.expected = head.content_length;
+        state.head = HeadState::Ready(head);
+        wake(state);
+        Ok(())
+    }
+
+    /// Hands over a piece of a `core1` worker's body.
+    pub fn push_piece(&self, attempt: u32, piece: Bytes) -> Result<(), PushError> {
+        let mut state = self.current(attempt)?;
+        let len = piece.len() as u64;
+        if matches!(state.head, HeadState::Awaited) {
+            return Err(PushError::Broken("a response body before its head"));
+        }
+        if let Some(window) = &mut state.window
+            && window.on_piece(len).is_err()
+        {
+            return Err(PushError::Broken("more response bytes than were granted"));
+        }
+        self.take_bytes(state, piece)
+    }
+
+    /// Hands over bytes of a worker without credits, which are cut off when the client leaves too many unread.
+    pub fn push_uncredited(&self, attempt: u32, bytes: Bytes) -> Result<(), PushError> {
+        let state = self.current(attempt)?;
+        if state.unread > 0 && state.unread + bytes.len() as u64 > self.max_unread_bytes {
+            return Err(PushError::SlowClient);
+        }
+        self.take_bytes(state, bytes)
+    }
+
+    /// Hands over an old worker's whole body, which is in memory already: only the stream ceiling counts.
+    pub fn push_whole(&self, attempt: u32, bytes: Bytes) -> Result<(), PushError> {
+        let state = self.current(attempt)?;
+        self.take_bytes(state, bytes)
+    }
+
+    /// The answer is complete, if it is as long as it was said to be.
+    pub fn finish(&self, attempt: u32) -> Result<(), PushError> {
+        let mut state = self.current(attempt)?;
+        if matches!(state.head, HeadState::Awaited) {
+            return Err(PushError::Broken("the answer ended before its head"));
+        }
+        if state.expected.is_some_and(|expected| expected != state.received) {
+            return Err(PushError::Broken("fewer response bytes than announced"));
+        }
+        state.end = Some(Ok(()));
+        state.credit = None;
+        wake(state);
+        Ok(())
+    }
+
+    /// Ends the exchange with an error of ours; the first end counts.
+    pub fn fail(&self, error: ApiError) {
+        let mut state = self.lock();
+        state.attempt = 0;
+        state.credit = None;
+        if state.end.is_none() {
+            state.end = Some(Err(error));
+        }
+        wake(state);
+    }
+
+    /// The client is gone: nothing is taken any more, and what is unread is forgotten.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        state.attempt = 0;
+        state.credit = None;
+        state.waker = None;
+        self.budget.sub_unread(std::mem::take(&mut state.unread));
+        state.chunks = VecDeque::new();
+        state.tail = BytesMut::new();
+    }
+
+    /// Whether an answer's head has come.
+    pub fn has_head(&self) -> bool {
+        !matches!(self.lock().head, HeadState::Awaited)
+    }
+
+    /// Whether the answer came to its end whole.
+    pub fn is_complete(&self) -> bool {
+        matches!(self.lock().end, Some(Ok(())))
+    }
+
+    /// How the exchange ended, and how many body bytes had come, and when the first of them.
+    pub fn summary(&self) -> (Option<Result<(), ApiError>>, u64, Option<Instant>) {
+        let state = self.lock();
+        (state.end.clone(), state.received, state.first_byte_at)
+    }
+
+    /// Waits for the head, or for the error that came instead.
+    pub fn poll_head(&self, cx: &Context<'_>) -> Poll<Result<Head, ApiError>> {
+        let mut state = self.lock();
+        if matches!(state.head, HeadState::Ready(_))
+            && let HeadState::Ready(head) = std::mem::replace(&mut state.head, HeadState::Taken)
+        {
+            return Poll::Ready(Ok(head));
+        }
+        match &state.end {
+            Some(Err(error)) => Poll::Ready(Err(error.clone())),
+            Some(Ok(())) => Poll::Ready(Err(internal("the head was taken twice"))),
+            None => {
+                state.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Waits for body bytes. Errors come after all bytes that arrived before them.
+    pub fn poll_chunk(&self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
+        let mut state = self.lock();
+        if let Some(chunk) = next_chunk(&mut state) {
+            let len = chunk.len() as u64;
+            state.unread -= len;
+            self.budget.sub_unread(len);
+            let due = state.window.as_mut().and_then(|window| window.on_consumed(len, Instant::now()));
+            let target = due.and_then(|due| Some((state.credit.clone()?, due)));
+            drop(state);
+            if let Some((target, due)) = target {
+                target.link.return_credit(target.stream, due);
+            }
+            return Poll::Ready(Some(Ok(chunk)));
+        }
+        match &state.end {
+            Some(Ok(())) => Poll::Ready(None),
+            Some(Err(error)) => Poll::Ready(Some(Err(error.clone()))),
+            None => {
+                state.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    fn current(&self, attempt: u32) -> Result<MutexGuard<'_, State>, PushError> {
+        let state = self.lock();
+        let current = attempt != 0 && state.attempt == attempt && state.end.is_none() && !state.closed;
+        current.then_some(state).ok_or(PushError::Stale)
+    }
+
+    fn take_bytes(&self, mut state: MutexGuard<'_, State>, bytes: Bytes) -> Result<(), PushError> {
+        let len = bytes.len() as u64;
+        let received = state.received + len;
+        if state.expected.is_some_and(|expected| received > expected) {
+            return Err(PushError::Broken("more response bytes than announced"));
+        }
+        if received > self.max_stream_bytes {
+            return Err(PushError::StreamLimit);
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        state.received = received;
+        state.first_byte_at.get_or_insert_with(Instant::now);
+        self.budget.add_unread(len);
+        store(&mut state, bytes);
+        wake(state);
+        Ok(())
+    }
+
+    /// Guards one answer; held for moments, never over an await.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        let unread = std::mem::take(&mut self.lock().unread);
+        self.budget.sub_unread(unread);
+    }
+}
+
+fn store(state: &mut State, bytes: Bytes) {
+    state.unread += bytes.len() as u64;
+    let backlog = !state.chunks.is_empty() || !state.tail.is_empty();
+    if backlog && bytes.len() < COALESCE_BYTES {
+        state.tail.extend_from_slice(&bytes);
+        return;
+    }
+    if !state.tail.is_empty() {
+        let tail = state.tail.split().freeze();
+        state.chunks.push_back(tail);
+    }
+    state.chunks.push_back(bytes);
+}
+
+fn next_chunk(state: &mut State) -> Option<Bytes> {
+    if let Some(chunk) = state.chunks.pop_front() {
+        return Some(chunk);
+    }
+    // Taken whole: the next small pieces get a buffer of their own size, not a share of a large one that lives on.
+    (!state.tail.is_empty()).then(|| std::mem::take(&mut state.tail).freeze())
+}
+
+fn wake(mut state: MutexGuard<'_, State>) {
+    let waker = state.waker.take();
+    drop(state);
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+fn internal(message: &'static str) -> ApiError {
+    ApiError::new(ErrorKind::Internal, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exchange() -> Arc<Exchange> {
+        let exchange = Exchange::new(Budget::new(1 << 20), 1_000, 100);
+        exchange.begin(1, None);
+        exchange
+    }
+
+    fn head(content_length: Option<u64>) -> Head {
+        Head { status: StatusCode::OK, headers: HeaderMap::new(), content_length }
+    }
+
+    fn all(exchange: &Exchange) -> (Vec<u8>, Option<Result<(), ApiError>>) {
+        let cx = Context::from_waker(Waker::noop());
+        let mut bytes = Vec::new();
+        loop {
+            match exchange.poll_chunk(&cx) {
+                Poll::Ready(Some(Ok(chunk))) => bytes.extend_from_slice(&chunk),
+                Poll::Ready(Some(Err(error))) => return (bytes, Some(Err(error))),
+                Poll::Ready(None) => return (bytes, Some(Ok(()))),
+                Poll::Pending => return (bytes, None),
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_come_out_in_the_order_in_which_they_went_in() {
+        let exchange = exchange();
+        exchange.push_head(1, head(None)).unwrap();
+        for piece in ["a", "bc", "", "def"] {
+            exchange.push_piece(1, Bytes::from_static(piece.as_bytes())).unwrap();
+        }
+        exchange.finish(1).unwrap();
+        assert_eq!(all(&exchange), (b"abcdef".to_vec(), Some(Ok(()))));
+    }
+
+    #[test]
+    fn an_attempt_that_is_not_the_current_one_cannot_push() {
+        let exchange = exchange();
+        exchange.detach();
+        assert_eq!(exchange.push_head(1, head(None)), Err(PushError::Stale));
+        exchange.begin(2, None);
+        assert_eq!(exchange.push_head(1, head(None)), Err(PushError::Stale));
+        assert_eq!(exchange.push_head(2, head(None)), Ok(()));
+        assert_eq!(exchange.push_piece(1, Bytes::from_static(b"x")), Err(PushError::Stale));
+        assert_eq!(all(&exchange), (vec![], None));
+    }
+
+    #[test]
+    fn totals_must_match_what_was_announced() {
+        let long = exchange();
+        long.push_head(1, head(Some(2))).unwrap();
+        assert!(matches!(long.push_piece(1, Bytes::from_static(b"abc")), Err(PushError::Broken(_))));
+        let short = exchange();
+        short.push_head(1, head(Some(2))).unwrap();
+        short.push_piece(1, Bytes::from_static(b"a")).unwrap();
+        assert!(matches!(short.finish(1), Err(PushError::Broken(_))));
+    }
+
+    #[test]
+    fn the_ceiling_and_an_unread_backlog_are_refused() {
+        let exchange = exchange();
+        exchange.push_head(1, head(None)).unwrap();
+        exchange.push_uncredited(1, Bytes::from(vec![0; 90])).unwrap();
+        assert_eq!(exchange.push_uncredited(1, Bytes::from(vec![0; 11])), Err(PushError::SlowClient));
+        assert_eq!(exchange.push_whole(1, Bytes::from(vec![0; 911])), Err(PushError::StreamLimit));
+    }
+
+    #[test]
+    fn an_error_comes_after_the_bytes_before_it_and_the_first_end_counts() {
+        let exchange = exchange();
+        exchange.push_head(1, head(None)).unwrap();
+        exchange.push_piece(1, Bytes::from_static(b"abc")).unwrap();
+        let lost = ApiError::new(ErrorKind::WorkerLost, "gone");
+        exchange.fail(lost.clone());
+        exchange.fail(ApiError::new(ErrorKind::RequestTimeout, "late"));
+        assert_eq!(all(&exchange), (b"abc".to_vec(), Some(Err(lost))));
+    }
+
+    #[test]
+    fn unread_bytes_are_given_back_when_the_client_goes() {
+        let exchange = exchange();
+        exchange.push_head(1, head(None)).unwrap();
+        exchange.push_piece(1, Bytes::from_static(b"abc")).unwrap();
+        assert_eq!(exchange.budget.unread(), 3);
+        exchange.close();
+        assert_eq!(exchange.budget.unread(), 0);
+        assert_eq!(exchange.push_piece(1, Bytes::from_static(b"abc")), Err(PushError::Stale));
+    }
+}

@@ -1,0 +1,85 @@
+//! The HTTP side: routes, and the order in which a request is looked at.
+
+pub mod answer;
+pub mod auth;
+pub mod health;
+pub mod inference;
+pub mod intake;
+pub mod models;
+pub mod multipart;
+pub mod parse;
+pub mod peer;
+pub mod respond;
+pub mod ticket;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::DefaultBodyLimit;
+use axum::response::Response;
+use axum::routing::{get, post};
+use http::{Method, Request};
+use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::paths::POST_PATHS;
+
+use crate::relay::Relay;
+use crate::{admin, socket};
+use respond::Client;
+
+/// Which of the routes a listener serves.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Parts {
+    /// The API for clients.
+    pub clients: bool,
+    /// The worker socket.
+    pub workers: bool,
+    /// `/admin` and `/metrics`.
+    pub admin: bool,
+}
+
+/// The routes of one listener. Probes are answered on every one.
+pub fn router(relay: Arc<Relay>, parts: Parts) -> Router {
+    let mut router = Router::new()
+        .route("/health", get(health::health))
+        .route("/livez", get(health::livez))
+        .route("/readyz", get(health::readyz));
+    if parts.clients {
+        for (path, _) in POST_PATHS {
+            router = router.route(path, post(inference::by_model));
+        }
+        router = router
+            .route("/v1/responses/{id}", get(inference::by_response_id))
+            .route("/v1/responses/{id}/cancel", post(inference::by_response_id))
+            .route("/v1/models", get(models::list))
+            .route("/v1/models/{*id}", get(models::one));
+    }
+    if parts.workers {
+        router = router.route("/v1/worker/connect", get(socket::connect));
+    }
+    if parts.admin {
+        router = router.merge(admin::router(Arc::clone(&relay)));
+    }
+    router
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        // Bodies are bounded where they are read, by `MAX_REQUEST_BYTES` and the memory budget.
+        .layer(DefaultBodyLimit::disable())
+        .with_state(relay)
+}
+
+async fn not_found(request: Request<Body>) -> Response {
+    let client = Client::of(&request);
+    let path: String = request.uri().path().chars().take(256).collect();
+    client.error(&ApiError::new(ErrorKind::NotFound, format!("nothing is at {} {path}", request.method())))
+}
+
+async fn method_not_allowed(request: Request<Body>) -> Response {
+    let client = Client::of(&request);
+    let message = format!("{} does not answer to {}", request.uri().path(), request.method());
+    let mut response = client.error(&ApiError::new(ErrorKind::MethodNotAllowed, message));
+    // axum adds `Allow` where it knows better; this is what all but a few routes take.
+    let allowed = if *request.method() == Method::GET { "POST" } else { "GET" };
+    response.headers_mut().entry(http::header::ALLOW).or_insert(http::HeaderValue::from_static(allowed));
+    response
+}

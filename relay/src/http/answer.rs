@@ -1,0 +1,255 @@
+//! The answer as the client's connection pulls it.
+//!
+//! Bytes pass as they come. An answer that breaks gets the dialect's error frame, if it is an event stream, and is then
+//! aborted: a body that merely ends reads as success in every SDK.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode};
+use http_body::{Frame, SizeHint};
+use modelrelay_protocol::dialect::Dialect;
+use modelrelay_protocol::error::{ApiError, ErrorKind};
+use tokio::time::Sleep;
+
+use super::peer::Flushed;
+use super::respond::Client;
+use super::ticket::Ticket;
+use crate::exchange::{Exchange, Head};
+
+/// How long the last frame of a broken stream may take to leave towards a slow client.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
+const FLUSH_LOOK: Duration = Duration::from_millis(10);
+
+/// The answer's body.
+pub struct Answer {
+    ticket: Ticket,
+    exchange: Arc<Exchange>,
+    dialect: Dialect,
+    request_id: String,
+    stage: Stage,
+    is_event_stream: bool,
+    length: Option<u64>,
+    /// The last bytes that went out, to know whether an event is whole.
+    tail: [u8; 2],
+    sent_any: bool,
+    keepalive: Option<Keepalive>,
+    flushed: Option<Flushed>,
+}
+
+struct Keepalive {
+    after: Duration,
+    sleep: Pin<Box<Sleep>>,
+}
+
+enum Stage {
+    /// The status is out already; the backend's head is still to come.
+    AwaitingHead,
+    Streaming,
+    /// The error frame is on its way; wait until the connection has taken it.
+    Flushing {
+        since: tokio::time::Instant,
+        look: Option<Pin<Box<Sleep>>>,
+    },
+    Aborting,
+    Done,
+}
+
+/// Answers with the backend's head and body, or with the error that came instead.
+pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>) -> Response {
+    let head = match head {
+        Ok(head) => head,
+        Err(error) => {
+            ticket.mark_status(error.status());
+            return client.error(&error);
+        }
+    };
+    ticket.mark_status(head.status.as_u16());
+    let is_event_stream = is_event_stream(&head);
+    let keepalive = ticket.keepalive().filter(|_| is_event_stream);
+    let answer = Answer::new(client, ticket, Stage::Streaming, is_event_stream, head.content_length, keepalive);
+    let mut response = Response::new(Body::new(answer));
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.headers;
+    if is_event_stream {
+        unbuffered(&mut response);
+    }
+    client.stamp(response.headers_mut());
+    response
+}
+
+impl Answer {
+    /// Answers 200 at once, so that an impatient proxy sees a byte; what happens later is said in the stream.
+    pub fn awaiting_head(client: &Client, mut ticket: Ticket, keepalive: Duration) -> Response {
+        ticket.mark_status(200);
+        let mut answer = Self::new(client, ticket, Stage::AwaitingHead, true, None, Some(keepalive));
+        if let Some(keepalive) = &mut answer.keepalive {
+            keepalive.sleep.as_mut().reset(tokio::time::Instant::now());
+        }
+        let mut response = Response::new(Body::new(answer));
+        let headers = response.headers_mut();
+        headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+        headers.insert(http::header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        unbuffered(&mut response);
+        client.stamp(response.headers_mut());
+        response
+    }
+
+    fn new(
+        client: &Client,
+        ticket: Ticket,
+        stage: Stage,
+        is_event_stream: bool,
+        length: Option<u64>,
+        keepalive: Option<Duration>,
+    ) -> Self {
+        Self {
+            exchange: Arc::clone(&ticket.record().exchange),
+            flushed: client.flushed.clone(),
+            ticket,
+            dialect: client.dialect,
+            request_id: client.request_id.clone(),
+            stage,
+            is_event_stream,
+            length,
+            tail: [b'\n'; 2],
+            sent_any: false,
+            keepalive: keepalive.map(|after| Keepalive { after, sleep: Box::pin(tokio::time::sleep(after)) }),
+        }
+    }
+
+    fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match self.exchange.poll_chunk(cx) {
+            Poll::Ready(Some(Ok(chunk))) => Poll::Ready(Some(Ok(self.pass(chunk)))),
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(self.break_off(&error))),
+            Poll::Ready(None) => {
+                self.stage = Stage::Done;
+                self.ticket.mark_delivered();
+                Poll::Ready(None)
+            }
+            Poll::Pending => self.poll_keepalive(cx),
+        }
+    }
+
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match self.exchange.poll_head(cx) {
+            Poll::Ready(Ok(head)) if head.status == StatusCode::OK => {
+                self.stage = Stage::Streaming;
+                self.poll_stream(cx)
+            }
+            Poll::Ready(Ok(head)) => {
+                let message = format!("the backend answered {}", head.status.as_u16());
+                let error = ApiError::new(ErrorKind::Worker("backend_error".into()), message);
+                Poll::Ready(Some(self.break_off(&error)))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Some(self.break_off(&error))),
+            Poll::Pending => self.poll_keepalive(cx),
+        }
+    }
+
+    fn poll_keepalive(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        // Never inside an event: the comment would become a part of it.
+        let between_events = self.tail == *b"\n\n";
+        let Some(keepalive) = &mut self.keepalive else { return Poll::Pending };
+        ready!(keepalive.sleep.as_mut().poll(cx));
+        let next = tokio::time::Instant::now() + keepalive.after;
+        keepalive.sleep.as_mut().reset(next);
+        if !between_events {
+            // Registered anew, so that the next interval is not missed.
+            let _ = keepalive.sleep.as_mut().poll(cx);
+            return Poll::Pending;
+        }
+        let frame = Bytes::from_static(self.dialect.keepalive_frame().as_bytes());
+        Poll::Ready(Some(Ok(Frame::data(frame))))
+    }
+
+    fn pass(&mut self, chunk: Bytes) -> Frame<Bytes> {
+        if self.is_event_stream {
+            match *chunk.as_ref() {
+                [.., a, b] => self.tail = [a, b],
+                [b] => self.tail = [self.tail[1], b],
+                [] => {}
+            }
+        }
+        if let Some(keepalive) = &mut self.keepalive {
+            keepalive.sleep.as_mut().reset(tokio::time::Instant::now() + keepalive.after);
+        }
+        self.sent_any = true;
+        self.ticket.mark_bytes(chunk.len(), self.is_event_stream);
+        Frame::data(chunk)
+    }
+
+    /// The answer is broken: say so in the stream, where it is one, then abort.
+    fn break_off(&mut self, error: &ApiError) -> io::Result<Frame<Bytes>> {
+        if !self.is_event_stream {
+            self.stage = Stage::Done;
+            return Err(aborted());
+        }
+        self.stage = Stage::Flushing { since: tokio::time::Instant::now(), look: None };
+        let mut frame = self.dialect.error_frame(error, &self.request_id);
+        if self.sent_any && self.tail != *b"\n\n" {
+            // An event was cut in the middle; the frame must not become a part of it.
+            frame.insert_str(0, "\n\n");
+        }
+        Ok(Frame::data(frame.into()))
+    }
+
+    /// Yields at least once, which lets hyper write the frame, and on while the connection is still writing it.
+    fn poll_flushing(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Stage::Flushing { since, look } = &mut self.stage else { return Poll::Ready(()) };
+        if let Some(look) = look {
+            ready!(look.as_mut().poll(cx));
+            let flushed = self.flushed.as_ref().is_none_or(Flushed::is_flushed);
+            if flushed || since.elapsed() >= FLUSH_PATIENCE {
+                return Poll::Ready(());
+            }
+        }
+        let mut sleep = Box::pin(tokio::time::sleep(FLUSH_LOOK));
+        let polled = sleep.as_mut().poll(cx);
+        *look = Some(sleep);
+        polled
+    }
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let this = &mut *self;
+        match this.stage {
+            Stage::AwaitingHead => this.poll_head(cx),
+            Stage::Streaming => this.poll_stream(cx),
+            Stage::Flushing { .. } => {
+                ready!(this.poll_flushing(cx));
+                this.stage = Stage::Aborting;
+                Poll::Ready(Some(Err(aborted())))
+            }
+            Stage::Aborting | Stage::Done => Poll::Ready(None),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.length.map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
+
+fn aborted() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "the answer is incomplete")
+}
+
+fn is_event_stream(head: &Head) -> bool {
+    let content_type = head.headers.get(http::header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    content_type.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
+}
+
+/// nginx, and whoever follows it, buffers a stream unless told.
+fn unbuffered(response: &mut Response) {
+    response.headers_mut().entry("x-accel-buffering").or_insert(HeaderValue::from_static("no"));
+}

@@ -1,0 +1,71 @@
+//! API keys at the door, where they are required.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use http::HeaderMap;
+use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::headers::bearer_token;
+
+use crate::keys::{Key, KeyLease};
+use crate::metrics::Realm;
+use crate::relay::Relay;
+
+/// Whom a request is from: a key, or anybody where none is required.
+pub struct Caller {
+    key: Option<Arc<Key>>,
+}
+
+impl Caller {
+    /// Checks a request's key before anything of its body is read.
+    pub fn authenticate(relay: &Relay, headers: &HeaderMap) -> Result<Self, ApiError> {
+        if !relay.shared.config.load().require_api_keys {
+            return Ok(Self { key: None });
+        }
+        let refused = |message: &'static str| {
+            relay.shared.metrics.login_failed(Realm::Client);
+            ApiError::new(ErrorKind::InvalidApiKey, message)
+        };
+        let presented = presented_key(headers).ok_or_else(|| refused("API key required"))?;
+        match relay.keys.verify(presented, SystemTime::now()) {
+            Ok(key) => Ok(Self { key: Some(key) }),
+            Err(rejection) => {
+                tracing::debug!(%rejection, "API key refused");
+                Err(refused("Invalid API key"))
+            }
+        }
+    }
+
+    /// Whether the caller may use a model, by any of the names that it has.
+    pub fn allows_model(&self, provider: &str, names: &[&str]) -> bool {
+        self.key
+            .as_ref()
+            .is_none_or(|key| key.allows_provider(provider) && names.iter().any(|name| key.allows_model(name)))
+    }
+
+    /// Refuses a model that the caller may not use.
+    pub fn check_model(&self, provider: &str, names: &[&str]) -> Result<(), ApiError> {
+        let message = "this API key may not use this provider or model";
+        self.allows_model(provider, names)
+            .then_some(())
+            .ok_or_else(|| ApiError::new(ErrorKind::ModelForbidden, message))
+    }
+
+    /// Counts a request of this caller; it is counted until the lease is dropped.
+    pub fn lease(&self) -> Result<Option<KeyLease>, ApiError> {
+        let lease = self.key.as_ref().map(|key| key.acquire()).transpose();
+        lease.map_err(|limit| ApiError::new(ErrorKind::KeyLimit, limit.to_string()))
+    }
+
+    /// The key's id, for the log.
+    pub fn key_id(&self) -> Option<&str> {
+        self.key.as_ref().map(|key| key.id())
+    }
+}
+
+/// The key that a request brought: as Bearer, or as `x-api-key`.
+fn presented_key(headers: &HeaderMap) -> Option<&str> {
+    let value = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = value("authorization").map(bearer_token);
+    bearer.or_else(|| value("x-api-key").map(str::trim)).filter(|key| !key.is_empty())
+}

@@ -1,0 +1,55 @@
+//! Probes: is it alive, should it get traffic, how is it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::relay::Relay;
+use crate::shared::Phase;
+
+/// A fresh replica must not answer 404 for every model, so it waits so long for its first worker.
+const FIRST_WORKER_PATIENCE: Duration = Duration::from_secs(15);
+
+/// `GET /health`, as the runbook shows it: numbers, no names.
+pub async fn health(State(relay): State<Arc<Relay>>) -> Json<Value> {
+    let providers = relay.providers.all();
+    Json(json!({
+        "status": "ok",
+        "version": env!("CARGO_PKG_VERSION"),
+        "workers_connected": providers.iter().map(|provider| provider.worker_count()).sum::<usize>(),
+        "queue_depth": providers.iter().map(|provider| provider.queue_depth()).sum::<usize>(),
+        "uptime_secs": relay.shared.started_at.elapsed().as_secs_f64(),
+    }))
+}
+
+/// `GET /livez`: never depends on anybody else.
+pub async fn livez() -> &'static str {
+    "ok\n"
+}
+
+/// `GET /readyz`: 200 or 503, with the reasons.
+pub async fn readyz(State(relay): State<Arc<Relay>>) -> Response {
+    let mut reasons = Vec::new();
+    if relay.shared.phase() > Phase::Running {
+        reasons.push("draining");
+    }
+    let workers: usize = relay.providers.all().iter().map(|provider| provider.worker_count()).sum();
+    if workers == 0 && !relay.shared.had_worker() && relay.shared.started_at.elapsed() < FIRST_WORKER_PATIENCE {
+        reasons.push("no worker has attached yet");
+    }
+    let status = relay.config_watch.status();
+    let ready = reasons.is_empty();
+    let body = json!({
+        "ready": ready,
+        "reasons": reasons,
+        "config": { "hash": status.hash, "error": status.last_error },
+        "workers_connected": workers,
+    });
+    let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(body)).into_response()
+}

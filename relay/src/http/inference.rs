@@ -1,0 +1,307 @@
+//! A request for a backend: read, routed, submitted, answered.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request};
+use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::headers;
+use modelrelay_protocol::paths::{self, Endpoint};
+
+use super::answer::{Answer, respond};
+use super::auth::Caller;
+use super::respond::Client;
+use super::ticket::{Ticket, outcome_of};
+use super::{intake, parse};
+use crate::affinity::Origin;
+use crate::dispatch::WorkerKey;
+use crate::exchange::Exchange;
+use crate::metrics::ClientKind;
+use crate::provider::Provider;
+use crate::relay::Relay;
+use crate::request::{Outline, RequestRecord};
+use crate::shared::Phase;
+
+/// `POST` to a route whose body names the model.
+pub async fn by_model(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
+    let (client, endpoint) = opening(&relay, &request);
+    match prepare_by_model(&relay, &client, endpoint, request).await {
+        Ok(ticket) => answer(&client, ticket).await,
+        Err(error) => refuse(&relay, &client, endpoint, &error),
+    }
+}
+
+/// `GET /v1/responses/{id}` and `POST /v1/responses/{id}/cancel`: only the worker that made the response knows it.
+pub async fn by_response_id(
+    State(relay): State<Arc<Relay>>,
+    Path(id): Path<String>,
+    request: Request<Body>,
+) -> Response {
+    let (client, endpoint) = opening(&relay, &request);
+    match prepare_by_id(&relay, &client, &id, request).await {
+        Ok(ticket) => answer(&client, ticket).await,
+        Err(error) => refuse(&relay, &client, endpoint, &error),
+    }
+}
+
+fn opening(relay: &Relay, request: &Request<Body>) -> (Client, Endpoint) {
+    count_retry(relay, request.headers());
+    let endpoint = paths::endpoint(request.method().as_str(), request.uri().path()).unwrap_or(Endpoint::Other);
+    (Client::of(request), endpoint)
+}
+
+fn refuse(relay: &Relay, client: &Client, endpoint: Endpoint, error: &ApiError) -> Response {
+    relay.shared.metrics.unrouted_request_finished(endpoint, outcome_of(error), error.status());
+    tracing::info!(
+        request_id = client.request_id,
+        endpoint = endpoint.as_str(),
+        code = error.code(),
+        status = error.status(),
+        "request refused"
+    );
+    client.error(error)
+}
+
+async fn prepare_by_model(
+    relay: &Arc<Relay>,
+    client: &Client,
+    endpoint: Endpoint,
+    request: Request<Body>,
+) -> Result<Ticket, ApiError> {
+    let received_at = Instant::now();
+    let caller = admit(relay, request.headers())?;
+    let lease = caller.lease()?;
+    let (parts, body) = request.into_parts();
+    let body = read_body(relay, endpoint, &parts.headers, body).await?;
+    let read_at = Instant::now();
+    let content_type = text_header(&parts.headers, "content-type");
+    let routed = parse::parse(content_type, &body)?;
+    let route = relay.providers.route(text_header(&parts.headers, "x-modelrelay-provider"), &routed.model)?;
+    caller.check_model(&route.provider.name, &[&routed.model, &route.model])?;
+    let body = if *route.model == *routed.model { body } else { rename(relay, &body, &routed, &route.model)? };
+    let outline = Outline {
+        id: client.request_id.clone(),
+        model: route.model,
+        provider: Arc::clone(&route.provider.name),
+        endpoint,
+        dialect: client.dialect,
+        method: "POST",
+        path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
+        headers: backend_headers(&parts.headers),
+        is_streaming: routed.stream,
+        body,
+        received_at,
+    };
+    let pin = match &routed.previous_response_id {
+        Some(id) => Some(pin_to(relay, &route.provider, id, &outline.model).await?),
+        None => None,
+    };
+    Ok(submit(relay, route.provider, outline, pin, read_at, lease))
+}
+
+async fn prepare_by_id(
+    relay: &Arc<Relay>,
+    client: &Client,
+    id: &str,
+    request: Request<Body>,
+) -> Result<Ticket, ApiError> {
+    let received_at = Instant::now();
+    let caller = admit(relay, request.headers())?;
+    let lease = caller.lease()?;
+    let (parts, body) = request.into_parts();
+    if paths::endpoint(parts.method.as_str(), parts.uri.path()).is_none() {
+        return Err(ApiError::new(ErrorKind::NotFound, "this is not the id of a response"));
+    }
+    let body = read_body(relay, Endpoint::Responses, &parts.headers, body).await?;
+    let read_at = Instant::now();
+    let (provider, model, pin) = match relay.shared.affinity.origin(id, received_at) {
+        Some(origin) => {
+            let provider = relay.providers.named(&origin.provider).ok_or_else(response_not_found)?;
+            let worker = wait_for_origin(&provider, &origin).await?;
+            (provider, origin.model, worker)
+        }
+        None => sole_worker(relay, text_header(&parts.headers, "x-modelrelay-provider"))?,
+    };
+    caller.check_model(&provider.name, &[&model])?;
+    let outline = Outline {
+        id: client.request_id.clone(),
+        model,
+        provider: Arc::clone(&provider.name),
+        endpoint: Endpoint::Responses,
+        dialect: client.dialect,
+        method: if parts.method == Method::GET { "GET" } else { "POST" },
+        path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
+        headers: backend_headers(&parts.headers),
+        is_streaming: parts.uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "stream=true")),
+        body,
+        received_at,
+    };
+    Ok(submit(relay, provider, outline, Some(pin), read_at, lease))
+}
+
+fn admit(relay: &Relay, headers: &HeaderMap) -> Result<Caller, ApiError> {
+    if relay.shared.phase() >= Phase::Draining {
+        return Err(ApiError::new(ErrorKind::Draining, "the relay is shutting down; try again"));
+    }
+    Caller::authenticate(relay, headers)
+}
+
+async fn read_body(relay: &Relay, endpoint: Endpoint, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+    let limit = relay.shared.config.load().max_request_bytes;
+    let body = intake::read(headers, body, &relay.shared.budget, limit).await?;
+    relay.shared.metrics.request_body_received(endpoint, body.len() as u64);
+    Ok(body)
+}
+
+/// Replaces an alias; the copy is charged to the budget like the original, which is dropped.
+fn rename(relay: &Relay, body: &Bytes, routed: &parse::Routed, model: &str) -> Result<Bytes, ApiError> {
+    let full = || ApiError::new(ErrorKind::Overloaded, "the relay's memory for request bodies is full; try again");
+    let reservation = relay.shared.budget.reserve(body.len() as u64).ok_or_else(full)?;
+    Ok(reservation.hold(parse::with_model(body, routed, model)))
+}
+
+fn submit(
+    relay: &Arc<Relay>,
+    provider: Arc<Provider>,
+    outline: Outline,
+    pin: Option<WorkerKey>,
+    read_at: Instant,
+    lease: Option<crate::keys::KeyLease>,
+) -> Ticket {
+    let config = relay.shared.config.load();
+    let exchange = Exchange::new(Arc::clone(&relay.shared.budget), config.max_stream_bytes, config.max_unread_bytes);
+    let record = Arc::new(RequestRecord::new(relay.shared.next_request_key(), outline, exchange));
+    let known = relay.providers.knows(&provider, &record.outline.model);
+    let ticket = Ticket::new(Arc::clone(&provider), Arc::clone(&record), known, read_at, lease);
+    provider.submit(&record, pin, pin.is_none());
+    ticket
+}
+
+async fn answer(client: &Client, ticket: Ticket) -> Response {
+    let keepalive = ticket.keepalive();
+    let exchange = Arc::clone(&ticket.record().exchange);
+    let mut head = std::pin::pin!(poll_fn(|cx| exchange.poll_head(cx)));
+    if let Some(after) = keepalive {
+        tokio::select! {
+            biased;
+            head = &mut head => respond(client, ticket, head),
+            () = tokio::time::sleep(after) => Answer::awaiting_head(client, ticket, after),
+        }
+    } else {
+        let head = head.await;
+        respond(client, ticket, head)
+    }
+}
+
+/// The worker that must continue a response: the one that made it, or, where nobody remembers, the only one there is.
+async fn pin_to(relay: &Relay, provider: &Arc<Provider>, id: &str, model: &str) -> Result<WorkerKey, ApiError> {
+    match relay.shared.affinity.origin(id, Instant::now()) {
+        Some(origin) if origin.provider == provider.name => wait_for_origin(provider, &origin).await,
+        Some(_) => Err(response_not_found()),
+        None => provider.sole_worker_for(model).ok_or_else(response_not_found),
+    }
+}
+
+/// A worker that is between two connections is waited for, as long as a request may wait in the queue.
+async fn wait_for_origin(provider: &Arc<Provider>, origin: &Origin) -> Result<WorkerKey, ApiError> {
+    let deadline = tokio::time::Instant::now() + provider.config().queue_timeout;
+    loop {
+        let joined = provider.joined();
+        if let Some(worker) = provider.worker_of_instance(&origin.instance) {
+            return Ok(worker);
+        }
+        if tokio::time::timeout_at(deadline, joined).await.is_err() {
+            return Err(response_not_found());
+        }
+    }
+}
+
+type Pinned = (Arc<Provider>, Arc<str>, WorkerKey);
+
+fn sole_worker(relay: &Relay, named: Option<&str>) -> Result<Pinned, ApiError> {
+    let providers = match named {
+        Some(name) => relay.providers.named(name).into_iter().collect(),
+        None => relay.providers.all(),
+    };
+    let mut workers = providers.iter().filter(|provider| provider.worker_count() > 0);
+    let (Some(provider), None) = (workers.next(), workers.next()) else { return Err(response_not_found()) };
+    let worker = provider.sole_worker().ok_or_else(response_not_found)?;
+    let state = provider.snapshot();
+    let model = state.workers.iter().find(|state| state.core.key == worker).and_then(|state| state.core.models.first());
+    Ok((Arc::clone(provider), model.cloned().ok_or_else(response_not_found)?, worker))
+}
+
+fn response_not_found() -> ApiError {
+    ApiError::new(ErrorKind::PreviousResponseNotFound, "no connected worker remembers this response")
+}
+
+/// The client's headers that go to the backend, repeats joined. The relay's own keys stay here.
+fn backend_headers(map: &HeaderMap) -> BTreeMap<String, String> {
+    let mut kept: BTreeMap<String, String> = BTreeMap::new();
+    for (name, value) in map {
+        let Ok(value) = std::str::from_utf8(value.as_bytes()) else { continue };
+        let is_credential = headers::CREDENTIAL_HEADERS.contains(&name.as_str());
+        if !headers::is_request_header(name.as_str()) || is_credential && headers::is_own_key(value) {
+            continue;
+        }
+        kept.entry(name.as_str().to_owned())
+            .and_modify(|joined| {
+                joined.push_str(", ");
+                joined.push_str(value);
+            })
+            .or_insert_with(|| value.to_owned());
+    }
+    kept
+}
+
+fn text_header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+fn count_retry(relay: &Relay, headers: &HeaderMap) {
+    let retried = text_header(headers, "x-stainless-retry-count").is_some_and(|count| count != "0");
+    if retried {
+        let agent = text_header(headers, "user-agent").unwrap_or("");
+        let client = if agent.contains("Anthropic") {
+            ClientKind::Anthropic
+        } else if agent.contains("OpenAI") {
+            ClientKind::OpenAi
+        } else {
+            ClientKind::Other
+        };
+        relay.shared.metrics.client_retried(client);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{HeaderName, HeaderValue};
+
+    #[test]
+    fn backend_headers_are_listed_ones_joined_without_our_own_keys() {
+        let mut map = HeaderMap::new();
+        for (name, value) in [
+            ("content-type", "application/json"),
+            ("anthropic-beta", "a"),
+            ("anthropic-beta", "b"),
+            ("authorization", "Bearer mr-1-2"),
+            ("x-api-key", "sk-theirs"),
+            ("cookie", "c"),
+        ] {
+            map.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        let kept = backend_headers(&map);
+        let kept: Vec<_> = kept.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(
+            kept,
+            [("anthropic-beta", "a, b"), ("content-type", "application/json"), ("x-api-key", "sk-theirs")]
+        );
+    }
+}

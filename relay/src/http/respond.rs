@@ -1,0 +1,109 @@
+//! How the relay speaks to one client: its dialect, its request id, its errors.
+
+use axum::body::Body;
+use axum::response::Response;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
+use modelrelay_protocol::dialect::Dialect;
+use modelrelay_protocol::error::ApiError;
+use modelrelay_protocol::paths;
+
+use super::peer::Flushed;
+use crate::ids;
+
+/// Longest request id that is taken over from a client.
+const MAX_REQUEST_ID_CHARS: usize = 128;
+
+/// What every answer to one request has in common.
+#[derive(Clone, Debug)]
+pub struct Client {
+    /// The id that the client is told: its own, or a new one.
+    pub request_id: String,
+    /// How errors are spelled.
+    pub dialect: Dialect,
+    /// Whether its connection has sent what it was given.
+    pub flushed: Option<Flushed>,
+}
+
+impl Client {
+    /// Reads a request's head.
+    pub fn of<B>(request: &Request<B>) -> Self {
+        let request_id = own_request_id(request.headers()).map_or_else(ids::client_request_id, str::to_owned);
+        Self {
+            request_id,
+            dialect: dialect(request.uri().path(), request.headers()),
+            flushed: request.extensions().get().cloned(),
+        }
+    }
+
+    /// An error answer.
+    pub fn error(&self, error: &ApiError) -> Response {
+        let mut response = self.json(error.status(), self.dialect.error_body(error, &self.request_id));
+        for (name, value) in error.headers() {
+            if let Ok(value) = HeaderValue::try_from(value) {
+                response.headers_mut().insert(HeaderName::from_static(name), value);
+            }
+        }
+        response
+    }
+
+    /// A JSON answer.
+    pub fn json(&self, status: u16, body: Vec<u8>) -> Response {
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        self.stamp(response.headers_mut());
+        response
+    }
+
+    /// Adds the request id under both names that SDKs look for.
+    pub fn stamp(&self, headers: &mut HeaderMap) {
+        if let Ok(value) = HeaderValue::try_from(self.request_id.as_str()) {
+            headers.insert("x-request-id", value.clone());
+            headers.insert("request-id", value);
+        }
+    }
+}
+
+fn own_request_id(headers: &HeaderMap) -> Option<&str> {
+    let id = headers.get("x-request-id")?.to_str().ok()?;
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    (!id.is_empty() && id.len() <= MAX_REQUEST_ID_CHARS && id.bytes().all(plain)).then_some(id)
+}
+
+fn dialect(path: &str, headers: &HeaderMap) -> Dialect {
+    if path == "/v1/messages" || path.starts_with("/v1/messages/") || headers.contains_key("anthropic-version") {
+        return Dialect::Anthropic;
+    }
+    paths::endpoint("POST", path)
+        .or_else(|| paths::endpoint("GET", path))
+        .map_or(Dialect::OpenAi, paths::Endpoint::dialect)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(path: &str, headers: &[(&'static str, &str)]) -> Client {
+        let mut request = Request::builder().uri(path);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        Client::of(&request.body(()).unwrap())
+    }
+
+    #[test]
+    fn the_clients_own_id_is_kept_when_it_is_plain() {
+        assert_eq!(client("/", &[("x-request-id", "a.B_1-2")]).request_id, "a.B_1-2");
+        for bad in ["", "a b", "ä", &"x".repeat(129)] {
+            assert_ne!(client("/", &[("x-request-id", bad)]).request_id, bad);
+        }
+    }
+
+    #[test]
+    fn the_dialect_follows_the_path_or_the_version_header() {
+        assert_eq!(client("/v1/messages/count_tokens?beta=true", &[]).dialect, Dialect::Anthropic);
+        assert_eq!(client("/v1/models", &[("anthropic-version", "2023-06-01")]).dialect, Dialect::Anthropic);
+        assert_eq!(client("/v1/responses", &[]).dialect, Dialect::Responses);
+        assert_eq!(client("/v1/messagesx", &[]).dialect, Dialect::OpenAi);
+    }
+}

@@ -1,0 +1,188 @@
+//! One request's place in the relay, held by whoever answers it.
+//!
+//! Dropping it is the cancellation: hyper drops the handler or the body when the client is gone, and everything below
+//! ends with it. It also counts and logs the request, once, however it ended.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use modelrelay_protocol::error::{ApiError, ErrorKind};
+
+use crate::dispatch::CancelReason;
+use crate::keys::KeyLease;
+use crate::metrics::{Outcome, RequestEnd, RequestSeries};
+use crate::provider::Provider;
+use crate::request::RequestRecord;
+
+/// What a client that left would have been told, as nginx writes it.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+/// One request's place in the relay.
+pub struct Ticket {
+    provider: Arc<Provider>,
+    record: Arc<RequestRecord>,
+    series: Arc<RequestSeries>,
+    read_at: Instant,
+    status: Option<u16>,
+    first_byte_at: Option<Instant>,
+    last_byte_at: Option<Instant>,
+    bytes: u64,
+    delivered: bool,
+    _lease: Option<KeyLease>,
+}
+
+impl Ticket {
+    /// A ticket for a request that is about to be submitted. `known`: the model may become a metric label.
+    pub fn new(
+        provider: Arc<Provider>,
+        record: Arc<RequestRecord>,
+        known: bool,
+        read_at: Instant,
+        lease: Option<KeyLease>,
+    ) -> Self {
+        let series = provider.series.request(known.then_some(&*record.outline.model), record.outline.endpoint);
+        Self {
+            provider,
+            record,
+            series,
+            read_at,
+            status: None,
+            first_byte_at: None,
+            last_byte_at: None,
+            bytes: 0,
+            delivered: false,
+            _lease: lease,
+        }
+    }
+
+    /// The request.
+    pub fn record(&self) -> &Arc<RequestRecord> {
+        &self.record
+    }
+
+    /// How long a stream may be silent before a comment is sent, where that is wanted.
+    pub fn keepalive(&self) -> Option<Duration> {
+        self.provider.shared.config.load().stream_keepalive.filter(|_| self.record.outline.is_streaming)
+    }
+
+    /// The client was told this status.
+    pub fn mark_status(&mut self, status: u16) {
+        self.status.get_or_insert(status);
+    }
+
+    /// Bytes of the answer go to the client.
+    pub fn mark_bytes(&mut self, bytes: usize, is_event_stream: bool) {
+        let now = Instant::now();
+        self.bytes += bytes as u64;
+        if self.first_byte_at.is_none() {
+            self.first_byte_at = Some(now);
+            self.series.first_byte_sent(now - self.record.outline.received_at);
+            let dispatched_at = self.record.progress().dispatched_at;
+            let (_, _, came_at) = self.record.exchange.summary();
+            if let (Some(sent), Some(came)) = (dispatched_at, came_at) {
+                self.series.first_byte_received(came.saturating_duration_since(sent));
+            }
+        } else if let Some(last) = self.last_byte_at
+            && is_event_stream
+        {
+            self.series.chunk_received(now - last);
+        }
+        self.last_byte_at = Some(now);
+    }
+
+    /// The answer went out whole.
+    pub fn mark_delivered(&mut self) {
+        self.delivered = true;
+    }
+
+    fn outcome(&self) -> (Outcome, u16) {
+        let (end, _, _) = self.record.exchange.summary();
+        match end {
+            Some(Err(error)) => (outcome_of(&error), self.status.unwrap_or_else(|| error.status())),
+            _ if !self.delivered => (Outcome::Cancelled, CLIENT_CLOSED_REQUEST),
+            Some(Ok(())) | None => match self.status.unwrap_or(200) {
+                status @ 400..=499 => (Outcome::ClientError, status),
+                status @ 500.. => (Outcome::UpstreamError, status),
+                status => (Outcome::Ok, status),
+            },
+        }
+    }
+
+    fn log(&self, outcome: Outcome, code: u16, duration: Duration) {
+        let outline = &self.record.outline;
+        let progress = self.record.progress();
+        let ttft = self.first_byte_at.map(|at| (at - outline.received_at).as_millis() as u64);
+        tracing::info!(
+            request_id = outline.id,
+            provider = %outline.provider,
+            model = %outline.model,
+            endpoint = outline.endpoint.as_str(),
+            worker = progress.worker.as_deref(),
+            outcome = outcome.as_str(),
+            code,
+            queue_ms = progress.queue_wait.as_millis() as u64,
+            ttft_ms = ttft,
+            duration_ms = duration.as_millis() as u64,
+            bytes = self.bytes,
+            "response complete"
+        );
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let duration = self.record.outline.received_at.elapsed();
+        let (outcome, code) = self.outcome();
+        self.record.exchange.close();
+        self.provider.cancel(self.record.key, CancelReason::ClientDisconnect);
+        let stream = self.record.outline.is_streaming;
+        self.series.finished(RequestEnd { outcome, code, stream, duration });
+        let metrics = &self.provider.shared.metrics;
+        metrics.response_body_sent(self.record.outline.endpoint, self.bytes);
+        let progress = self.record.progress().clone();
+        if let Some(tokens) = progress.token_counts {
+            let writing = self.first_byte_at.zip(self.last_byte_at).map(|(first, last)| last - first);
+            self.series.tokens_used(tokens, writing);
+        }
+        if let Some(sent) = progress.dispatched_at {
+            let spent = sent.saturating_duration_since(self.read_at).saturating_sub(progress.queue_wait);
+            metrics.overhead_observed(self.record.outline.endpoint, spent);
+        }
+        self.log(outcome, code, duration);
+    }
+}
+
+/// How an error of ours is counted.
+pub fn outcome_of(error: &ApiError) -> Outcome {
+    match error.kind() {
+        ErrorKind::InvalidJson
+        | ErrorKind::MissingModel
+        | ErrorKind::RequestTooLarge
+        | ErrorKind::UnsupportedEncoding
+        | ErrorKind::PreviousResponseNotFound
+        | ErrorKind::ProviderNotFound
+        | ErrorKind::WorkerTooOld
+        | ErrorKind::MethodNotAllowed
+        | ErrorKind::NotFound => Outcome::ClientError,
+        ErrorKind::InvalidApiKey | ErrorKind::ModelForbidden => Outcome::Unauthorized,
+        ErrorKind::KeyLimit | ErrorKind::Overloaded => Outcome::Overloaded,
+        ErrorKind::ModelNotFound => Outcome::ModelNotFound,
+        ErrorKind::QueueFull => Outcome::QueueFull,
+        ErrorKind::QueueTimeout => Outcome::QueueTimeout,
+        ErrorKind::RequestTimeout => Outcome::RequestTimeout,
+        ErrorKind::RequeueExhausted => Outcome::RequeueExhausted,
+        ErrorKind::ProviderDisabled => Outcome::ProviderDisabled,
+        ErrorKind::ProviderDeleted => Outcome::ProviderDeleted,
+        ErrorKind::ModelLoading => Outcome::ModelLoading,
+        ErrorKind::InsufficientMemory | ErrorKind::BackendUnavailable | ErrorKind::SlotQuarantined => {
+            Outcome::BackendUnavailable
+        }
+        ErrorKind::SeveredBySwap => Outcome::Severed,
+        ErrorKind::CancelledByAdmin => Outcome::Cancelled,
+        ErrorKind::Draining => Outcome::Draining,
+        ErrorKind::WorkerLost => Outcome::WorkerLost,
+        ErrorKind::ResponseTooLarge => Outcome::StreamLimit,
+        ErrorKind::SlowClient => Outcome::SlowClient,
+        ErrorKind::BackendUnreachable | ErrorKind::Worker(_) | ErrorKind::Internal => Outcome::UpstreamError,
+    }
+}

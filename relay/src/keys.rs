@@ -1,0 +1,396 @@
+//! API keys: who may call the relay, and how much.
+//!
+//! A key is `mr-<id>-<secret>`. The id finds it, so that a check costs one look-up however many there are, and only the
+//! SHA-256 of the whole is kept and compared, in constant time; with 160 random bits nothing slower is needed. The request
+//! path reads a snapshot and takes no lock. A [`KeyStore`] keeps keys beyond the process: a file here, something else on
+//! other platforms. A revoked key stays listed, because a name in an old log should still be found.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+pub mod file;
+mod generate;
+mod record;
+
+pub use file::FileKeyStore;
+pub use record::KeyRecord;
+
+/// What every key begins with; such a value is never forwarded to a backend.
+pub const KEY_PREFIX: &str = "mr-";
+
+/// `last_used_at` is written at most so often.
+pub const TOUCH_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Keys, revoked ones too, that a store holds.
+pub const MAX_KEYS: usize = 10_000;
+const MAX_NAME_CHARS: usize = 128;
+const MAX_SCOPE: usize = 256;
+const MAX_SCOPE_CHARS: usize = 256;
+
+/// What a store's slow operations return; boxed so that stores can be chosen at run time.
+pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, KeyStoreError>> + Send + 'a>>;
+
+/// Where keys live.
+pub trait KeyStore: Send + Sync {
+    /// All keys as they are now; takes no lock.
+    fn snapshot(&self) -> Arc<KeySet>;
+
+    /// Makes a key and keeps it; its secret is in the answer and nowhere else. After an error there is no such key.
+    fn create(&self, request: NewKey) -> StoreFuture<'_, CreatedKey>;
+
+    /// Makes a key useless, at once and for ever; `false` when there is none of that id, or it was revoked before.
+    fn revoke<'a>(&'a self, id: &'a str) -> StoreFuture<'a, bool>;
+
+    /// Keeps the times of last use that are known by now, if any changed. Called once a minute and at the end.
+    fn flush(&self) -> StoreFuture<'_, ()>;
+
+    /// Every key, revoked ones too, oldest first.
+    fn list(&self) -> Vec<KeyInfo> {
+        let snapshot = self.snapshot();
+        let mut keys: Vec<KeyInfo> = snapshot.keys.values().map(|key| key.info()).collect();
+        keys.sort_by(|a, b| (&a.created_at, &a.id).cmp(&(&b.created_at, &b.id)));
+        keys
+    }
+
+    /// The key that `presented` is, and notes its use.
+    fn verify(&self, presented: &str, now: SystemTime) -> Result<Arc<Key>, KeyRejection> {
+        self.snapshot().verify(presented, now)
+    }
+}
+
+/// Keeps times of last use: writes them each [`TOUCH_INTERVAL`] until the store is dropped by everybody else.
+pub async fn flush_regularly(store: std::sync::Weak<dyn KeyStore>) {
+    loop {
+        tokio::time::sleep(TOUCH_INTERVAL).await;
+        let Some(store) = store.upgrade() else { return };
+        if let Err(error) = store.flush().await {
+            tracing::warn!(%error, "times of last use cannot be kept");
+        }
+    }
+}
+
+/// All keys at one moment.
+#[derive(Debug, Default)]
+pub struct KeySet {
+    keys: HashMap<String, Arc<Key>>,
+}
+
+/// One key.
+pub struct Key {
+    record: KeyRecord,
+    usage: Arc<Usage>,
+}
+
+/// What changes while a key is used; shared by all snapshots that hold the key.
+#[derive(Debug, Default)]
+struct Usage {
+    in_flight: AtomicU32,
+    /// Milliseconds since 1970; 0 is never.
+    last_used: AtomicU64,
+}
+
+/// What a key may be limited to; nothing is limited where nothing is given.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyLimits {
+    /// Providers that it may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub providers: Option<Vec<String>>,
+    /// Models that it may use, by id or alias.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub models: Option<Vec<String>>,
+    /// It is useless from then on; RFC 3339, UTC.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "record::optional_time")]
+    pub expires_at: Option<SystemTime>,
+    /// Requests that it may have in flight at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_in_flight: Option<u32>,
+}
+
+/// A key to be made; [`NewKey::new`] has validated it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewKey {
+    name: String,
+    limits: KeyLimits,
+}
+
+/// What an admin sends to have a key made. Unknown fields are an error: a misspelt expiry would be a key for ever.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyRequest {
+    /// What to call it.
+    pub name: String,
+    /// See [`KeyLimits::providers`].
+    #[serde(default)]
+    pub providers: Option<Vec<String>>,
+    /// See [`KeyLimits::models`].
+    #[serde(default)]
+    pub models: Option<Vec<String>>,
+    /// See [`KeyLimits::expires_at`].
+    #[serde(default, with = "record::optional_time")]
+    pub expires_at: Option<SystemTime>,
+    /// See [`KeyLimits::max_in_flight`].
+    #[serde(default)]
+    pub max_in_flight: Option<u32>,
+}
+
+impl TryFrom<KeyRequest> for NewKey {
+    type Error = KeyStoreError;
+
+    fn try_from(request: KeyRequest) -> Result<Self, KeyStoreError> {
+        let KeyRequest { name, providers, models, expires_at, max_in_flight } = request;
+        Self::new(&name, KeyLimits { providers, models, expires_at, max_in_flight })
+    }
+}
+
+/// A key that was just made.
+#[derive(Clone)]
+pub struct CreatedKey {
+    /// What is kept of it.
+    pub info: KeyInfo,
+    /// The whole key. Shown once: nobody can find it out afterwards.
+    pub secret: String,
+}
+
+/// A key as `/admin/keys` lists it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct KeyInfo {
+    /// Unique.
+    pub id: String,
+    /// What an admin called it.
+    pub name: String,
+    /// How the key begins: enough to recognise it by, too little to use.
+    pub prefix: String,
+    /// RFC 3339.
+    pub created_at: String,
+    /// RFC 3339, or `null` when it was never used.
+    pub last_used_at: Option<String>,
+    /// Whether it was made useless.
+    pub revoked: bool,
+    /// What it is limited to.
+    #[serde(flatten)]
+    pub limits: KeyLimits,
+    /// Requests in flight now.
+    pub in_flight: u32,
+}
+
+/// Why a presented key is none. A client hears the same for all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KeyRejection {
+    /// Not a key of this relay, or not its secret.
+    #[error("unknown API key")]
+    Unknown,
+    /// It was revoked.
+    #[error("revoked API key")]
+    Revoked,
+    /// Its time is over.
+    #[error("expired API key")]
+    Expired,
+}
+
+/// A key's requests in flight are as many as it may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the API key's limit of {max_in_flight} requests in flight is reached")]
+pub struct KeyLimit {
+    /// The limit.
+    pub max_in_flight: u32,
+}
+
+/// Why a key could not be made, revoked or kept.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KeyStoreError {
+    /// What the admin asked for is wrong: 400.
+    #[error("{0}")]
+    Invalid(String),
+    /// There are [`MAX_KEYS`] already: 409.
+    #[error("no more than {MAX_KEYS} keys can be kept")]
+    Full,
+    /// The store cannot be written, or holds something else: 503. Nothing was changed or lost.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// One request in flight under a key; dropping it ends it.
+#[derive(Debug)]
+pub struct KeyLease {
+    usage: Arc<Usage>,
+}
+
+impl Drop for KeyLease {
+    fn drop(&mut self) {
+        self.usage.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl KeySet {
+    /// The key of that id.
+    pub fn lookup(&self, id: &str) -> Option<&Arc<Key>> {
+        self.keys.get(id)
+    }
+
+    /// How many keys there are, revoked ones too.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// The key that `presented` is, and notes its use.
+    pub fn verify(&self, presented: &str, now: SystemTime) -> Result<Arc<Key>, KeyRejection> {
+        let id = generate::id_of(presented).ok_or(KeyRejection::Unknown)?;
+        let key = self.lookup(id).ok_or(KeyRejection::Unknown)?;
+        let digest: [u8; 32] = Sha256::digest(presented.as_bytes()).into();
+        if !bool::from(digest.ct_eq(&key.record.sha256)) {
+            return Err(KeyRejection::Unknown);
+        }
+        if key.record.revoked {
+            return Err(KeyRejection::Revoked);
+        }
+        if key.record.limits.expires_at.is_some_and(|end| now >= end) {
+            return Err(KeyRejection::Expired);
+        }
+        key.touch(now);
+        Ok(Arc::clone(key))
+    }
+
+    /// The keys of `records`, with the live counts of those that were here before.
+    fn renewed(&self, records: Vec<KeyRecord>) -> Self {
+        let keys = records.into_iter().map(|record| {
+            let usage = self.keys.get(&record.id).map(|key| Arc::clone(&key.usage)).unwrap_or_default();
+            let stored = record.last_used_at.map_or(0, unix_millis);
+            usage.last_used.fetch_max(stored, Ordering::Relaxed);
+            (record.id.clone(), Arc::new(Key { record, usage }))
+        });
+        Self { keys: keys.collect() }
+    }
+
+    /// What to keep: every key with its last use so far, oldest first.
+    fn records(&self) -> Vec<KeyRecord> {
+        let mut records: Vec<KeyRecord> = self.keys.values().map(|key| key.record_now()).collect();
+        records.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+        records
+    }
+}
+
+impl Key {
+    /// The id, for logs.
+    pub fn id(&self) -> &str {
+        &self.record.id
+    }
+
+    /// What it was called.
+    pub fn name(&self) -> &str {
+        &self.record.name
+    }
+
+    /// What it is limited to.
+    pub fn limits(&self) -> &KeyLimits {
+        &self.record.limits
+    }
+
+    /// Whether it may use this provider.
+    pub fn allows_provider(&self, provider: &str) -> bool {
+        self.limits().providers.as_ref().is_none_or(|allowed| allowed.iter().any(|name| name == provider))
+    }
+
+    /// Whether it may use a model by this name. A caller asks for what the client wrote and for the id behind it: either
+    /// may be what the key lists.
+    pub fn allows_model(&self, model: &str) -> bool {
+        self.limits().models.as_ref().is_none_or(|allowed| allowed.iter().any(|name| name == model))
+    }
+
+    /// Counts a request in, if there is room.
+    pub fn acquire(&self) -> Result<KeyLease, KeyLimit> {
+        let limit = self.limits().max_in_flight;
+        let room = |count: u32| limit.is_none_or(|most| count < most).then(|| count + 1);
+        match self.usage.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, room) {
+            Ok(_) => Ok(KeyLease { usage: Arc::clone(&self.usage) }),
+            Err(_) => Err(KeyLimit { max_in_flight: limit.unwrap_or(u32::MAX) }),
+        }
+    }
+
+    /// As the admin API shows it.
+    pub fn info(&self) -> KeyInfo {
+        let record = self.record_now();
+        KeyInfo {
+            prefix: format!("{KEY_PREFIX}{}", record.id),
+            created_at: record::format_time(record.created_at),
+            last_used_at: record.last_used_at.map(record::format_time),
+            id: record.id,
+            name: record.name,
+            revoked: record.revoked,
+            limits: record.limits,
+            in_flight: self.usage.in_flight.load(Ordering::Relaxed),
+        }
+    }
+
+    fn touch(&self, now: SystemTime) {
+        self.usage.last_used.fetch_max(unix_millis(now), Ordering::Relaxed);
+    }
+
+    fn record_now(&self) -> KeyRecord {
+        let millis = self.usage.last_used.load(Ordering::Relaxed);
+        let last_used_at = (millis > 0).then(|| UNIX_EPOCH + Duration::from_millis(millis));
+        KeyRecord { last_used_at, ..self.record.clone() }
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Key")
+            .field("id", &self.record.id)
+            .field("revoked", &self.record.revoked)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for CreatedKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CreatedKey").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl NewKey {
+    /// Checks what an admin asked for.
+    pub fn new(name: &str, limits: KeyLimits) -> Result<Self, KeyStoreError> {
+        let name = name.trim();
+        let fine =
+            |text: &str, most: usize| (1..=most).contains(&text.chars().count()) && !text.chars().any(char::is_control);
+        let refuse = |text: String| Err(KeyStoreError::Invalid(text));
+        if !fine(name, MAX_NAME_CHARS) {
+            return refuse(format!("name: 1 to {MAX_NAME_CHARS} characters are needed, no control characters"));
+        }
+        for (field, scope) in [("providers", &limits.providers), ("models", &limits.models)] {
+            let Some(scope) = scope else { continue };
+            // An empty list would be a key for nothing, which nobody means.
+            if scope.is_empty() || scope.len() > MAX_SCOPE || !scope.iter().all(|entry| fine(entry, MAX_SCOPE_CHARS)) {
+                return refuse(format!(
+                    "{field}: 1 to {MAX_SCOPE} names of at most {MAX_SCOPE_CHARS} characters are needed; leave it out for all"
+                ));
+            }
+        }
+        if limits.max_in_flight == Some(0) {
+            return refuse("max_in_flight: at least 1 is needed; leave it out for no limit".to_owned());
+        }
+        Ok(Self { name: name.to_owned(), limits })
+    }
+}
+
+fn unix_millis(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests;

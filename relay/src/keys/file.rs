@@ -1,0 +1,415 @@
+//! API keys in a JSON file (`API_KEYS_FILE`) that survives a crash at any point.
+//!
+//! Each change writes a whole new file beside the old one, forces it to disk, renames it over the old one, and forces the
+//! folder: whoever looks, after whatever, sees the old keys or the new ones. Memory follows the disk, never the other way
+//! round, so a full disk costs an admin an error and nobody a key. A file that cannot be understood is never overwritten.
+//! Before each change the file is read again: a key that somebody else put there (another relay beside this one, a person)
+//! is taken in, not lost; the regular [`KeyStore::flush`] reads it too, so that a key revoked elsewhere dies here within a
+//! minute.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use arc_swap::ArcSwap;
+use serde::{Deserialize, Serialize};
+
+use super::{CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, generate};
+
+/// The only version so far.
+const VERSION: u32 = 1;
+/// [`MAX_KEYS`] of the largest keys would be more; a file of this size is not one of ours.
+const MAX_FILE_BYTES: u64 = 256 << 20;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredKeys {
+    version: u32,
+    keys: Vec<KeyRecord>,
+}
+
+/// Keys in a file.
+#[derive(Clone)]
+pub struct FileKeyStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    path: PathBuf,
+    keys: ArcSwap<KeySet>,
+    /// One change at a time, over the reading, writing and swapping; only ever taken on a thread that may block.
+    change: Mutex<()>,
+}
+
+impl FileKeyStore {
+    /// Reads the file; one that is not there yet is empty. An error names the file and says what is wrong with it.
+    pub fn open(path: &Path) -> Result<Self, KeyStoreError> {
+        // A link is followed now: renaming over it would replace the link, not what it stands for.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        let records = read(&path)?.unwrap_or_default();
+        let keys = ArcSwap::from_pointee(KeySet::default().renewed(records));
+        Ok(Self { shared: Arc::new(Shared { path, keys, change: Mutex::new(()) }) })
+    }
+}
+
+impl KeyStore for FileKeyStore {
+    fn snapshot(&self) -> Arc<KeySet> {
+        self.shared.keys.load_full()
+    }
+
+    fn create(&self, request: NewKey) -> StoreFuture<'_, CreatedKey> {
+        self.run(move |shared| shared.create(request))
+    }
+
+    fn revoke<'a>(&'a self, id: &'a str) -> StoreFuture<'a, bool> {
+        let id = id.to_owned();
+        self.run(move |shared| shared.revoke(&id))
+    }
+
+    fn flush(&self) -> StoreFuture<'_, ()> {
+        self.run(Shared::flush)
+    }
+}
+
+impl FileKeyStore {
+    /// A disk may take seconds; the threads that serve requests do not wait for it. Once asked for, a change is finished
+    /// even if nobody waits for its answer any more.
+    fn run<T: Send + 'static>(
+        &self,
+        change: impl FnOnce(&Shared) -> Result<T, KeyStoreError> + Send + 'static,
+    ) -> StoreFuture<'_, T> {
+        let shared = Arc::clone(&self.shared);
+        let done = tokio::task::spawn_blocking(move || change(&shared));
+        Box::pin(async move {
+            done.await.unwrap_or_else(|error| {
+                Err(KeyStoreError::Unavailable(format!("the change was not finished: {error}")))
+            })
+        })
+    }
+}
+
+impl Shared {
+    fn create(&self, request: NewKey) -> Result<CreatedKey, KeyStoreError> {
+        let fresh =
+            generate::fresh().map_err(|error| KeyStoreError::Unavailable(format!("no random numbers: {error}")))?;
+        let record = KeyRecord {
+            id: fresh.id.clone(),
+            name: request.name,
+            sha256: fresh.sha256,
+            created_at: SystemTime::now(),
+            last_used_at: None,
+            revoked: false,
+            limits: request.limits,
+        };
+        self.change(|records| {
+            if records.len() >= MAX_KEYS {
+                return Err(KeyStoreError::Full);
+            }
+            records.push(record);
+            Ok((true, ()))
+        })?;
+        let keys = self.keys.load();
+        let key =
+            keys.lookup(&fresh.id).ok_or_else(|| KeyStoreError::Unavailable("the key was lost at once".to_owned()))?;
+        Ok(CreatedKey { info: key.info(), secret: fresh.whole })
+    }
+
+    fn revoke(&self, id: &str) -> Result<bool, KeyStoreError> {
+        self.change(|records| {
+            let key = records.iter_mut().find(|record| record.id == id && !record.revoked);
+            let found = key.map(|record| record.revoked = true).is_some();
+            Ok((found, found))
+        })
+    }
+
+    fn flush(&self) -> Result<(), KeyStoreError> {
+        let known = self.keys.load();
+        let newer = |stored: &KeyRecord| {
+            let ours = known.lookup(&stored.id).map(|key| key.record_now().last_used_at);
+            ours.is_some_and(|last_used| last_used > stored.last_used_at)
+        };
+        let changed = match read(&self.path)? {
+            Some(stored) => stored.iter().any(newer),
+            None => !known.is_empty(),
+        };
+        self.change(|_| Ok((changed, ())))
+    }
+
+    /// Applies `edit` to the keys of file and memory together. It says whether anything changed; only then is the file
+    /// written. Memory takes over what the disk has.
+    fn change<T>(
+        &self,
+        edit: impl FnOnce(&mut Vec<KeyRecord>) -> Result<(bool, T), KeyStoreError>,
+    ) -> Result<T, KeyStoreError> {
+        let _one_at_a_time = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut records = self.merged(read(&self.path)?);
+        let (changed, answer) = edit(&mut records)?;
+        let renamed = match changed {
+            true => Some(replace(&self.path, &records).map_err(|error| {
+                KeyStoreError::Unavailable(format!("{}: the API keys cannot be written: {error}", self.path.display()))
+            })?),
+            false => None,
+        };
+        // Also without a change of ours: somebody else's, a revocation above all, counts from here on.
+        self.keys.store(Arc::new(self.keys.load().renewed(records)));
+        renamed.map_or(Ok(()), |renamed| renamed.sync_folder(&self.path))?;
+        Ok(answer)
+    }
+
+    /// What is in the file, with this process's times of last use. Without a file: what is in memory, so that a deleted
+    /// file comes back.
+    fn merged(&self, stored: Option<Vec<KeyRecord>>) -> Vec<KeyRecord> {
+        let known = self.keys.load();
+        let Some(mut stored) = stored else { return known.records() };
+        for record in &mut stored {
+            if let Some(ours) = known.lookup(&record.id).map(|key| key.record_now()) {
+                record.last_used_at = record.last_used_at.max(ours.last_used_at);
+                record.revoked |= ours.revoked;
+            }
+        }
+        stored
+    }
+}
+
+/// The new file is in place; its name is not yet known to be on disk.
+struct Renamed;
+
+impl Renamed {
+    fn sync_folder(self, path: &Path) -> Result<(), KeyStoreError> {
+        let folder = folder_of(path);
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| {
+            KeyStoreError::Unavailable(format!(
+                "{}: the API keys were written but may not survive a crash: {error}",
+                path.display()
+            ))
+        })
+    }
+}
+
+/// `None` when there is no file yet.
+fn read(path: &Path) -> Result<Option<Vec<KeyRecord>>, KeyStoreError> {
+    let shown = path.display();
+    let unavailable = |why: String| KeyStoreError::Unavailable(format!("{shown}: {why}; it is left as it is"));
+    let size = match fs::metadata(path) {
+        Ok(metadata) => metadata.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unavailable(format!("the API keys cannot be read: {error}"))),
+    };
+    if size > MAX_FILE_BYTES {
+        return Err(unavailable(format!("the API keys cannot be read: larger than {MAX_FILE_BYTES} bytes")));
+    }
+    let text = fs::read(path).map_err(|error| unavailable(format!("the API keys cannot be read: {error}")))?;
+    let stored: StoredKeys =
+        serde_json::from_slice(&text).map_err(|error| unavailable(format!("not a file of API keys: {error}")))?;
+    if stored.version != VERSION {
+        return Err(unavailable(format!("API keys of version {} are not known, only {VERSION}", stored.version)));
+    }
+    Ok(Some(stored.keys))
+}
+
+/// Everything up to and with the rename; after an error the old file is as it was.
+fn replace(path: &Path, records: &[KeyRecord]) -> io::Result<Renamed> {
+    let stored = StoredKeys { version: VERSION, keys: records.to_vec() };
+    let mut text = serde_json::to_vec_pretty(&stored)?;
+    text.push(b'\n');
+    let temporary = temporary_beside(path);
+    let written = write_new(&temporary, &text).and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // Its bytes may be what the disk is full of.
+        let _ = fs::remove_file(&temporary);
+    }
+    written.map(|()| Renamed)
+}
+
+fn write_new(temporary: &Path, text: &[u8]) -> io::Result<()> {
+    // Left behind by a crash; a new one is made so that its mode is ours and a link is not followed.
+    match fs::remove_file(temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Err(_) | Ok(()) => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(temporary)?;
+    file.write_all(text)?;
+    file.sync_all()
+}
+
+/// In the same folder, so that the rename stays on one file system; one name, so that crashes leave one file at most.
+fn temporary_beside(path: &Path) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".new");
+    folder_of(path).join(name)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        Some(_) | None => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::Duration;
+
+    use super::super::KeyLimits;
+    use super::*;
+
+    fn new_key(name: &str) -> NewKey {
+        NewKey::new(name, KeyLimits::default()).expect("valid")
+    }
+
+    fn open(path: &Path) -> FileKeyStore {
+        FileKeyStore::open(path).expect("opens")
+    }
+
+    #[tokio::test]
+    async fn keys_survive_a_restart() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys.json");
+        let limits = KeyLimits {
+            providers: Some(vec!["local".to_owned()]),
+            models: Some(vec!["m".to_owned()]),
+            expires_at: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(4_000_000_000)),
+            max_in_flight: Some(2),
+        };
+        let store = open(&path);
+        assert!(store.snapshot().is_empty() && !path.exists());
+        let kept = store.create(NewKey::new("kept", limits.clone()).expect("valid")).await.expect("created");
+        let revoked = store.create(new_key("revoked")).await.expect("created");
+        assert_eq!(store.revoke(&revoked.info.id).await, Ok(true));
+        store.verify(&kept.secret, SystemTime::now()).expect("valid");
+        store.flush().await.expect("flushed");
+
+        let again = open(&path);
+        let listed = again.list();
+        assert_eq!(listed, store.list());
+        assert_eq!(
+            (&listed[0].name, &listed[0].limits, listed[0].last_used_at.is_some()),
+            (&"kept".to_owned(), &limits, true)
+        );
+        assert!(listed[1].revoked);
+        let now = SystemTime::now();
+        assert!(again.verify(&kept.secret, now).is_ok());
+        assert_eq!(again.verify(&revoked.secret, now).expect_err("revoked"), super::super::KeyRejection::Revoked);
+    }
+
+    #[tokio::test]
+    async fn the_file_is_for_its_owner_and_holds_no_secret() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys.json");
+        let created = open(&path).create(new_key("a")).await.expect("created");
+        let mode = fs::metadata(&path).expect("a file").permissions().mode();
+        let text = fs::read_to_string(&path).expect("text");
+        let secret = created.secret.rsplit('-').next().expect("a secret");
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(!text.contains(secret) && text.contains(&created.info.id));
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_not_understood_is_an_error_and_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys.json");
+        for text in [
+            "",
+            "{",
+            "[]",
+            r#"{"version":2,"keys":[]}"#,
+            r#"{"version":1,"keys":[{"id":"x"}]}"#,
+            r#"{"version":1,"keys":[],"more":1}"#,
+        ] {
+            fs::write(&path, text).expect("written");
+            let error = FileKeyStore::open(&path).err().expect("an error").to_string();
+            assert!(error.contains("keys.json") && !error.contains('\n'), "{error}");
+            assert_eq!(fs::read_to_string(&path).expect("text"), text);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_that_breaks_while_running_is_not_overwritten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys.json");
+        let store = open(&path);
+        let key = store.create(new_key("a")).await.expect("created");
+        fs::write(&path, "garbage").expect("written");
+        assert!(matches!(store.create(new_key("b")).await, Err(KeyStoreError::Unavailable(_))));
+        assert!(matches!(store.revoke(&key.info.id).await, Err(KeyStoreError::Unavailable(_))));
+        assert_eq!(fs::read_to_string(&path).expect("text"), "garbage");
+        assert!(store.verify(&key.secret, SystemTime::now()).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_write_that_fails_loses_nothing_in_memory_or_on_disk() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys.json");
+        let store = open(&path);
+        let key = store.create(new_key("a")).await.expect("created");
+        let before = fs::read(&path).expect("bytes");
+        // Nothing can be written beside the file: in the way is a folder that is not empty.
+        fs::create_dir_all(temporary_beside(&path).join("x")).expect("a folder");
+        assert!(matches!(store.create(new_key("b")).await, Err(KeyStoreError::Unavailable(_))));
+        assert!(matches!(store.revoke(&key.info.id).await, Err(KeyStoreError::Unavailable(_))));
+        assert_eq!((store.list().len(), fs::read(&path).expect("bytes")), (1, before));
+        assert!(store.verify(&key.secret, SystemTime::now()).is_ok());
+        fs::remove_dir_all(temporary_beside(&path)).expect("removed");
+        assert_eq!(store.revoke(&key.info.id).await, Ok(true));
+    }
+
+    #[tokio::test]
+    async fn what_a_crash_left_behind_is_no_obstacle() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys.json");
+        let store = open(&path);
+        store.create(new_key("a")).await.expect("created");
+        // As far as a crash before the rename gets: half a new file.
+        fs::write(temporary_beside(&path), "{\"version\":1,\"ke").expect("written");
+        assert_eq!(open(&path).list().len(), 1);
+        store.create(new_key("b")).await.expect("created");
+        assert_eq!(open(&path).list().len(), 2);
+    }
+
+    #[tokio::test]
+    async fn two_relays_beside_each_other_lose_no_key() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys.json");
+        let (one, two) = (open(&path), open(&path));
+        let a = one.create(new_key("a")).await.expect("created");
+        let b = two.create(new_key("b")).await.expect("created");
+        assert_eq!(two.revoke(&a.info.id).await, Ok(true));
+        one.create(new_key("c")).await.expect("created");
+        let now = SystemTime::now();
+        assert!(one.verify(&a.secret, now).is_err() && one.verify(&b.secret, now).is_ok());
+        assert_eq!(open(&path).list().len(), 3);
+    }
+
+    #[tokio::test]
+    async fn an_unused_key_costs_no_writing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys.json");
+        let store = open(&path);
+        let key = store.create(new_key("a")).await.expect("created");
+        let written = |path: &Path| fs::metadata(path).expect("a file").modified().expect("a time");
+        let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).expect("a file"));
+        let before = (written(&path), inode(&path));
+        store.flush().await.expect("flushed");
+        assert_eq!((written(&path), inode(&path)), before);
+        store.verify(&key.secret, SystemTime::now()).expect("valid");
+        store.flush().await.expect("flushed");
+        assert_ne!(written(&path), before.0);
+    }
+
+    #[tokio::test]
+    async fn a_link_stays_a_link() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (link, target) = (folder.path().join("link.json"), folder.path().join("target.json"));
+        fs::write(&target, r#"{"version":1,"keys":[]}"#).expect("written");
+        std::os::unix::fs::symlink(&target, &link).expect("a link");
+        open(&link).create(new_key("a")).await.expect("created");
+        assert!(fs::symlink_metadata(&link).expect("a link").is_symlink());
+        assert_eq!(open(&target).list().len(), 1);
+    }
+}

@@ -1,0 +1,97 @@
+//! What is kept of a key, and its JSON.
+
+use std::time::SystemTime;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::KeyLimits;
+
+/// A key as it is stored. Its secret is not in it.
+///
+/// Unknown fields are an error: a store that was written by a later version must not be rewritten without what it holds.
+/// `deny_unknown_fields` and `flatten` do not go together, so the limits are a field of their own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyRecord {
+    /// Finds the key.
+    pub id: String,
+    /// What an admin called it.
+    pub name: String,
+    /// Of the whole key.
+    #[serde(with = "hex_digest")]
+    pub sha256: [u8; 32],
+    /// When it was made.
+    #[serde(with = "time")]
+    pub created_at: SystemTime,
+    /// When it was last used, as far as it was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_time")]
+    pub last_used_at: Option<SystemTime>,
+    /// Whether it was made useless.
+    #[serde(default)]
+    pub revoked: bool,
+    /// What it is limited to.
+    #[serde(default)]
+    pub limits: KeyLimits,
+}
+
+/// RFC 3339 in UTC, with milliseconds.
+pub(super) fn format_time(time: SystemTime) -> String {
+    humantime::format_rfc3339_millis(time).to_string()
+}
+
+mod time {
+    use super::{Deserialize, Deserializer, Serializer, SystemTime, format_time, parse};
+
+    pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format_time(*time))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
+        parse(&String::deserialize(deserializer)?)
+    }
+}
+
+pub(super) mod optional_time {
+    use super::{Deserialize, Deserializer, Serialize, Serializer, SystemTime, format_time, parse};
+
+    pub(in super::super) fn serialize<S: Serializer>(
+        time: &Option<SystemTime>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        time.map(format_time).serialize(serializer)
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<SystemTime>, D::Error> {
+        Option::<String>::deserialize(deserializer)?.map(|text| parse(&text)).transpose()
+    }
+}
+
+mod hex_digest {
+    use super::{Deserialize, Deserializer, Serializer};
+    use serde::de::Error as _;
+
+    pub(super) fn serialize<S: Serializer>(digest: &[u8; 32], serializer: S) -> Result<S::Ok, S::Error> {
+        let text: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        serializer.serialize_str(&text)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[u8; 32], D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let mut digest = [0; 32];
+        let digits = text.as_bytes();
+        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return Err(D::Error::custom("64 hexadecimal digits are needed"));
+        }
+        for (byte, pair) in digest.iter_mut().zip(text.as_bytes().chunks(2)) {
+            let pair = std::str::from_utf8(pair).map_err(D::Error::custom)?;
+            *byte = u8::from_str_radix(pair, 16).map_err(D::Error::custom)?;
+        }
+        Ok(digest)
+    }
+}
+
+fn parse<E: serde::de::Error>(text: &str) -> Result<SystemTime, E> {
+    humantime::parse_rfc3339(text).map_err(|_| E::custom("a UTC time such as \"2026-12-01T00:00:00Z\" is needed"))
+}

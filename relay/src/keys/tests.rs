@@ -1,0 +1,129 @@
+use super::*;
+
+const NOW: SystemTime = SystemTime::UNIX_EPOCH;
+
+fn later(seconds: u64) -> SystemTime {
+    NOW + Duration::from_secs(seconds)
+}
+
+fn key(limits: KeyLimits) -> (KeySet, String, String) {
+    let fresh = generate::fresh().expect("random");
+    let record = KeyRecord {
+        id: fresh.id.clone(),
+        name: "n".to_owned(),
+        sha256: fresh.sha256,
+        created_at: NOW,
+        last_used_at: None,
+        revoked: false,
+        limits,
+    };
+    (KeySet::default().renewed(vec![record]), fresh.id, fresh.whole)
+}
+
+#[test]
+fn only_the_whole_key_verifies() {
+    let (keys, id, whole) = key(KeyLimits::default());
+    assert_eq!(keys.verify(&whole, NOW).expect("valid").id(), id);
+    let wrong = [
+        String::new(),
+        whole[..whole.len() - 1].to_owned(),
+        format!("{whole}x"),
+        whole.to_uppercase(),
+        format!("mr-{id}-"),
+        format!("mr-other-{id}"),
+    ];
+    for presented in wrong {
+        assert_eq!(keys.verify(&presented, NOW).expect_err(&presented), KeyRejection::Unknown);
+    }
+}
+
+#[test]
+fn an_expired_key_is_none_from_that_moment() {
+    let (keys, _, whole) = key(KeyLimits { expires_at: Some(later(10)), ..KeyLimits::default() });
+    assert!(keys.verify(&whole, later(9)).is_ok());
+    assert_eq!(keys.verify(&whole, later(10)).expect_err("expired"), KeyRejection::Expired);
+}
+
+#[test]
+fn a_key_without_limits_may_use_everything() {
+    let (keys, _, whole) = key(KeyLimits::default());
+    let key = keys.verify(&whole, NOW).expect("valid");
+    assert!(key.allows_provider("any") && key.allows_model("any"));
+    let leases: Vec<_> = (0..1000).map(|_| key.acquire().expect("no limit")).collect();
+    assert_eq!(key.info().in_flight, 1000);
+    drop(leases);
+    assert_eq!(key.info().in_flight, 0);
+}
+
+#[test]
+fn a_key_with_limits_may_use_what_it_lists() {
+    let list = |name: &str| Some(vec![name.to_owned()]);
+    let (keys, _, whole) = key(KeyLimits { providers: list("local"), models: list("m"), ..KeyLimits::default() });
+    let key = keys.verify(&whole, NOW).expect("valid");
+    assert!(key.allows_provider("local") && !key.allows_provider("other"));
+    assert!(key.allows_model("m") && !key.allows_model("M"));
+}
+
+#[test]
+fn requests_in_flight_are_counted_across_snapshots_and_released_on_drop() {
+    let (keys, id, whole) = key(KeyLimits { max_in_flight: Some(2), ..KeyLimits::default() });
+    let key = keys.verify(&whole, NOW).expect("valid");
+    let first = key.acquire().expect("room");
+    let renewed = keys.renewed(keys.records());
+    let same = renewed.lookup(&id).expect("the key");
+    let _second = same.acquire().expect("room");
+    assert_eq!(key.acquire().expect_err("full"), KeyLimit { max_in_flight: 2 });
+    drop(first);
+    assert!(same.acquire().is_ok());
+}
+
+#[test]
+fn the_last_use_is_listed_and_never_goes_back() {
+    let (keys, id, whole) = key(KeyLimits::default());
+    assert_eq!(keys.lookup(&id).expect("the key").info().last_used_at, None);
+    keys.verify(&whole, later(60)).expect("valid");
+    keys.verify(&whole, later(30)).expect("valid");
+    let info = keys.renewed(keys.records()).lookup(&id).expect("the key").info();
+    assert_eq!(info.last_used_at.as_deref(), Some("1970-01-01T00:01:00.000Z"));
+}
+
+#[test]
+fn a_listed_key_shows_its_prefix_and_never_its_secret_or_hash() {
+    let (keys, id, whole) = key(KeyLimits { max_in_flight: Some(1), ..KeyLimits::default() });
+    let key = keys.verify(&whole, NOW).expect("valid");
+    let json = serde_json::to_value(key.info()).expect("json");
+    assert_eq!((json["prefix"].clone(), json["max_in_flight"].clone()), (format!("mr-{id}").into(), 1.into()));
+    let secret = whole.rsplit('-').next().expect("a secret");
+    for text in [json.to_string(), format!("{key:?}"), format!("{keys:?}")] {
+        assert!(!text.contains(secret) && !text.contains("sha256"), "{text}");
+    }
+}
+
+#[test]
+fn what_an_admin_asks_for_is_checked() {
+    let limits = KeyLimits::default;
+    assert!(NewKey::new("  fine ", limits()).is_ok());
+    for (name, limits) in [
+        ("", limits()),
+        ("a\nb", limits()),
+        (&"x".repeat(129), limits()),
+        ("a", KeyLimits { max_in_flight: Some(0), ..limits() }),
+        ("a", KeyLimits { models: Some(Vec::new()), ..limits() }),
+        ("a", KeyLimits { providers: Some(vec![String::new()]), ..limits() }),
+    ] {
+        assert!(matches!(NewKey::new(name, limits), Err(KeyStoreError::Invalid(_))));
+    }
+}
+
+#[test]
+fn an_admin_may_send_a_name_alone_or_limits_but_nothing_unknown() {
+    let new_key =
+        |json: &str| serde_json::from_str::<KeyRequest>(json).ok().and_then(|request| NewKey::try_from(request).ok());
+    assert_eq!(new_key(r#"{"name":"a"}"#), NewKey::new("a", KeyLimits::default()).ok());
+    let limits = KeyLimits { expires_at: Some(later(86_400)), max_in_flight: Some(3), ..KeyLimits::default() };
+    let json = r#"{"name":"a","expires_at":"1970-01-02T00:00:00Z","max_in_flight":3,"models":null}"#;
+    assert_eq!(new_key(json), NewKey::new("a", limits).ok());
+    for json in [r#"{"name":"a","expire_at":"1970-01-02T00:00:00Z"}"#, r#"{"name":"a","expires_at":"soon"}"#, "{}"] {
+        assert_eq!(new_key(json), None, "{json}");
+    }
+}

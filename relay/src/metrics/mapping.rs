@@ -1,0 +1,78 @@
+//! From the words of the core and of the error table to those of the metrics; each match is complete, so that a new case
+//! must be given a label.
+
+use modelrelay_protocol::error::ErrorKind;
+
+use super::labels::{Outcome, RequeueReason, Stage};
+use crate::dispatch;
+
+impl Outcome {
+    /// The outcome of a request that was answered with an error of ours.
+    pub fn of_error(kind: &ErrorKind) -> Self {
+        match kind {
+            ErrorKind::InvalidJson
+            | ErrorKind::MissingModel
+            | ErrorKind::RequestTooLarge
+            | ErrorKind::KeyLimit
+            | ErrorKind::PreviousResponseNotFound
+            | ErrorKind::ProviderNotFound
+            | ErrorKind::UnsupportedEncoding
+            | ErrorKind::MethodNotAllowed
+            | ErrorKind::NotFound => Self::ClientError,
+            ErrorKind::InvalidApiKey | ErrorKind::ModelForbidden => Self::Unauthorized,
+            ErrorKind::ModelNotFound => Self::ModelNotFound,
+            ErrorKind::QueueFull => Self::QueueFull,
+            ErrorKind::QueueTimeout => Self::QueueTimeout,
+            ErrorKind::RequestTimeout => Self::RequestTimeout,
+            ErrorKind::RequeueExhausted => Self::RequeueExhausted,
+            ErrorKind::ProviderDisabled => Self::ProviderDisabled,
+            ErrorKind::ProviderDeleted => Self::ProviderDeleted,
+            ErrorKind::ModelLoading => Self::ModelLoading,
+            ErrorKind::InsufficientMemory | ErrorKind::BackendUnavailable | ErrorKind::SlotQuarantined => {
+                Self::BackendUnavailable
+            }
+            ErrorKind::SeveredBySwap => Self::Severed,
+            ErrorKind::CancelledByAdmin => Self::Cancelled,
+            ErrorKind::Overloaded => Self::Overloaded,
+            ErrorKind::WorkerTooOld => Self::NoWorker,
+            ErrorKind::Draining => Self::Draining,
+            ErrorKind::WorkerLost => Self::WorkerLost,
+            ErrorKind::ResponseTooLarge => Self::StreamLimit,
+            ErrorKind::SlowClient => Self::SlowClient,
+            ErrorKind::BackendUnreachable | ErrorKind::Worker(_) | ErrorKind::Internal => Self::UpstreamError,
+        }
+    }
+
+    /// The outcome of a request whose backend answered it to the end, with this status.
+    pub fn of_backend_status(status: u16) -> Self {
+        match status {
+            0..=399 => Self::Ok,
+            400..=499 => Self::ClientError,
+            500.. => Self::UpstreamError,
+        }
+    }
+}
+
+impl From<dispatch::RequeueReason> for RequeueReason {
+    fn from(reason: dispatch::RequeueReason) -> Self {
+        match reason {
+            dispatch::RequeueReason::WorkerLost => Self::WorkerLost,
+            dispatch::RequeueReason::HeartbeatTimeout => Self::HeartbeatTimeout,
+            dispatch::RequeueReason::Draining => Self::Draining,
+            dispatch::RequeueReason::AtCapacity => Self::AtCapacity,
+            dispatch::RequeueReason::SeveredBySwap => Self::SeveredBySwap,
+            dispatch::RequeueReason::BackendUnreachable => Self::BackendUnreachable,
+            dispatch::RequeueReason::BackendReset => Self::BackendReset,
+            dispatch::RequeueReason::LoadFailed => Self::LoadFailed,
+        }
+    }
+}
+
+impl From<dispatch::Stage> for Stage {
+    fn from(stage: dispatch::Stage) -> Self {
+        match stage {
+            dispatch::Stage::Queued => Self::Queued,
+            dispatch::Stage::InFlight => Self::InFlight,
+        }
+    }
+}

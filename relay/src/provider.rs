@@ -1,0 +1,354 @@
+//! One provider at work: the shell around its dispatch core.
+//!
+//! The core decides and says what to do; this file does it. Effects are carried out while the core's lock is held, which
+//! is what keeps a `cancel` behind its `request` on the socket; each of them only queues something, so the lock is held
+//! for microseconds and never over an await.
+
+mod effects;
+mod snapshot;
+
+pub use snapshot::{LiveRequest, ProviderState, WorkerState};
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use modelrelay_protocol::message::{GracefulShutdown, RegisterAck, RelayToWorker};
+use tokio::sync::Notify;
+
+use crate::config::ProviderConfig;
+use crate::dispatch::{
+    AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, Model, NewRequest, NewWorker, RequestKey,
+    Settings, WorkerKey,
+};
+use crate::metrics::ProviderSeries;
+use crate::request::RequestRecord;
+use crate::shared::Shared;
+use crate::socket::link::{Close, Held, WorkerLink};
+use crate::socket::register;
+
+/// One provider.
+pub struct Provider {
+    /// Its name.
+    pub name: Arc<str>,
+    /// What the process shares.
+    pub shared: Arc<Shared>,
+    /// What it counts.
+    pub series: Arc<ProviderSeries>,
+    config: ArcSwap<ProviderConfig>,
+    /// The core and what its keys stand for. Held for one event and its effects.
+    state: Mutex<State>,
+    /// Told when the core's next deadline moved nearer, or the provider is gone.
+    timer: Notify,
+    joined: Notify,
+}
+
+struct State {
+    core: Dispatch,
+    requests: HashMap<RequestKey, Arc<RequestRecord>>,
+    links: HashMap<WorkerKey, Arc<WorkerLink>>,
+    by_instance: HashMap<Arc<str>, WorkerKey>,
+    effects: Vec<Effect>,
+    /// What the timer task is waiting for.
+    armed: Option<Instant>,
+    deleted: bool,
+}
+
+impl Provider {
+    /// A provider with these settings; its timer runs until it is deleted.
+    pub fn start(config: ProviderConfig, shared: Arc<Shared>) -> Arc<Self> {
+        let state = State {
+            core: Dispatch::new(settings(&config)),
+            requests: HashMap::new(),
+            links: HashMap::new(),
+            by_instance: HashMap::new(),
+            effects: Vec::new(),
+            armed: None,
+            deleted: false,
+        };
+        let provider = Arc::new(Self {
+            name: config.name.as_str().into(),
+            series: shared.metrics.provider(&config.name),
+            shared,
+            config: ArcSwap::from_pointee(config),
+            state: Mutex::new(state),
+            timer: Notify::new(),
+            joined: Notify::new(),
+        });
+        tokio::spawn(Arc::clone(&provider).drive_timer());
+        provider
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> Arc<ProviderConfig> {
+        self.config.load_full()
+    }
+
+    /// Takes a request in; its exchange tells how it ends.
+    pub fn submit(&self, record: &Arc<RequestRecord>, pin: Option<WorkerKey>, resendable: bool) {
+        let request = NewRequest {
+            key: record.key,
+            model: Arc::clone(&record.outline.model),
+            bytes: record.outline.body.len() as u64,
+            pin,
+            needs_core1: record.needs_core1.is_some(),
+            resendable,
+        };
+        let mut state = self.lock();
+        state.requests.insert(record.key, Arc::clone(record));
+        self.handle(&mut state, Event::Submit(request));
+    }
+
+    /// Ends a request that is wanted no more. Nothing happens when it has ended already.
+    pub fn cancel(&self, request: RequestKey, reason: CancelReason) {
+        let mut state = self.lock();
+        if state.requests.contains_key(&request) {
+            self.handle(&mut state, Event::Cancel { request, reason });
+        }
+    }
+
+    /// Takes a worker in: the older link of the same process goes, the acknowledgement is written first, then work comes.
+    pub fn join(&self, link: &Arc<WorkerLink>, accepted: &register::Accepted, load: u32, ack: RegisterAck) {
+        let worker = NewWorker {
+            key: link.info.key,
+            models: accepted.models.clone(),
+            max_concurrent: accepted.max_concurrent,
+            load,
+            core1: link.info.core1,
+        };
+        let mut state = self.lock();
+        if let Some(instance) = &link.info.instance
+            && let Some(older) = state.by_instance.insert(Arc::clone(instance), link.info.key)
+            && let Some(older) = state.links.get(&older).cloned()
+        {
+            older.close(Close { code: 1000, reason: "replaced" });
+            self.remove(&mut state, &older, LossCause::Disconnected);
+        }
+        self.shared.mark_worker();
+        link.push(&RelayToWorker::RegisterAck(ack));
+        state.links.insert(link.info.key, Arc::clone(link));
+        self.handle(&mut state, Event::WorkerJoined(worker));
+        drop(state);
+        self.joined.notify_waiters();
+    }
+
+    /// The worker's socket is gone.
+    pub fn lose(&self, link: &Arc<WorkerLink>, cause: LossCause) {
+        let mut state = self.lock();
+        if let Some(instance) = &link.info.instance
+            && state.by_instance.get(instance) == Some(&link.info.key)
+        {
+            state.by_instance.remove(instance);
+        }
+        self.remove(&mut state, link, cause);
+    }
+
+    /// The worker serves other models now.
+    pub fn models_updated(&self, link: &WorkerLink, models: Vec<Model>, load: Option<u32>) {
+        self.apply(Event::ModelsUpdated { worker: link.info.key, models, load });
+    }
+
+    /// The worker says how much it runs.
+    pub fn load_reported(&self, link: &WorkerLink, load: u32) {
+        self.apply(Event::LoadReported { worker: link.info.key, load });
+    }
+
+    /// The worker says how much of it this relay may use.
+    pub fn granted(&self, link: &WorkerLink, grant: Grant) {
+        self.apply(Event::Granted { worker: link.info.key, grant });
+    }
+
+    /// The worker's answer came to its end.
+    pub fn completed(&self, link: &WorkerLink, held: &Held) {
+        self.apply(Event::Completed { worker: link.info.key, request: held.record.key, attempt: held.attempt });
+    }
+
+    /// The worker failed a request of which nothing was sent.
+    pub fn attempt_failed(&self, link: &WorkerLink, held: &Held, failure: AttemptFailure) {
+        held.exchange().detach();
+        let (request, attempt) = (held.record.key, held.attempt);
+        self.apply(Event::AttemptFailed { worker: link.info.key, request, attempt, failure });
+    }
+
+    /// The worker asked for no new work: it gets the barrier, behind which no request follows.
+    pub fn worker_asked_to_drain(&self, link: &Arc<WorkerLink>) {
+        self.drain_link(link, GracefulShutdown::DRAIN, None, None);
+    }
+
+    /// Drains one worker, by an admin's order or because its secret is gone.
+    pub fn drain_worker(&self, link: &Arc<WorkerLink>, reason: &str, close: Option<Close>) {
+        let timeout = self.shared.config.load().drain_timeout.as_secs();
+        self.drain_link(link, reason, Some(timeout), close);
+    }
+
+    /// The link of a worker, by its id for people.
+    pub fn link(&self, id: &str) -> Option<Arc<WorkerLink>> {
+        self.lock().links.values().find(|link| &*link.info.id == id).cloned()
+    }
+
+    /// All links.
+    pub fn links(&self) -> Vec<Arc<WorkerLink>> {
+        self.lock().links.values().cloned().collect()
+    }
+
+    /// The connection that a worker process has now.
+    pub fn worker_of_instance(&self, instance: &str) -> Option<WorkerKey> {
+        self.lock().by_instance.get(instance).copied()
+    }
+
+    /// Resolves at the next join; ask before looking, so that none is missed.
+    pub fn joined(&self) -> tokio::sync::futures::Notified<'_> {
+        self.joined.notified()
+    }
+
+    /// Replaces the settings. Connected workers keep what the new catalogue allows.
+    pub fn reconfigure(&self, config: ProviderConfig) {
+        let mut state = self.lock();
+        let catalogue_changed = self.config.load().models != config.models
+            || self.config.load().max_models_per_worker != config.max_models_per_worker;
+        self.config.store(Arc::new(config.clone()));
+        self.handle(&mut state, Event::SettingsChanged(settings(&config)));
+        if catalogue_changed {
+            let links: Vec<_> = state.links.values().cloned().collect();
+            for link in links {
+                let models = register::sanitize_models(&link.advertised(), &config, &mut Vec::new());
+                self.handle(&mut state, Event::ModelsUpdated { worker: link.info.key, models, load: None });
+            }
+        }
+    }
+
+    /// Removes the provider: queued requests end, running ones finish, workers drain and are closed.
+    pub fn delete(&self) {
+        let mut state = self.lock();
+        state.deleted = true;
+        self.handle(&mut state, Event::Deleted);
+        drop(state);
+        let close = Close { code: 1000, reason: "graceful shutdown complete" };
+        for link in self.links() {
+            self.drain_worker(&link, "provider_deleted", Some(close));
+        }
+        self.timer.notify_one();
+    }
+
+    /// The process is on its way out: nothing new is taken.
+    pub fn begin_drain(&self) {
+        self.apply(Event::DrainBegun);
+    }
+
+    /// The process's time to drain is over.
+    pub fn end_drain(&self) {
+        self.apply(Event::DrainDeadline);
+    }
+
+    /// Whether nothing waits and nothing that runs could still be sent again.
+    pub fn is_settled(&self) -> bool {
+        let state = self.lock();
+        state.core.queue_len() == 0 && state.requests.values().all(|record| record.exchange.has_head())
+    }
+
+    /// Whether no request is left.
+    pub fn is_idle(&self) -> bool {
+        self.lock().requests.is_empty()
+    }
+
+    fn drain_link(&self, link: &Arc<WorkerLink>, reason: &str, timeout: Option<u64>, close: Option<Close>) {
+        let worker = link.info.key;
+        let mut state = self.lock();
+        // Nothing new from here on; what was not written yet goes to somebody else.
+        self.handle_quietly(&mut state, Event::WorkerDraining { worker });
+        for held in link.take_unwritten() {
+            held.exchange().detach();
+            let (request, attempt) = (held.record.key, held.attempt);
+            let failure = AttemptFailure::Draining;
+            self.handle_quietly(&mut state, Event::AttemptFailed { worker, request, attempt, failure });
+        }
+        link.begin_drain(reason, timeout, close);
+        self.execute_all(&mut state);
+        self.arm(&mut state);
+    }
+
+    fn remove(&self, state: &mut State, link: &Arc<WorkerLink>, cause: LossCause) {
+        if state.links.remove(&link.info.key).is_none() {
+            return;
+        }
+        let started = link.started();
+        for held in link.release_all() {
+            if !held.started {
+                held.exchange().detach();
+            }
+        }
+        self.handle(state, Event::WorkerLost { worker: link.info.key, started, cause });
+        self.shared.progress.notify_waiters();
+    }
+
+    fn apply(&self, event: Event) {
+        let mut state = self.lock();
+        self.handle(&mut state, event);
+    }
+
+    fn handle(&self, state: &mut State, event: Event) {
+        self.handle_quietly(state, event);
+        self.execute_all(state);
+        self.arm(state);
+    }
+
+    fn handle_quietly(&self, state: &mut State, event: Event) {
+        state.core.handle(event, Instant::now(), &mut state.effects);
+    }
+
+    fn execute_all(&self, state: &mut State) {
+        let mut effects = std::mem::take(&mut state.effects);
+        for effect in effects.drain(..) {
+            self.execute(state, effect);
+        }
+        state.effects = effects;
+    }
+
+    fn arm(&self, state: &mut State) {
+        let next = state.core.next_timeout();
+        let nearer = next.is_some_and(|next| state.armed.is_none_or(|armed| next < armed));
+        if nearer {
+            state.armed = next;
+            self.timer.notify_one();
+        }
+    }
+
+    async fn drive_timer(self: Arc<Self>) {
+        loop {
+            let (next, done) = {
+                let mut state = self.lock();
+                let next = state.core.next_timeout();
+                state.armed = next;
+                (next, state.deleted && state.requests.is_empty() && state.links.is_empty())
+            };
+            if done {
+                return;
+            }
+            let Some(next) = next else {
+                self.timer.notified().await;
+                continue;
+            };
+            tokio::select! {
+                () = tokio::time::sleep_until(next.into()) => self.apply(Event::Tick),
+                () = self.timer.notified() => {}
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn settings(config: &ProviderConfig) -> Settings {
+    Settings {
+        enabled: config.enabled,
+        max_queue_len: config.max_queue_len,
+        max_queue_bytes: config.max_queue_bytes,
+        queue_timeout: config.queue_timeout,
+        cold_timeout: config.cold_timeout,
+        cold_models: config.cold_models.iter().map(|model| model.as_str().into()).collect(),
+        request_timeout: config.request_timeout,
+    }
+}

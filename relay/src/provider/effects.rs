@@ -1,0 +1,239 @@
+//! Carrying out what the core decided.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::message as wire;
+use tracing::{debug, info, warn};
+
+use super::{Provider, State};
+use crate::dispatch::{
+    CancelReason, Effect, Failure, LoadFailure, ModelDemand, RequestKey, RequeueReason, Stage, WorkerKey,
+};
+use crate::metrics::{QueueOutcome, RequeueReason as RequeueLabel, Stage as StageLabel};
+use crate::request::{NeedsCore1, RequestRecord};
+
+impl Provider {
+    pub(super) fn execute(&self, state: &mut State, effect: Effect) {
+        match effect {
+            Effect::Send { worker, request, attempt, waited } => self.send(state, worker, request, attempt, waited),
+            Effect::CancelSent { worker, request, attempt: _, reason } => {
+                if let Some(link) = state.links.get(&worker) {
+                    link.cancel(request, reason);
+                }
+            }
+            Effect::Fail { request, failure, attempts, age: _ } => self.fail(state, request, failure, attempts),
+            Effect::Cancelled { request, reason, stage } => {
+                self.count_cancelled(reason, stage);
+                self.forget(state, request);
+            }
+            Effect::Severed { request, worker: _ } => {
+                if let Some(record) = self.forget(state, request) {
+                    let lost = "the worker was lost while it was answering; the answer is incomplete";
+                    record.exchange.fail(ApiError::new(ErrorKind::WorkerLost, lost));
+                }
+            }
+            Effect::Finished { request, .. } => {
+                self.forget(state, request);
+            }
+            Effect::Requeued { request, reason, attempt } => self.requeued(state, request, reason, attempt),
+            Effect::Demand { worker, demand } => {
+                if let Some(link) = state.links.get(&worker) {
+                    link.set_demand(demand_message(&demand));
+                }
+            }
+            Effect::DrainedIdle { worker } => {
+                if let Some(link) = state.links.get(&worker) {
+                    info!(provider = %self.name, worker = %link.info.name, worker_id = %link.info.id, "worker drained");
+                    link.handle_drained();
+                }
+            }
+        }
+    }
+
+    fn send(&self, state: &State, worker: WorkerKey, request: RequestKey, attempt: u32, waited: Duration) {
+        let (Some(link), Some(record)) = (state.links.get(&worker), state.requests.get(&request)) else {
+            // The core knows only links and requests that it was told of, and forgets them first.
+            debug!(?worker, ?request, "nobody to send to");
+            return;
+        };
+        {
+            let mut progress = record.progress();
+            progress.worker = Some(Arc::clone(&link.info.name));
+            progress.dispatched_at = Some(Instant::now());
+            progress.queue_wait += waited;
+            progress.attempts = attempt;
+        }
+        self.series.queue_wait_ended(QueueOutcome::Dispatched, waited);
+        link.send(record, attempt, self.shared.budget.is_tight());
+        info!(
+            request_id = record.outline.id,
+            provider = %self.name,
+            model = %record.outline.model,
+            worker = %link.info.name,
+            attempt,
+            queue_ms = waited.as_millis() as u64,
+            "request dispatched"
+        );
+    }
+
+    fn fail(&self, state: &mut State, request: RequestKey, failure: Failure, attempts: u32) {
+        let Some(record) = self.forget(state, request) else { return };
+        let error = self.error_for(state, &record, failure);
+        match failure {
+            Failure::QueueFull { .. } => warn!(request_id = record.outline.id, provider = %self.name, "queue full"),
+            Failure::QueueTimeout { .. } => {
+                warn!(request_id = record.outline.id, provider = %self.name, model = %record.outline.model, "queue timeout");
+            }
+            Failure::RequeueExhausted => {
+                warn!(request_id = record.outline.id, provider = %self.name, attempts, "requeue exhausted");
+            }
+            Failure::RequestTimeout
+            | Failure::Disabled
+            | Failure::Deleted
+            | Failure::Draining
+            | Failure::BackendUnreachable
+            | Failure::SeveredBySwap
+            | Failure::LoadFailed { .. }
+            | Failure::WorkerTooOld { .. }
+            | Failure::AffinityLost
+            | Failure::CancelledByAdmin
+            | Failure::Fatal => {}
+        }
+        record.exchange.fail(error);
+    }
+
+    fn error_for(&self, state: &State, record: &RequestRecord, failure: Failure) -> ApiError {
+        let secs = |secs: u32| Duration::from_secs(u64::from(secs));
+        let from_worker = || record.progress().worker_error.clone();
+        let model = &record.outline.model;
+        match failure {
+            Failure::QueueFull { retry_after_secs } => {
+                ApiError::new(ErrorKind::QueueFull, "Service temporarily at capacity")
+                    .with_retry_after(secs(retry_after_secs))
+            }
+            Failure::QueueTimeout { retry_after_secs } => {
+                let message = "queue timeout: no worker available within deadline";
+                ApiError::new(ErrorKind::QueueTimeout, message).with_retry_after(secs(retry_after_secs))
+            }
+            Failure::RequestTimeout => ApiError::new(ErrorKind::RequestTimeout, "request timeout"),
+            Failure::RequeueExhausted => ApiError::new(ErrorKind::RequeueExhausted, "requeue attempts exhausted"),
+            Failure::Disabled => ApiError::new(ErrorKind::ProviderDisabled, "Provider is currently disabled"),
+            Failure::Deleted => ApiError::new(ErrorKind::ProviderDeleted, "Provider was deleted"),
+            Failure::Draining => ApiError::new(ErrorKind::Draining, "the relay is shutting down; try again"),
+            Failure::BackendUnreachable => ApiError::new(
+                ErrorKind::BackendUnreachable,
+                format!("the backend that serves {model} could not be reached"),
+            ),
+            Failure::SeveredBySwap => {
+                ApiError::new(ErrorKind::SeveredBySwap, format!("{model} was swapped out before it could answer"))
+            }
+            Failure::LoadFailed { code, retry_after } => {
+                let kind = match code {
+                    LoadFailure::InsufficientMemory => ErrorKind::InsufficientMemory,
+                    LoadFailure::BackendUnavailable => ErrorKind::BackendUnavailable,
+                    LoadFailure::SlotQuarantined => ErrorKind::SlotQuarantined,
+                };
+                let said = from_worker().map(|error| error.message().to_owned());
+                let error = ApiError::new(kind, said.unwrap_or_else(|| format!("{model} could not be loaded")));
+                match retry_after {
+                    Some(after) if error.retry_after().is_some() => error.with_retry_after(after),
+                    _ => error,
+                }
+            }
+            Failure::WorkerTooOld { worker } => self.too_old(state, record, worker),
+            Failure::AffinityLost => ApiError::new(
+                ErrorKind::PreviousResponseNotFound,
+                "the worker that holds the previous response is gone",
+            ),
+            Failure::CancelledByAdmin => {
+                ApiError::new(ErrorKind::CancelledByAdmin, "the request was cancelled by an admin")
+            }
+            Failure::Fatal => from_worker()
+                .unwrap_or_else(|| ApiError::new(ErrorKind::Worker(String::new()), "the worker failed the request")),
+        }
+    }
+
+    fn too_old(&self, state: &State, record: &RequestRecord, worker: WorkerKey) -> ApiError {
+        let link = state.links.get(&worker);
+        let version = link.and_then(|link| link.info.version.clone()).unwrap_or_else(|| "older than 0.1.0".to_owned());
+        match record.needs_core1 {
+            Some(NeedsCore1::Size) => ApiError::new(
+                ErrorKind::RequestTooLarge,
+                format!(
+                    "the request is too large for the connected workers (version {version}), which take 16 MiB encoded; update them"
+                ),
+            ),
+            Some(NeedsCore1::Form) | None => ApiError::new(
+                ErrorKind::WorkerTooOld,
+                format!("the connected workers (version {version}) are too old to carry this request; update them"),
+            ),
+        }
+    }
+
+    fn requeued(&self, state: &State, request: RequestKey, reason: RequeueReason, attempt: u32) {
+        let label = requeue_label(reason);
+        self.series.requeued(label);
+        let Some(record) = state.requests.get(&request) else { return };
+        record.exchange.detach();
+        record.progress().dispatched_at = None;
+        warn!(
+            request_id = record.outline.id,
+            provider = %self.name,
+            model = %record.outline.model,
+            reason = label.as_str(),
+            attempt,
+            "request requeued"
+        );
+    }
+
+    fn count_cancelled(&self, reason: CancelReason, stage: Stage) {
+        let stage = match stage {
+            Stage::Queued => StageLabel::Queued,
+            Stage::InFlight => StageLabel::InFlight,
+        };
+        let reason = match reason {
+            CancelReason::ClientDisconnect
+            | CancelReason::SlowClient
+            | CancelReason::StreamLimit
+            | CancelReason::Admin
+            | CancelReason::WorkerFault => wire::CancelReason::ClientDisconnect,
+            CancelReason::Timeout => wire::CancelReason::Timeout,
+            CancelReason::DrainDeadline => wire::CancelReason::GracefulShutdown,
+        };
+        self.series.cancelled(reason, stage);
+    }
+
+    fn forget(&self, state: &mut State, request: RequestKey) -> Option<Arc<RequestRecord>> {
+        let record = state.requests.remove(&request);
+        self.shared.progress.notify_waiters();
+        if state.deleted && state.requests.is_empty() {
+            self.timer.notify_one();
+        }
+        record
+    }
+}
+
+fn requeue_label(reason: RequeueReason) -> RequeueLabel {
+    match reason {
+        RequeueReason::WorkerLost => RequeueLabel::WorkerLost,
+        RequeueReason::HeartbeatTimeout => RequeueLabel::HeartbeatTimeout,
+        RequeueReason::Draining => RequeueLabel::Draining,
+        RequeueReason::AtCapacity => RequeueLabel::AtCapacity,
+        RequeueReason::SeveredBySwap => RequeueLabel::SeveredBySwap,
+        RequeueReason::BackendUnreachable => RequeueLabel::BackendUnreachable,
+        RequeueReason::BackendReset => RequeueLabel::BackendReset,
+        RequeueReason::LoadFailed => RequeueLabel::LoadFailed,
+    }
+}
+
+fn demand_message(demand: &[ModelDemand]) -> wire::Demand {
+    let models = demand.iter().map(|model| wire::ModelDemand {
+        id: model.model.to_string(),
+        waiting: model.waiting,
+        oldest_ms: model.oldest.as_millis() as u64,
+        sum_ms: model.sum.as_millis() as u64,
+    });
+    wire::Demand { models: models.collect() }
+}

@@ -1,0 +1,127 @@
+//! What a provider looks like from outside: for the admin API, readiness and metrics.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Provider;
+use crate::dispatch::{ModelSnapshot, RequestKey, RequestPlace, WorkerKey, WorkerSnapshot};
+use crate::request::RequestRecord;
+use crate::socket::link::WorkerLink;
+
+/// A worker: its link, and what the core knows of it.
+pub struct WorkerState {
+    /// The connection.
+    pub link: Arc<WorkerLink>,
+    /// What the core knows.
+    pub core: WorkerSnapshot,
+}
+
+/// A request that has not ended.
+pub struct LiveRequest {
+    /// What the shell knows.
+    pub record: Arc<RequestRecord>,
+    /// Where it is.
+    pub place: Option<RequestPlace>,
+}
+
+/// A provider, as it stands.
+pub struct ProviderState {
+    /// Requests that wait.
+    pub queue_depth: usize,
+    /// Bytes of their bodies.
+    pub queue_bytes: u64,
+    /// The age of the oldest.
+    pub oldest_age: Option<Duration>,
+    /// Requests at workers.
+    pub in_flight: usize,
+    /// Requests at workers, by model.
+    pub in_flight_by_model: BTreeMap<Arc<str>, u64>,
+    /// Every model that a worker serves or a request asks for.
+    pub models: Vec<ModelSnapshot>,
+    /// Every worker, in the order in which they came.
+    pub workers: Vec<WorkerState>,
+}
+
+impl Provider {
+    /// Everything at once, under one lock.
+    pub fn snapshot(&self) -> ProviderState {
+        let now = Instant::now();
+        let state = self.lock();
+        let mut in_flight_by_model = BTreeMap::new();
+        for record in state.requests.values() {
+            if matches!(state.core.place_of(record.key), Some(RequestPlace::Running { .. })) {
+                *in_flight_by_model.entry(Arc::clone(&record.outline.model)).or_default() += 1;
+            }
+        }
+        let workers = state.core.workers().filter_map(|core| {
+            let link = Arc::clone(state.links.get(&core.key)?);
+            Some(WorkerState { link, core })
+        });
+        ProviderState {
+            queue_depth: state.core.queue_len(),
+            queue_bytes: state.core.queue_bytes(),
+            oldest_age: state.core.oldest_age(now),
+            in_flight: state.core.in_flight(),
+            in_flight_by_model,
+            models: state.core.models(now),
+            workers: workers.collect(),
+        }
+    }
+
+    /// Requests that have not ended, oldest first.
+    pub fn live_requests(&self) -> Vec<LiveRequest> {
+        let state = self.lock();
+        let mut live: Vec<_> = state
+            .requests
+            .values()
+            .map(|record| LiveRequest { record: Arc::clone(record), place: state.core.place_of(record.key) })
+            .collect();
+        live.sort_unstable_by_key(|request| request.record.key);
+        live
+    }
+
+    /// A request that has not ended, by the id that its client was told.
+    pub fn live_request(&self, id: &str) -> Option<RequestKey> {
+        self.lock().requests.values().find(|record| record.outline.id == id).map(|record| record.key)
+    }
+
+    /// Requests that wait.
+    pub fn queue_depth(&self) -> usize {
+        self.lock().core.queue_len()
+    }
+
+    /// Connected workers.
+    pub fn worker_count(&self) -> usize {
+        self.lock().core.worker_count()
+    }
+
+    /// Whether a connected worker serves the model.
+    pub fn serves(&self, model: &str) -> bool {
+        self.lock().core.worker_serves(model)
+    }
+
+    /// The one worker that takes requests for the model, if it is the only one.
+    pub fn sole_worker_for(&self, model: &str) -> Option<WorkerKey> {
+        self.lock().core.sole_worker_for(model)
+    }
+
+    /// The one connected worker, if it is the only one.
+    pub fn sole_worker(&self) -> Option<WorkerKey> {
+        let state = self.lock();
+        let mut workers = state.links.keys();
+        workers.next().copied().filter(|_| workers.next().is_none())
+    }
+
+    /// Models that a worker serves and is not about to leave.
+    pub fn live_models(&self) -> Vec<Arc<str>> {
+        let state = self.lock();
+        state
+            .core
+            .models(Instant::now())
+            .into_iter()
+            .filter(|model| model.workers > 0)
+            .map(|model| model.model)
+            .collect()
+    }
+}

@@ -1,0 +1,220 @@
+//! One relay process: its parts, how it starts, how settings reach them, and how it ends.
+
+mod drain;
+mod gauges;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Instant, SystemTime};
+
+use modelrelay_protocol::message::{RelayToWorker, Relays};
+use tokio::net::TcpListener;
+use tokio_util::task::TaskTracker;
+use tracing::{error, info, warn};
+
+use crate::cli::Args;
+use crate::config::{Config, ProviderConfig};
+use crate::config_watch::ConfigWatch;
+use crate::http::{self, Parts};
+use crate::keys::{FileKeyStore, KeyStore, flush_regularly};
+use crate::lockout::Lockout;
+use crate::metrics::Metrics;
+use crate::provider::Provider;
+use crate::routing::Providers;
+use crate::server;
+use crate::shared::Shared;
+use crate::shutdown::ShutdownSignal;
+use crate::socket::session::SECRET_REMOVED;
+
+/// One relay process.
+pub struct Relay {
+    /// What every part shares.
+    pub shared: Arc<Shared>,
+    /// Who serves what.
+    pub providers: Providers,
+    /// API keys.
+    pub keys: Arc<dyn KeyStore>,
+    /// Failed logins of workers.
+    pub lockout: Lockout,
+    /// The configuration that counts.
+    pub config_watch: ConfigWatch,
+    /// Removed providers whose requests or workers have not ended yet.
+    leaving: Mutex<Vec<Arc<Provider>>>,
+}
+
+/// Why a relay did not start; one line.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address cannot be listened on.
+    #[error("{setting}: cannot listen on {address}: {source}; choose a free address of this machine as IP:PORT")]
+    Listen {
+        /// The variable.
+        setting: &'static str,
+        /// Its value.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The keys cannot be read.
+    #[error("API_KEYS_FILE: {0}")]
+    Keys(#[from] crate::keys::KeyStoreError),
+}
+
+/// Runs until a signal ends it, and says when it could not start.
+pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Result<(), StartError> {
+    let keys: Arc<dyn KeyStore> = Arc::new(FileKeyStore::open(&config.api_keys_file)?);
+    let listeners = Listeners::bind(&config).await?;
+    let metrics = Arc::new(Metrics::new());
+    let shared = Shared::new(config.clone(), Arc::clone(&metrics));
+    let limit = config.max_connections;
+    let relay = Arc::new(Relay {
+        config_watch: ConfigWatch::start(args, config, metrics),
+        shared,
+        providers: Providers::default(),
+        keys,
+        lockout: Lockout::new(),
+        leaving: Mutex::default(),
+    });
+    relay.apply(&relay.config_watch.current());
+    tokio::spawn(flush_regularly(Arc::downgrade(&relay.keys)));
+    let connections = TaskTracker::new();
+    for (listener, parts) in listeners.0 {
+        let router = http::router(Arc::clone(&relay), parts);
+        tokio::spawn(server::serve(listener, router, Arc::clone(&relay.shared), limit, connections.clone()));
+    }
+    tokio::spawn(Arc::clone(&relay).follow_settings());
+    let stop = signal.recv().await;
+    relay.drain(stop, connections).await;
+    Ok(())
+}
+
+impl Relay {
+    /// Providers, with those that were removed and still have something to finish.
+    pub fn all_providers(&self) -> Vec<Arc<Provider>> {
+        let mut all = self.providers.all();
+        all.extend(self.leaving().iter().cloned());
+        all
+    }
+
+    /// Makes `config` count: for settings of the whole relay at once, for requests of each provider from their arrival.
+    fn apply(&self, config: &Arc<Config>) {
+        let before = self.shared.config.swap(Arc::clone(config));
+        let old = self.providers.all();
+        let current =
+            config.providers.iter().map(|wanted| match old.iter().find(|provider| *provider.name == *wanted.name) {
+                Some(provider) => {
+                    provider.reconfigure(wanted.clone());
+                    Arc::clone(provider)
+                }
+                None => Provider::start(wanted.clone(), Arc::clone(&self.shared)),
+            });
+        let current: Vec<_> = current.collect();
+        let gone: Vec<_> =
+            old.into_iter().filter(|provider| !current.iter().any(|kept| Arc::ptr_eq(kept, provider))).collect();
+        // Routing first: what arrives from now on does not reach a provider that is about to go.
+        self.providers.replace(current);
+        for provider in gone {
+            info!(provider = %provider.name, "provider removed");
+            provider.delete();
+            self.shared.metrics.remove_provider(&provider.name);
+            self.leaving().push(provider);
+        }
+        self.leaving().retain(|provider| !provider.is_idle() || provider.worker_count() > 0);
+        self.drop_refused_workers();
+        if before.relay_count != config.relay_count {
+            self.tell_relay_count(config.relay_count);
+        }
+    }
+
+    /// Drains every worker whose secret does not admit it any more.
+    fn drop_refused_workers(&self) {
+        let now = SystemTime::now();
+        for provider in self.providers.all() {
+            let config = provider.config();
+            for link in provider.links() {
+                let admitted = |config: &ProviderConfig| {
+                    let mut current = config.worker_secrets.iter().filter(|secret| secret.is_current(now));
+                    current.any(|secret| *secret.secret.digest() == link.info.secret)
+                };
+                if !admitted(&config) && link.draining_since().is_none() {
+                    warn!(provider = %provider.name, worker = %link.info.name, "the worker's secret was removed; it is drained");
+                    provider.drain_worker(&link, "secret_removed", Some(SECRET_REMOVED));
+                }
+            }
+        }
+    }
+
+    fn tell_relay_count(&self, relay_count: u32) {
+        for provider in self.providers.all() {
+            for link in provider.links().iter().filter(|link| link.info.core1) {
+                link.push(&RelayToWorker::Relays(Relays { relay_count }));
+            }
+        }
+    }
+
+    async fn follow_settings(self: Arc<Self>) {
+        let mut watch = self.config_watch.clone();
+        loop {
+            let next_expiry = self.next_secret_expiry();
+            let expired = async {
+                match next_expiry {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                config = watch.next() => {
+                    self.apply(&config);
+                    info!(hash = config.hash, providers = config.providers.len(), "configuration applied");
+                }
+                () = expired => self.drop_refused_workers(),
+            }
+        }
+    }
+
+    fn next_secret_expiry(&self) -> Option<Instant> {
+        let now = SystemTime::now();
+        let config = self.shared.config.load();
+        let ends = config.providers.iter().flat_map(|provider| &provider.worker_secrets).filter_map(|s| s.not_after);
+        let left = ends.filter_map(|end| end.duration_since(now).ok()).filter(|left| !left.is_zero()).min()?;
+        Some(Instant::now() + left)
+    }
+
+    fn leaving(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Provider>>> {
+        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Listeners(Vec<(TcpListener, Parts)>);
+
+impl Listeners {
+    async fn bind(config: &Config) -> Result<Self, StartError> {
+        let mut listeners = Vec::new();
+        let clients = Parts {
+            clients: true,
+            workers: config.workers_on_client_port || config.worker_listen_addr.is_none(),
+            admin: config.admin_listen_addr.is_none(),
+        };
+        listeners.push((bind("LISTEN_ADDR", config.listen_addr, "").await?, clients));
+        if let Some(address) = config.worker_listen_addr {
+            let parts = Parts { workers: true, ..Parts::default() };
+            listeners.push((bind("WORKER_LISTEN_ADDR", address, "worker ").await?, parts));
+        }
+        if let Some(address) = config.admin_listen_addr {
+            let parts = Parts { admin: true, ..Parts::default() };
+            listeners.push((bind("ADMIN_LISTEN_ADDR", address, "admin ").await?, parts));
+        }
+        Ok(Self(listeners))
+    }
+}
+
+async fn bind(setting: &'static str, address: SocketAddr, name: &str) -> Result<TcpListener, StartError> {
+    let listener =
+        TcpListener::bind(address).await.map_err(|source| StartError::Listen { setting, address, source })?;
+    match listener.local_addr() {
+        Ok(local) => info!("{name}listening on http://{local}"),
+        Err(problem) => error!(%problem, "a listener has no address"),
+    }
+    Ok(listener)
+}

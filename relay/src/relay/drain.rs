@@ -1,0 +1,86 @@
+//! The orderly end: unready, no new work, everything that was taken in answered, workers told, sockets closed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use modelrelay_protocol::message::GracefulShutdown;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::task::TaskTracker;
+use tracing::{info, warn};
+
+use super::Relay;
+use crate::provider::Provider;
+use crate::shared::Phase;
+use crate::shutdown::StopSignal;
+use crate::socket::session::RELAY_STOPPING;
+
+/// How long connections may take for their last bytes once every request has ended.
+const LAST_BYTES: Duration = Duration::from_secs(2);
+
+impl Relay {
+    pub(super) async fn drain(self: &Arc<Self>, signal: StopSignal, connections: TaskTracker) {
+        let config = self.shared.config.load_full();
+        info!(signal = signal.as_str(), "graceful shutdown");
+        self.shared.enter(Phase::Grace);
+        tokio::time::sleep(config.shutdown_grace).await;
+
+        self.shared.enter(Phase::Draining);
+        let deadline = Instant::now() + config.drain_timeout;
+        for provider in self.all_providers() {
+            provider.begin_drain();
+        }
+        // Workers keep taking from the queue until nothing is left that one of them might still be sent.
+        let settled = self.wait_until(Provider::is_settled, deadline).await;
+        if settled {
+            let left = deadline.saturating_duration_since(Instant::now()).as_secs();
+            for link in self.all_providers().iter().flat_map(|provider| provider.links()) {
+                link.begin_drain(GracefulShutdown::RELAY_SHUTDOWN, Some(left), None);
+            }
+        }
+        if !(settled && self.wait_until(Provider::is_idle, deadline).await) {
+            let left: usize = self.all_providers().iter().map(|provider| provider.live_requests().len()).sum();
+            warn!(requests = left, "drain timeout reached");
+            for provider in self.all_providers() {
+                provider.end_drain();
+            }
+        }
+        for link in self.all_providers().iter().flat_map(|provider| provider.links()) {
+            link.close(RELAY_STOPPING);
+        }
+        self.shared.enter(Phase::Stopping);
+        connections.close();
+        if timeout(LAST_BYTES, connections.wait()).await.is_err() {
+            warn!("some connections were still open");
+        }
+        if timeout(LAST_BYTES, self.wait_for_workers()).await.is_err() {
+            warn!("some workers were still connected");
+        }
+        if let Err(error) = self.keys.flush().await {
+            warn!(%error, "times of last use cannot be kept");
+        }
+        info!("stopped");
+    }
+
+    /// Waits until `condition` holds for every provider; looks whenever a request begins to be answered or ends.
+    async fn wait_until(&self, condition: fn(&Provider) -> bool, deadline: Instant) -> bool {
+        loop {
+            let progress = self.shared.progress.notified();
+            if self.all_providers().iter().all(|provider| condition(provider)) {
+                return true;
+            }
+            if timeout_at(deadline, progress).await.is_err() {
+                return false;
+            }
+        }
+    }
+
+    async fn wait_for_workers(&self) {
+        loop {
+            let progress = self.shared.progress.notified();
+            if self.all_providers().iter().all(|provider| provider.worker_count() == 0) {
+                return;
+            }
+            progress.await;
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Accepting connections.
+//!
+//! `axum::serve` sets neither `TCP_NODELAY`, without which each token can wait 40 ms, nor a timer, without which a header
+//! may take for ever; so connections are accepted here.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+use tower_service::Service;
+use tracing::{debug, warn};
+
+use crate::http::peer::{ClientIo, Peer};
+use crate::shared::{Phase, Shared};
+
+/// From a connection's first byte to the end of its headers.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Headers of one request, in bytes, and with that the read buffer.
+const MAX_HEADER_BYTES: usize = 64 << 10;
+
+/// Headers of one request.
+const MAX_HEADERS: usize = 128;
+
+/// When no descriptor is left, accepting again at once would only spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Serves `router` on `listener` until the process stops; connections are tracked until their last byte.
+pub async fn serve(listener: TcpListener, router: Router, shared: Arc<Shared>, limit: usize, tracker: TaskTracker) {
+    let places = Arc::new(Semaphore::new(limit));
+    let mut phase = shared.watch_phase();
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = phase.wait_for(|phase| *phase == Phase::Stopping) => return,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                let connection = connection(stream, peer, router.clone(), Arc::clone(&shared));
+                tracker.spawn(async move {
+                    connection.await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, shared: Arc<Shared>) {
+    if let Err(error) = stream.set_nodelay(true) {
+        debug!(%error, "TCP_NODELAY could not be set");
+    }
+    let io = ClientIo::new(stream);
+    let flushed = io.flushed();
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(Peer(peer));
+        request.extensions_mut().insert(flushed.clone());
+        let mut router = router.clone();
+        async move { Ok::<_, Infallible>(router.call(request.map(Body::new)).await.unwrap_or_else(|never| match never {})) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(MAX_HEADER_BYTES)
+        .max_headers(MAX_HEADERS)
+        .serve_connection(TokioIo::new(io), service)
+        .with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    let mut phase = shared.watch_phase();
+    let stopping = async move {
+        let _ = phase.wait_for(|phase| *phase == Phase::Stopping).await;
+    };
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = stopping => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        debug!(%peer, %error, "connection ended");
+    }
+}

@@ -1,0 +1,108 @@
+//! What every part of one relay process shares.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Notify, watch};
+
+use crate::affinity::Affinity;
+use crate::budget::Budget;
+use crate::config::Config;
+use crate::dispatch::{RequestKey, WorkerKey};
+use crate::ids;
+use crate::metrics::Metrics;
+
+/// How far the process is on its way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Serving.
+    Running,
+    /// Unready, and still taking everything: endpoints update late.
+    Grace,
+    /// No new work; what is queued and running finishes.
+    Draining,
+    /// The listeners close.
+    Stopping,
+}
+
+/// What every part of one relay process shares.
+pub struct Shared {
+    /// The settings, replaced as a whole.
+    pub config: ArcSwap<Config>,
+    /// Memory for request bodies.
+    pub budget: Arc<Budget>,
+    /// Who made which stored response.
+    pub affinity: Affinity,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// Random per process.
+    pub relay_id: String,
+    /// When the process started.
+    pub started_at: Instant,
+    /// Told whenever a request ends or its answer begins, for the drain to look again.
+    pub progress: Notify,
+    had_worker: AtomicBool,
+    phase: watch::Sender<Phase>,
+    next_request: AtomicU64,
+    next_worker: AtomicU64,
+}
+
+impl Shared {
+    /// The shared parts of a relay with these settings.
+    pub fn new(config: Config, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self {
+            budget: Budget::new(config.max_buffered_bytes),
+            config: ArcSwap::from_pointee(config),
+            affinity: Affinity::default(),
+            metrics,
+            relay_id: ids::random_hex::<16>(),
+            started_at: Instant::now(),
+            progress: Notify::new(),
+            had_worker: AtomicBool::new(false),
+            phase: watch::Sender::new(Phase::Running),
+            next_request: AtomicU64::new(1),
+            next_worker: AtomicU64::new(1),
+        })
+    }
+
+    /// The next place in the queue.
+    pub fn next_request_key(&self) -> RequestKey {
+        RequestKey(self.next_request.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The next connection's number.
+    pub fn next_worker_key(&self) -> WorkerKey {
+        WorkerKey(self.next_worker.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Whether a worker has ever attached to this process.
+    pub fn had_worker(&self) -> bool {
+        self.had_worker.load(Ordering::Relaxed)
+    }
+
+    /// A worker has attached.
+    pub fn mark_worker(&self) {
+        self.had_worker.store(true, Ordering::Relaxed);
+    }
+
+    /// How far the process is on its way out.
+    pub fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    /// Goes on to a later phase.
+    pub fn enter(&self, phase: Phase) {
+        self.phase.send_if_modified(|current| {
+            let later = phase > *current;
+            *current = phase.max(*current);
+            later
+        });
+    }
+
+    /// Follows the phase.
+    pub fn watch_phase(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
+    }
+}

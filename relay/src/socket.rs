@@ -1,0 +1,249 @@
+//! The door for workers: who may come in, and the upgrade.
+//!
+//! Checked in this order, so that a stranger learns nothing: a proper WebSocket handshake (400, 426), the lockout (429),
+//! the secret (401, compared for an unknown provider too), the provider (404, 403).
+
+pub mod io;
+pub mod link;
+pub mod register;
+pub mod session;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use http::header::{CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
+use http::{HeaderMap, HeaderValue, Request, StatusCode};
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use modelrelay_protocol::limits::{MAX_MESSAGE_BYTES, NOTSENT_LOWAT_BYTES};
+use socket2::SockRef;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tracing::{debug, warn};
+
+use crate::http::peer::{ClientIo, Peer};
+use crate::lockout::{Verdict, client_address};
+use crate::metrics::{ConnectionResult, Realm};
+use crate::provider::Provider;
+use crate::relay::Relay;
+use crate::shared::Phase;
+use io::{Pulse, PulsedIo};
+
+/// A worker's read buffer: messages are small or stream through, and thousands of workers are idle.
+const READ_BUFFER_BYTES: usize = 8 << 10;
+
+/// What a worker showed at the door.
+#[derive(Clone, Copy, Debug)]
+pub struct Admission {
+    /// Where it dialled from.
+    pub address: IpAddr,
+    /// SHA-256 of the secret that admitted it.
+    pub secret: [u8; 32],
+}
+
+/// `GET /v1/worker/connect`
+pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>) -> Response {
+    let accept = match websocket_accept(request.headers()) {
+        Ok(accept) => accept,
+        Err(refusal) => return refusal,
+    };
+    if relay.shared.phase() >= Phase::Draining {
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, "the relay is shutting down");
+    }
+    let (provider, admission) = match admit(&relay, &request) {
+        Ok(admitted) => admitted,
+        Err(refusal) => return refusal,
+    };
+    let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
+        return refuse(StatusCode::BAD_REQUEST, "this connection cannot be upgraded");
+    };
+    tokio::spawn(async move {
+        match upgrade.await {
+            Ok(upgraded) => serve(upgraded, provider, admission).await,
+            Err(error) => debug!(%error, "worker upgrade failed"),
+        }
+    });
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
+    response
+}
+
+async fn serve(upgraded: Upgraded, provider: Arc<Provider>, admission: Admission) {
+    // Always plain TCP of our own listener; taken out of hyper's boxes, it costs less and can be tuned.
+    let Ok(parts) = upgraded.downcast::<TokioIo<ClientIo>>() else {
+        warn!("a worker's connection is of an unexpected kind");
+        return;
+    };
+    let stream = parts.io.into_inner().into_inner();
+    // Best effort: without it a cancel may sit behind megabytes in the kernel, and all else is the same.
+    if let Err(error) = SockRef::from(&stream).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES) {
+        debug!(%error, "TCP_NOTSENT_LOWAT is not available");
+    }
+    let pulse = Pulse::new();
+    let config = WebSocketConfig::default()
+        .read_buffer_size(READ_BUFFER_BYTES)
+        .max_message_size(Some(MAX_MESSAGE_BYTES))
+        .max_frame_size(Some(MAX_MESSAGE_BYTES));
+    let io = PulsedIo::new(stream, Arc::clone(&pulse));
+    let socket = WebSocketStream::from_partially_read(io, parts.read_buf.to_vec(), Role::Server, Some(config)).await;
+    session::serve(socket, pulse, provider, admission).await;
+}
+
+fn admit(relay: &Relay, request: &Request<Body>) -> Result<(Arc<Provider>, Admission), Response> {
+    let config = relay.shared.config.load();
+    let peer = request.extensions().get::<Peer>().map_or(SocketAddr::from(([0, 0, 0, 0], 0)), |peer| peer.0);
+    let address = client_address(peer.ip(), request.headers(), &config.trusted_proxies);
+    let query = Query::parse(request.uri().query().unwrap_or(""));
+    let name = query.provider.as_deref().unwrap_or("local");
+    let header = request.headers().get("x-worker-secret").and_then(|value| value.to_str().ok());
+    let presented = header.or(query.worker_secret.as_deref()).unwrap_or("");
+    let provider = relay.providers.named(name);
+    let valid = admitted_by(relay, provider.as_deref(), presented);
+    let count = |result| {
+        if let Some(provider) = &provider {
+            provider.series.worker_connected(result);
+        }
+    };
+    match relay.lockout.judge(address, valid, Instant::now()) {
+        Verdict::Admitted => {}
+        Verdict::Refused => {
+            count(ConnectionResult::AuthFailed);
+            relay.shared.metrics.login_failed(Realm::Worker);
+            warn!(%address, provider = name.chars().take(64).collect::<String>(), "worker authentication failed");
+            return Err(refuse(StatusCode::UNAUTHORIZED, "worker authentication failed"));
+        }
+        Verdict::Locked { retry_after_secs } => {
+            count(ConnectionResult::RateLimited);
+            relay.shared.metrics.login_failed(Realm::Worker);
+            let mut response = refuse(StatusCode::TOO_MANY_REQUESTS, "too many failed logins from this address");
+            response.headers_mut().insert(http::header::RETRY_AFTER, retry_after_secs.into());
+            return Err(response);
+        }
+    }
+    let Some(provider) = provider else {
+        return Err(refuse(StatusCode::NOT_FOUND, "no provider of this name"));
+    };
+    if !provider.config().enabled {
+        provider.series.worker_connected(ConnectionResult::ProviderDisabled);
+        return Err(refuse(StatusCode::FORBIDDEN, "Provider is currently disabled"));
+    }
+    let secret = modelrelay_protocol::secret::Secret::new(presented);
+    Ok((provider, Admission { address, secret: *secret.digest() }))
+}
+
+/// Whether the secret is the provider's; for an unknown provider, whether it is anybody's, so that who has no secret
+/// cannot ask which providers there are.
+fn admitted_by(relay: &Relay, provider: Option<&Provider>, presented: &str) -> bool {
+    let now = SystemTime::now();
+    match provider {
+        Some(provider) => provider.config().admits(presented, now),
+        None => relay.providers.all().iter().filter(|provider| provider.config().admits(presented, now)).count() > 0,
+    }
+}
+
+/// The two query parameters that a worker's address may have.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Query {
+    provider: Option<String>,
+    worker_secret: Option<String>,
+}
+
+impl Query {
+    fn parse(query: &str) -> Self {
+        let mut parsed = Self::default();
+        for pair in query.split('&') {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match name {
+                "provider" => parsed.provider = Some(percent_decoded(value)),
+                "worker_secret" => parsed.worker_secret = Some(percent_decoded(value)),
+                _ => {}
+            }
+        }
+        parsed
+    }
+}
+
+fn percent_decoded(value: &str) -> String {
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let hex = (first == b'%').then(|| tail.get(..2)).flatten();
+        let decoded = hex.and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
+        rest = if decoded.is_some() { &tail[2..] } else { tail };
+        bytes.push(decoded.unwrap_or(if first == b'+' { b' ' } else { first }));
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn websocket_accept(headers: &HeaderMap) -> Result<HeaderValue, Response> {
+    let has = |name, wanted: &str| {
+        let values = headers.get_all(name).iter().filter_map(|value: &HeaderValue| value.to_str().ok());
+        values.flat_map(|value| value.split(',')).any(|token| token.trim().eq_ignore_ascii_case(wanted))
+    };
+    if !has(UPGRADE, "websocket") || !has(SEC_WEBSOCKET_VERSION, "13") && headers.contains_key(SEC_WEBSOCKET_VERSION) {
+        let mut response = refuse(StatusCode::UPGRADE_REQUIRED, "workers connect here by WebSocket, version 13");
+        response.headers_mut().insert(UPGRADE, HeaderValue::from_static("websocket"));
+        response.headers_mut().insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
+        return Err(response);
+    }
+    let key = headers.get(SEC_WEBSOCKET_KEY).filter(|key| key.len() == 24);
+    let Some(key) = key.filter(|_| has(CONNECTION, "upgrade") && has(SEC_WEBSOCKET_VERSION, "13")) else {
+        return Err(refuse(StatusCode::BAD_REQUEST, "not a proper WebSocket handshake"));
+    };
+    HeaderValue::try_from(derive_accept_key(key.as_bytes()))
+        .map_err(|_| refuse(StatusCode::BAD_REQUEST, "not a proper WebSocket handshake"))
+}
+
+/// A refusal that a worker's log, or a person with curl, can read.
+fn refuse(status: StatusCode, message: &str) -> Response {
+    let body = serde_json::json!({ "error": { "message": message, "code": status.as_u16() } }).to_string();
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_query_is_decoded_and_the_rest_of_it_ignored() {
+        let query = Query::parse("x=1&provider=a%20b&worker_secret=s%2Bs%zz+t&flag");
+        assert_eq!(query.provider.as_deref(), Some("a b"));
+        assert_eq!(query.worker_secret.as_deref(), Some("s+s%zz t"));
+        assert_eq!(Query::parse(""), Query::default());
+    }
+
+    fn status(pairs: &[(&'static str, &'static str)]) -> Option<u16> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        websocket_accept(&headers).err().map(|response| response.status().as_u16())
+    }
+
+    #[test]
+    fn a_handshake_must_be_whole() {
+        let whole = [
+            ("connection", "keep-alive, Upgrade"),
+            ("upgrade", "websocket"),
+            ("sec-websocket-version", "13"),
+            ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+        ];
+        assert_eq!(status(&whole), None);
+        assert_eq!(status(&[]), Some(426));
+        assert_eq!(status(&[whole[0], whole[1], ("sec-websocket-version", "8"), whole[3]]), Some(426));
+        assert_eq!(status(&[whole[0], whole[1], whole[2]]), Some(400));
+        assert_eq!(status(&[whole[1], whole[2], whole[3]]), Some(400));
+    }
+}

@@ -1,0 +1,109 @@
+//! A TCP stream that knows when it last moved a byte.
+//!
+//! Liveness is judged by bytes received, under the WebSocket: in the middle of a long message a peer is alive though no
+//! message ends, and bytes that we sent prove nothing while they sit in a kernel buffer.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// No output waits, so none can be stuck.
+const NOTHING_WAITS: u64 = u64::MAX;
+
+/// When bytes last moved, each way.
+#[derive(Debug)]
+pub struct Pulse {
+    epoch: Instant,
+    read_ms: AtomicU64,
+    written_ms: AtomicU64,
+}
+
+impl Pulse {
+    /// Everything moved just now.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { epoch: Instant::now(), read_ms: AtomicU64::new(0), written_ms: AtomicU64::new(NOTHING_WAITS) })
+    }
+
+    /// When the peer's last byte came.
+    pub fn last_read(&self) -> Instant {
+        self.epoch + Duration::from_millis(self.read_ms.load(Ordering::Relaxed))
+    }
+
+    /// Since when output has been waiting without any progress; `None` while nothing waits.
+    pub fn waiting_since(&self) -> Option<Instant> {
+        let at = self.written_ms.load(Ordering::Relaxed);
+        (at != NOTHING_WAITS).then(|| self.epoch + Duration::from_millis(at))
+    }
+
+    /// Output begins to wait now; what was written long ago does not count against it.
+    pub fn mark_waiting(&self) {
+        self.written_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    /// All output has been taken by the kernel.
+    pub fn mark_idle(&self) {
+        self.written_ms.store(NOTHING_WAITS, Ordering::Relaxed);
+    }
+
+    fn mark_progress(&self) {
+        if self.written_ms.load(Ordering::Relaxed) != NOTHING_WAITS {
+            self.mark_waiting();
+        }
+    }
+
+    fn mark_read(&self) {
+        self.read_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// The stream.
+#[derive(Debug)]
+pub struct PulsedIo<S> {
+    inner: S,
+    pulse: Arc<Pulse>,
+}
+
+impl<S> PulsedIo<S> {
+    /// Watches `inner`.
+    pub fn new(inner: S, pulse: Arc<Pulse>) -> Self {
+        Self { inner, pulse }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for PulsedIo<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let result = Pin::new(&mut self.inner).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.pulse.mark_read();
+        }
+        result
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for PulsedIo<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.inner).poll_write(cx, buf);
+        if matches!(result, Poll::Ready(Ok(n)) if n > 0) {
+            self.pulse.mark_progress();
+        }
+        result
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,363 @@
+//! One worker's connection as the rest of the relay sees it: what waits to be written, and which requests it holds.
+//!
+//! The link owns the map from its own streams and request ids to exchanges. An answer for a request that this worker
+//! does not hold finds nothing there, so it can reach nobody; and a chunk takes no lock that another worker takes.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime};
+
+use modelrelay_protocol::credit::ReceiveWindow;
+use modelrelay_protocol::frame::BodyKind;
+use modelrelay_protocol::limits::{SMALL_STREAM_WINDOW_BYTES, STREAM_WINDOW_BYTES};
+use modelrelay_protocol::message::{self as wire, Cancel, Credit, Demand, GracefulShutdown, RelayToWorker, encode};
+use modelrelay_protocol::outbox::{Frame, Outbox};
+use tokio::sync::Notify;
+
+use crate::dispatch::{CancelReason, RequestKey, WorkerKey};
+use crate::exchange::{CreditTarget, Exchange};
+use crate::ids;
+use crate::request::RequestRecord;
+
+/// Stream numbers are never used twice; a link that has used nearly all of them is drained and dialled anew.
+const LAST_STREAM: u32 = u32::MAX - 1_000_000;
+
+/// What is known of a worker, apart from its state.
+#[derive(Debug)]
+pub struct WorkerInfo {
+    /// Its connection, for the core.
+    pub key: WorkerKey,
+    /// Its id for people and the admin API.
+    pub id: Arc<str>,
+    /// Its provider.
+    pub provider: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its program's version.
+    pub version: Option<String>,
+    /// Its process.
+    pub instance: Option<Arc<str>>,
+    /// Its WorkerPool.
+    pub pool: Option<String>,
+    /// Where it dialled from.
+    pub address: IpAddr,
+    /// Whether it speaks frames, credits, grants and drain.
+    pub core1: bool,
+    /// SHA-256 of the secret that admitted it.
+    pub secret: [u8; 32],
+    /// What it may be sent of a request body before it gives credit.
+    pub request_window: u64,
+    /// An answer's unread bytes at most.
+    pub max_unread_bytes: u64,
+    /// When it joined.
+    pub connected_at: SystemTime,
+}
+
+/// How a socket is to be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Close {
+    /// WebSocket close code.
+    pub code: u16,
+    /// Close reason.
+    pub reason: &'static str,
+}
+
+/// A request that this worker holds.
+#[derive(Clone)]
+pub struct Held {
+    /// The request.
+    pub record: Arc<RequestRecord>,
+    /// Which sending of it.
+    pub attempt: u32,
+    /// Its number on this link.
+    pub stream: u32,
+    /// Whether its response head went to the client.
+    pub started: bool,
+    request_id: Arc<str>,
+}
+
+impl Held {
+    /// Where the answer goes.
+    pub fn exchange(&self) -> &Exchange {
+        &self.record.exchange
+    }
+}
+
+/// One worker's connection.
+pub struct WorkerLink {
+    /// What is known of it.
+    pub info: WorkerInfo,
+    wake: Notify,
+    state: Mutex<State>,
+}
+
+struct State {
+    outbox: Outbox,
+    held: HashMap<u32, Held>,
+    by_request_id: HashMap<Arc<str>, u32>,
+    by_key: HashMap<RequestKey, u32>,
+    next_stream: u32,
+    /// What the worker last said it serves, before it was cleaned; the catalogue may change.
+    advertised: Vec<String>,
+    heard_at: SystemTime,
+    ws_ping: bool,
+    draining_since: Option<Instant>,
+    close_when_idle: Option<Close>,
+    close: Option<Close>,
+}
+
+/// What the writer should do next.
+pub enum Output {
+    /// Write this.
+    Frame(Frame),
+    /// Write a WebSocket ping.
+    Ping,
+    /// Close; nothing follows.
+    Close(Close),
+    /// Wait for [`WorkerLink::wait`].
+    Nothing,
+}
+
+impl WorkerLink {
+    /// A link whose registration was accepted.
+    pub fn new(info: WorkerInfo, advertised: Vec<String>) -> Arc<Self> {
+        let credit_text = |stream, bytes| encode(&RelayToWorker::Credit(Credit { stream, bytes }));
+        let state = State {
+            outbox: Outbox::new(BodyKind::Request, credit_text),
+            held: HashMap::new(),
+            by_request_id: HashMap::new(),
+            by_key: HashMap::new(),
+            next_stream: 1,
+            advertised,
+            heard_at: SystemTime::now(),
+            ws_ping: false,
+            draining_since: None,
+            close_when_idle: None,
+            close: None,
+        };
+        Arc::new(Self { info, wake: Notify::new(), state: Mutex::new(state) })
+    }
+
+    /// Queues a request.
+    pub fn send(self: &Arc<Self>, record: &Arc<RequestRecord>, attempt: u32, small_window: bool) {
+        let mut state = self.lock();
+        let stream = state.next_stream;
+        state.next_stream = stream.saturating_add(1);
+        let request_id: Arc<str> = ids::request_id().into();
+        let held =
+            Held { record: Arc::clone(record), attempt, stream, started: false, request_id: Arc::clone(&request_id) };
+        state.held.insert(stream, held);
+        state.by_request_id.insert(Arc::clone(&request_id), stream);
+        state.by_key.insert(record.key, stream);
+        if self.info.core1 {
+            let (window, told) = match small_window {
+                true => (SMALL_STREAM_WINDOW_BYTES, Some(SMALL_STREAM_WINDOW_BYTES)),
+                false => (STREAM_WINDOW_BYTES, None),
+            };
+            let flow = ReceiveWindow::new(window, self.info.max_unread_bytes.max(window));
+            record.exchange.begin(attempt, Some((flow, CreditTarget { link: Arc::clone(self), stream })));
+            let text = record.core1_text(&request_id, stream, told);
+            let body = record.outline.body.clone();
+            state.outbox.push_request(stream, &request_id, text, body, self.info.request_window);
+        } else {
+            record.exchange.begin(attempt, None);
+            let text = record.seed_text(&request_id);
+            state.outbox.push_request(stream, &request_id, text, bytes::Bytes::new(), 0);
+        }
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Ends a request that this worker holds; its late pieces find nothing any more.
+    pub fn cancel(&self, key: RequestKey, reason: CancelReason) {
+        let mut state = self.lock();
+        let Some(held) = state.by_key.get(&key).copied().and_then(|stream| state.forget(stream)) else { return };
+        let (reason, detail) = on_the_wire(reason);
+        let cancel = Cancel { request_id: held.request_id.to_string(), reason, detail: detail.map(str::to_owned) };
+        state.outbox.cancel(held.stream, encode(&RelayToWorker::Cancel(cancel)));
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// The request of this id, if this worker holds it.
+    pub fn held(&self, request_id: &str) -> Option<Held> {
+        let state = self.lock();
+        state.by_request_id.get(request_id).and_then(|stream| state.held.get(stream)).cloned()
+    }
+
+    /// The request of this stream, if this worker holds it.
+    pub fn held_stream(&self, stream: u32) -> Option<Held> {
+        self.lock().held.get(&stream).cloned()
+    }
+
+    /// The head of this request's answer went to the client.
+    pub fn mark_started(&self, stream: u32) {
+        if let Some(held) = self.lock().held.get_mut(&stream) {
+            held.started = true;
+        }
+    }
+
+    /// The worker has answered or failed the request, and holds it no more; what waits of its body is dropped.
+    pub fn release(&self, stream: u32) -> Option<Held> {
+        let mut state = self.lock();
+        let held = state.forget(stream)?;
+        state.outbox.discard(stream);
+        Some(held)
+    }
+
+    /// Everything that the worker holds, when its socket is gone.
+    pub fn release_all(&self) -> Vec<Held> {
+        let mut state = self.lock();
+        state.by_request_id.clear();
+        state.by_key.clear();
+        state.held.drain().map(|(_, held)| held).collect()
+    }
+
+    /// Takes back the requests that were not written yet.
+    pub fn take_unwritten(&self) -> Vec<Held> {
+        let mut state = self.lock();
+        let unwritten = state.outbox.take_unwritten_requests();
+        unwritten.into_iter().filter_map(|(stream, _)| state.forget(stream)).collect()
+    }
+
+    /// Requests whose response head went to the client.
+    pub fn started(&self) -> HashSet<RequestKey> {
+        self.lock().held.values().filter(|held| held.started).map(|held| held.record.key).collect()
+    }
+
+    /// The worker may send so much more of this answer.
+    pub fn return_credit(&self, stream: u32, bytes: u64) {
+        let mut state = self.lock();
+        if state.held.contains_key(&stream) {
+            state.outbox.return_credit(stream, bytes);
+            drop(state);
+            self.wake.notify_one();
+        }
+    }
+
+    /// The worker takes so much more of this request body.
+    pub fn add_credit(&self, stream: u32, bytes: u64) {
+        self.lock().outbox.add_credit(stream, bytes);
+        self.wake.notify_one();
+    }
+
+    /// Queues a text message.
+    pub fn push(&self, message: &RelayToWorker) {
+        self.lock().outbox.push_text(encode(message));
+        self.wake.notify_one();
+    }
+
+    /// Queues the newest demand.
+    pub fn set_demand(&self, demand: Demand) {
+        self.lock().outbox.set_demand(encode(&RelayToWorker::Demand(demand)));
+        self.wake.notify_one();
+    }
+
+    /// Queues `graceful_shutdown`; the caller has requeued what was unwritten and sends nothing more.
+    pub fn begin_drain(&self, reason: &str, timeout_secs: Option<u64>, close_when_idle: Option<Close>) {
+        let message = GracefulShutdown { reason: Some(reason.to_owned()), drain_timeout_secs: timeout_secs };
+        let mut state = self.lock();
+        state.draining_since.get_or_insert_with(Instant::now);
+        state.close_when_idle = close_when_idle.or(state.close_when_idle);
+        state.outbox.push_text(encode(&RelayToWorker::GracefulShutdown(message)));
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Since when the worker has been draining.
+    pub fn draining_since(&self) -> Option<Instant> {
+        self.lock().draining_since
+    }
+
+    /// The worker holds nothing any more and is draining.
+    pub fn handle_drained(&self) {
+        let mut state = self.lock();
+        state.close = state.close.or(state.close_when_idle);
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Closes the socket once what waits has been written.
+    pub fn close(&self, close: Close) {
+        let mut state = self.lock();
+        state.close.get_or_insert(close);
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Sends a WebSocket ping.
+    pub fn ping(&self) {
+        self.lock().ws_ping = true;
+        self.wake.notify_one();
+    }
+
+    /// What the worker last said it serves.
+    pub fn advertised(&self) -> Vec<String> {
+        self.lock().advertised.clone()
+    }
+
+    /// The worker serves these now.
+    pub fn set_advertised(&self, models: Vec<String>) {
+        self.lock().advertised = models;
+    }
+
+    /// When the worker last answered a heartbeat.
+    pub fn heard_at(&self) -> SystemTime {
+        self.lock().heard_at
+    }
+
+    /// The worker answered a heartbeat.
+    pub fn mark_heard(&self) {
+        self.lock().heard_at = SystemTime::now();
+    }
+
+    /// Whether nearly all stream numbers are used.
+    pub fn is_exhausted(&self) -> bool {
+        self.lock().next_stream > LAST_STREAM
+    }
+
+    /// What to write next.
+    pub fn next_output(&self) -> Output {
+        let mut state = self.lock();
+        if std::mem::take(&mut state.ws_ping) {
+            return Output::Ping;
+        }
+        if let Some(frame) = state.outbox.next_frame() {
+            return Output::Frame(frame);
+        }
+        state.close.map_or(Output::Nothing, Output::Close)
+    }
+
+    /// Waits until there may be something to write.
+    pub async fn wait(&self) {
+        self.wake.notified().await;
+    }
+
+    /// Held for moments, by this worker's tasks and by whoever sends it something; never over an await.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn forget(&mut self, stream: u32) -> Option<Held> {
+        let held = self.held.remove(&stream)?;
+        self.by_request_id.remove(&held.request_id);
+        self.by_key.remove(&held.record.key);
+        Some(held)
+    }
+}
+
+/// The seeds' reason, and what more there is to say.
+fn on_the_wire(reason: CancelReason) -> (wire::CancelReason, Option<&'static str>) {
+    match reason {
+        CancelReason::ClientDisconnect => (wire::CancelReason::ClientDisconnect, None),
+        CancelReason::SlowClient => (wire::CancelReason::ClientDisconnect, Some("slow client")),
+        CancelReason::StreamLimit => (wire::CancelReason::ClientDisconnect, Some("stream ceiling")),
+        CancelReason::Admin => (wire::CancelReason::ClientDisconnect, Some("cancelled by an admin")),
+        CancelReason::WorkerFault => (wire::CancelReason::ClientDisconnect, Some("the answer broke the protocol")),
+        CancelReason::Timeout => (wire::CancelReason::Timeout, None),
+        CancelReason::DrainDeadline => (wire::CancelReason::GracefulShutdown, None),
+    }
+}

@@ -1,0 +1,161 @@
+//! What the relay makes of a registration: names trimmed, lists cleaned and cut, everything said in a warning.
+//!
+//! A worker never gains anything beyond what is acknowledged here.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use modelrelay_protocol::limits::{MAX_ID_BYTES, MAX_MODEL_CHARS, MAX_WORKER_NAME_CHARS};
+use modelrelay_protocol::message::Register;
+use modelrelay_protocol::version::is_known_version;
+
+use crate::config::ProviderConfig;
+
+/// The parts of a registration that were accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// For people.
+    pub name: String,
+    /// Models that the worker may be sent.
+    pub models: Vec<Arc<str>>,
+    /// Requests at once.
+    pub max_concurrent: u32,
+    /// What was changed.
+    pub warnings: Vec<String>,
+}
+
+/// Whether this protocol version may register.
+pub fn version_is_accepted(version: Option<&str>, required: bool) -> bool {
+    match version {
+        Some(version) => is_known_version(version),
+        None => !required,
+    }
+}
+
+/// Cleans a registration.
+pub fn sanitize(register: &Register, provider: &ProviderConfig) -> Accepted {
+    let mut warnings = Vec::new();
+    let trimmed = register.worker_name.trim();
+    let mut name: String = trimmed.chars().filter(|c| !c.is_control()).take(MAX_WORKER_NAME_CHARS).collect();
+    if name != trimmed {
+        warnings.push(format!("worker_name was cut to {MAX_WORKER_NAME_CHARS} printable characters"));
+    } else if trimmed != register.worker_name {
+        warnings.push("worker_name was trimmed".to_owned());
+    }
+    if name.is_empty() {
+        "worker".clone_into(&mut name);
+    }
+    let mut max_concurrent = register.max_concurrent;
+    if max_concurrent == 0 {
+        max_concurrent = 1;
+        warnings.push("max_concurrent 0 became 1".to_owned());
+    }
+    let models = sanitize_models(&register.models, provider, &mut warnings);
+    Accepted { name, models, max_concurrent, warnings }
+}
+
+/// Cleans a list of models: trimmed, without empty ones and duplicates in first-seen order, no more and no longer than
+/// allowed, and only those of the catalogue where there is one.
+pub fn sanitize_models(models: &[String], provider: &ProviderConfig, warnings: &mut Vec<String>) -> Vec<Arc<str>> {
+    let mut seen = HashSet::new();
+    let mut kept: Vec<Arc<str>> = Vec::new();
+    let (mut empty, mut twice, mut long, mut trimmed, mut foreign) = (0, 0, 0, 0, Vec::new());
+    for raw in models {
+        let model = raw.trim();
+        trimmed += usize::from(model.len() != raw.len() && !model.is_empty());
+        if model.is_empty() {
+            empty += 1;
+        } else if model.chars().count() > MAX_MODEL_CHARS {
+            long += 1;
+        } else if !seen.insert(model) {
+            twice += 1;
+        } else if !in_catalogue(model, provider) {
+            foreign.push(model);
+        } else {
+            kept.push(model.into());
+        }
+    }
+    let mut warn = |count: usize, what: &str| {
+        if count > 0 {
+            warnings.push(format!("{count} model name(s) {what}"));
+        }
+    };
+    warn(trimmed, "trimmed");
+    warn(empty, "dropped: empty");
+    warn(twice, "dropped: duplicate");
+    warn(long, &format!("dropped: longer than {MAX_MODEL_CHARS} characters"));
+    warn(
+        kept.len().saturating_sub(provider.max_models_per_worker),
+        &format!("dropped: more than {} models", provider.max_models_per_worker),
+    );
+    kept.truncate(provider.max_models_per_worker);
+    for model in foreign.iter().take(8) {
+        warnings.push(format!("model {model} dropped: not in the catalogue of provider {}", provider.name));
+    }
+    if foreign.len() > 8 {
+        warnings.push(format!("{} more models dropped: not in the catalogue", foreign.len() - 8));
+    }
+    kept
+}
+
+/// An id from the wire, where it is one that we keep.
+pub fn accepted_id(id: Option<&str>) -> Option<Arc<str>> {
+    id.filter(|id| !id.is_empty() && id.len() <= MAX_ID_BYTES && id.bytes().all(|b| b.is_ascii_graphic()))
+        .map(Arc::from)
+}
+
+fn in_catalogue(model: &str, provider: &ProviderConfig) -> bool {
+    provider.models.as_ref().is_none_or(|catalogue| catalogue.iter().any(|entry| entry.id == model))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::CatalogueModel;
+
+    fn register(models: &[&str]) -> Register {
+        Register {
+            worker_name: "box".into(),
+            max_concurrent: 2,
+            models: models.iter().map(ToString::to_string).collect(),
+            ..Register::default()
+        }
+    }
+
+    fn names(accepted: &Accepted) -> Vec<&str> {
+        accepted.models.iter().map(AsRef::as_ref).collect()
+    }
+
+    #[test]
+    fn models_are_trimmed_deduplicated_in_order_and_capped() {
+        let mut provider = ProviderConfig::new("p");
+        provider.max_models_per_worker = 2;
+        let accepted = sanitize(&register(&[" b ", "", "a", "b", "c"]), &provider);
+        assert_eq!(names(&accepted), ["b", "a"]);
+        assert_eq!(accepted.warnings.len(), 4, "{:?}", accepted.warnings);
+    }
+
+    #[test]
+    fn a_clean_registration_has_no_warnings() {
+        assert_eq!(sanitize(&register(&["a", "b"]), &ProviderConfig::new("p")).warnings, Vec::<String>::new());
+    }
+
+    #[test]
+    fn models_outside_a_catalogue_are_dropped_by_name() {
+        let mut provider = ProviderConfig::new("p");
+        provider.models = Some(vec![CatalogueModel { id: "a".into(), aliases: vec!["alias".into()] }]);
+        let accepted = sanitize(&register(&["a", "z", "alias"]), &provider);
+        assert_eq!(names(&accepted), ["a"]);
+        assert!(accepted.warnings.iter().any(|w| w.contains("model z")), "{:?}", accepted.warnings);
+    }
+
+    #[test]
+    fn zero_concurrency_becomes_one_and_long_names_are_cut() {
+        let mut message = register(&["a"]);
+        message.max_concurrent = 0;
+        message.worker_name = format!(" {} ", "ä".repeat(200));
+        let accepted = sanitize(&message, &ProviderConfig::new("p"));
+        assert_eq!((accepted.max_concurrent, accepted.name.chars().count()), (1, MAX_WORKER_NAME_CHARS));
+        assert_eq!(accepted.warnings.len(), 2);
+    }
+}

@@ -1,0 +1,383 @@
+//! One worker's socket, from its first message to its last.
+//!
+//! Three loops in one task: the reader never waits for the writer or for a client, the writer flushes once per batch and
+//! never on a timer, and the heart beats. The session ends when the first of them does.
+
+mod inbound;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt, StreamExt};
+use modelrelay_protocol::limits::{HEARTBEATS_UNTIL_LOST, MAX_CONTROL_BYTES, REGISTER_TIMEOUT, STREAM_WINDOW_BYTES};
+use modelrelay_protocol::message::{
+    GracefulShutdown, Parsed, Ping, Register, RegisterAck, RelayLimits, RelayToWorker, WorkerToRelay, encode,
+};
+use modelrelay_protocol::outbox::Frame;
+use modelrelay_protocol::version::{Capabilities, Capability};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use tokio_tungstenite::tungstenite::{Error as WsError, Message};
+use tracing::{debug, info, warn};
+
+use super::Admission;
+use super::io::{Pulse, PulsedIo};
+use super::link::{Close, Output, WorkerInfo, WorkerLink};
+use super::register::{self, Accepted};
+use crate::dispatch::LossCause;
+use crate::ids;
+use crate::metrics::{ConnectionResult, DisconnectReason};
+use crate::provider::Provider;
+use crate::shared::Phase;
+
+/// Frames and bytes of one batch; then what was written is flushed, so that a long queue cannot hold back its first frame.
+const BATCH_FRAMES: usize = 64;
+const BATCH_BYTES: usize = 128 << 10;
+
+/// How long a peer may take to answer our close frame.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+const PROTOCOL_ERROR: Close = Close { code: 1002, reason: "worker registration protocol error" };
+const TOO_LARGE: Close = Close { code: 1009, reason: "message too large" };
+const HEARTBEAT_LOST: Close = Close { code: 1000, reason: "worker heartbeat timed out" };
+const DRAIN_TIMED_OUT: Close = Close { code: 1000, reason: "graceful shutdown timed out" };
+
+/// Closed because the drain is complete.
+pub const DRAINED: Close = Close { code: 1000, reason: "graceful shutdown complete" };
+/// Closed because the process ends.
+pub const RELAY_STOPPING: Close = Close { code: 1001, reason: "relay shutting down" };
+/// Closed because the worker's secret was removed.
+pub const SECRET_REMOVED: Close = Close { code: 1008, reason: "worker authentication failed" };
+
+type Socket<S> = WebSocketStream<PulsedIo<S>>;
+type Sink<S> = SplitSink<Socket<S>, Message>;
+type Source<S> = SplitStream<Socket<S>>;
+
+/// Why a session ends: what to tell the worker, if it can still be told, and what to count.
+struct End {
+    close: Option<Close>,
+    reason: DisconnectReason,
+}
+
+impl End {
+    fn closing(close: Close, reason: DisconnectReason) -> Self {
+        Self { close: Some(close), reason }
+    }
+
+    fn gone(reason: DisconnectReason) -> Self {
+        Self { close: None, reason }
+    }
+}
+
+/// Serves one upgraded connection until it ends.
+pub async fn serve<S>(mut socket: Socket<S>, pulse: Arc<Pulse>, provider: Arc<Provider>, admission: Admission)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let first = tokio::time::timeout(REGISTER_TIMEOUT, first_message(&mut socket)).await;
+    let register = match first {
+        Ok(Ok(register)) => register,
+        Ok(Err(end)) => return reject(socket, &provider, end).await,
+        Err(_) => return reject(socket, &provider, PROTOCOL_ERROR).await,
+    };
+    let config = provider.config();
+    if !register::version_is_accepted(register.protocol_version.as_deref(), config.require_protocol_version) {
+        return reject(socket, &provider, PROTOCOL_ERROR).await;
+    }
+    let accepted = register::sanitize(&register, &config);
+    let link = new_link(&provider, &register, &accepted, &admission);
+    let mut ack = acknowledge(&provider, &link, &register, &accepted);
+    if register.have.contains(&provider.shared.relay_id) {
+        ack.duplicate = true;
+        // Nothing may be sent on this link; its twin lives.
+        let text = encode(&RelayToWorker::RegisterAck(ack));
+        let told = socket.send(Message::Text(text.into())).await.is_ok();
+        if told {
+            close_socket(&mut socket, Close { code: 1000, reason: "duplicate" }).await;
+        }
+        provider.series.worker_disconnected(DisconnectReason::Duplicate);
+        return;
+    }
+    provider.series.worker_connected(ConnectionResult::Accepted);
+    info!(
+        provider = %provider.name,
+        worker = %link.info.name,
+        worker_id = %link.info.id,
+        models = accepted.models.len(),
+        max_concurrent = accepted.max_concurrent,
+        core1 = link.info.core1,
+        address = %link.info.address,
+        "worker registered"
+    );
+    for warning in &ack.warnings {
+        warn!(provider = %provider.name, worker = %link.info.name, "{warning}");
+    }
+    provider.join(&link, &accepted, register.current_load, ack);
+    run(socket, pulse, &provider, &link).await;
+}
+
+async fn run<S>(socket: Socket<S>, pulse: Arc<Pulse>, provider: &Arc<Provider>, link: &Arc<WorkerLink>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let _lost = LostOnDrop { provider, link };
+    let (mut sink, mut source) = socket.split();
+    let end = tokio::select! {
+        end = read_loop(&mut source, provider, link) => end,
+        end = write_loop(&mut sink, &pulse, link) => end,
+        end = heart_loop(&pulse, provider, link) => end,
+    };
+    let heartbeat = end.reason == DisconnectReason::HeartbeatTimeout || end.reason == DisconnectReason::WriteTimeout;
+    let cause = if heartbeat { LossCause::HeartbeatTimeout } else { LossCause::Disconnected };
+    // First the requests: another worker may have them in the same instant, whatever this socket still does.
+    provider.lose(link, cause);
+    provider.series.worker_disconnected(end.reason);
+    info!(
+        provider = %provider.name,
+        worker = %link.info.name,
+        worker_id = %link.info.id,
+        reason = end.reason.as_str(),
+        "worker disconnected"
+    );
+    if heartbeat {
+        warn!(provider = %provider.name, worker = %link.info.name, worker_id = %link.info.id, "worker heartbeat timed out");
+    }
+    if let (Some(close), Ok(mut socket)) = (end.close, sink.reunite(source)) {
+        close_socket(&mut socket, close).await;
+    }
+}
+
+/// A session that ends in a panic must not leave its requests hanging.
+struct LostOnDrop<'a> {
+    provider: &'a Provider,
+    link: &'a Arc<WorkerLink>,
+}
+
+impl Drop for LostOnDrop<'_> {
+    fn drop(&mut self) {
+        // Nothing happens where the worker was given up already.
+        self.provider.lose(self.link, LossCause::Disconnected);
+    }
+}
+
+async fn first_message<S>(socket: &mut Socket<S>) -> Result<Register, Close>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    loop {
+        let text = match socket.next().await {
+            Some(Ok(Message::Text(text))) => text,
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
+            Some(Err(WsError::Capacity(_))) => return Err(TOO_LARGE),
+            Some(Ok(Message::Binary(_) | Message::Close(_) | Message::Frame(_)) | Err(_)) | None => {
+                return Err(PROTOCOL_ERROR);
+            }
+        };
+        return match WorkerToRelay::parse(&text) {
+            Ok(Parsed::Known(WorkerToRelay::Register(register))) => Ok(register),
+            Ok(_) | Err(_) => Err(PROTOCOL_ERROR),
+        };
+    }
+}
+
+async fn reject<S>(mut socket: Socket<S>, provider: &Provider, close: Close)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    provider.series.worker_connected(ConnectionResult::BadProtocol);
+    warn!(provider = %provider.name, code = close.code, reason = close.reason, "worker registration refused");
+    close_socket(&mut socket, close).await;
+}
+
+fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admission: &Admission) -> Arc<WorkerLink> {
+    let ours = Capabilities::new([Capability::Core1]);
+    let both = ours.intersection(&Capabilities::from_names(&register.capabilities));
+    let info = WorkerInfo {
+        key: provider.shared.next_worker_key(),
+        id: ids::worker_id().into(),
+        provider: Arc::clone(&provider.name),
+        name: accepted.name.as_str().into(),
+        version: register.version.as_deref().map(|version| version.chars().take(64).collect()),
+        instance: register::accepted_id(register.instance_id.as_deref()),
+        pool: register.pool.as_deref().map(|pool| pool.chars().take(64).collect()),
+        address: admission.address,
+        core1: both.has(Capability::Core1),
+        secret: admission.secret,
+        request_window: register.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes.max(1)),
+        max_unread_bytes: provider.shared.config.load().max_unread_bytes,
+        connected_at: std::time::SystemTime::now(),
+    };
+    WorkerLink::new(info, register.models.clone())
+}
+
+fn acknowledge(provider: &Provider, link: &WorkerLink, register: &Register, accepted: &Accepted) -> RegisterAck {
+    let config = provider.shared.config.load();
+    let ack = RegisterAck {
+        worker_id: link.info.id.to_string(),
+        models: accepted.models.iter().map(ToString::to_string).collect(),
+        warnings: accepted.warnings.clone(),
+        protocol_version: register.protocol_version.clone(),
+        ..RegisterAck::default()
+    };
+    if !link.info.core1 {
+        return ack;
+    }
+    let settings = provider.config();
+    RegisterAck {
+        relay_id: Some(provider.shared.relay_id.clone()),
+        relay_count: Some(config.relay_count),
+        capabilities: Capabilities::new([Capability::Core1]).names(),
+        limits: Some(RelayLimits {
+            max_request_bytes: config.max_request_bytes,
+            stream_window_bytes: STREAM_WINDOW_BYTES,
+            heartbeat_ms: config.heartbeat_interval.as_millis() as u64,
+            cold_timeout_ms: settings.cold_timeout_for(false).as_millis() as u64,
+        }),
+        ..ack
+    }
+}
+
+async fn read_loop<S>(source: &mut Source<S>, provider: &Arc<Provider>, link: &Arc<WorkerLink>) -> End
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    loop {
+        let handled = match source.next().await {
+            Some(Ok(Message::Text(text))) => {
+                if link.info.core1 && text.len() > MAX_CONTROL_BYTES {
+                    return End::closing(TOO_LARGE, DisconnectReason::MessageTooLarge);
+                }
+                inbound::handle_text(provider, link, &text)
+            }
+            Some(Ok(Message::Binary(bytes))) => inbound::handle_binary(provider, link, bytes),
+            Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => Ok(()),
+            Some(Ok(Message::Close(_))) | None => return End::gone(DisconnectReason::ClosedByWorker),
+            Some(Err(WsError::Capacity(_))) => return End::closing(TOO_LARGE, DisconnectReason::MessageTooLarge),
+            Some(Err(WsError::Protocol(error))) => {
+                debug!(worker = %link.info.name, %error, "websocket protocol error");
+                return End::closing(PROTOCOL_ERROR, DisconnectReason::ProtocolError);
+            }
+            Some(Err(error)) => {
+                debug!(worker = %link.info.name, %error, "worker connection lost");
+                return End::gone(DisconnectReason::ConnectionLost);
+            }
+        };
+        if let Err(problem) = handled {
+            warn!(provider = %provider.name, worker = %link.info.name, problem, "worker protocol error");
+            return End::closing(PROTOCOL_ERROR, DisconnectReason::ProtocolError);
+        }
+        if link.is_exhausted() && link.draining_since().is_none() {
+            provider.drain_worker(link, "stream numbers are used up", Some(DRAINED));
+        }
+    }
+}
+
+async fn write_loop<S>(sink: &mut Sink<S>, pulse: &Pulse, link: &WorkerLink) -> End
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    loop {
+        let (mut frames, mut bytes) = (0, 0);
+        while frames < BATCH_FRAMES && bytes < BATCH_BYTES {
+            let message = match link.next_output() {
+                Output::Frame(frame) => into_message(frame),
+                Output::Ping => Message::Ping(Bytes::new()),
+                Output::Close(close) => return End::closing(close, reason_of(close)),
+                Output::Nothing => break,
+            };
+            if frames == 0 {
+                pulse.mark_waiting();
+            }
+            frames += 1;
+            bytes += message.len();
+            if sink.feed(message).await.is_err() {
+                return End::gone(DisconnectReason::ConnectionLost);
+            }
+        }
+        if frames == 0 {
+            link.wait().await;
+            continue;
+        }
+        if sink.flush().await.is_err() {
+            return End::gone(DisconnectReason::ConnectionLost);
+        }
+        pulse.mark_idle();
+    }
+}
+
+/// Sends the heartbeat, and notices a peer that is silent or has stopped reading. Wakes once per interval.
+async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLink>) -> End {
+    let interval = provider.shared.config.load().heartbeat_interval;
+    let patience = interval * HEARTBEATS_UNTIL_LOST;
+    let mut beat = Instant::now() + interval;
+    loop {
+        let lost_at = pulse.last_read() + patience;
+        let stuck_at = pulse.waiting_since().map(|since| since + patience);
+        let drained_by = link.draining_since().map(|since| since + provider.shared.config.load().drain_timeout);
+        let next = [Some(lost_at), stuck_at, drained_by, Some(beat)].into_iter().flatten().min().unwrap_or(beat);
+        tokio::time::sleep_until(next.into()).await;
+        let now = Instant::now();
+        if pulse.last_read() + patience <= now {
+            return End::closing(HEARTBEAT_LOST, DisconnectReason::HeartbeatTimeout);
+        }
+        if pulse.waiting_since().is_some_and(|since| since + patience <= now) {
+            return End::closing(HEARTBEAT_LOST, DisconnectReason::WriteTimeout);
+        }
+        if drained_by.is_some_and(|by| by <= now) && provider.shared.phase() < Phase::Draining {
+            return End::closing(DRAIN_TIMED_OUT, DisconnectReason::DrainTimeout);
+        }
+        if beat <= now {
+            beat = now + interval;
+            if now.duration_since(pulse.last_read()) >= interval {
+                link.ping();
+            }
+            link.push(&RelayToWorker::Ping(Ping { timestamp_unix_ms: Some(unix_ms()) }));
+        }
+    }
+}
+
+/// Says why and waits a moment for the worker to have heard it.
+async fn close_socket<S>(socket: &mut Socket<S>, close: Close)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let frame = CloseFrame { code: close.code.into(), reason: close.reason.into() };
+    let closed = async {
+        socket.close(Some(frame)).await?;
+        while let Some(Ok(_)) = socket.next().await {}
+        Ok::<_, WsError>(())
+    };
+    // A peer that does not answer is dropped all the same.
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
+}
+
+fn into_message(frame: Frame) -> Message {
+    match frame {
+        Frame::Text(text) => Message::Text(text.into()),
+        Frame::Binary { header, payload } => {
+            let mut message = BytesMut::with_capacity(header.len() + payload.len());
+            message.put_slice(&header);
+            message.put_slice(&payload);
+            Message::Binary(message.freeze())
+        }
+    }
+}
+
+fn reason_of(close: Close) -> DisconnectReason {
+    match close {
+        SECRET_REMOVED => DisconnectReason::AuthFailed,
+        RELAY_STOPPING => DisconnectReason::RelayShutdown,
+        Close { reason: "replaced", .. } => DisconnectReason::Replaced,
+        _ => DisconnectReason::Drained,
+    }
+}
+
+pub(super) fn unix_ms() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// The reason of an admin's drain.
+pub const ADMIN_DRAIN: &str = GracefulShutdown::WORKER_DRAIN;

@@ -1,0 +1,294 @@
+//! What a worker said, and what follows from it.
+//!
+//! `Err` closes the socket with 1002 and is kept for what no peer of any version would send. Everything that concerns
+//! one request ends that request at most.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::frame::{self, BodyKind};
+use modelrelay_protocol::headers;
+use modelrelay_protocol::message::{Parsed, Pong, ResponseComplete, ResponseStart, WorkerError, WorkerToRelay};
+use tracing::{debug, info, warn};
+
+use super::unix_ms;
+use crate::affinity::Origin;
+use crate::dispatch::{AttemptFailure, CancelReason, Grant, LoadFailure};
+use crate::exchange::{Head, PushError};
+use crate::provider::Provider;
+use crate::socket::link::{Held, WorkerLink};
+use crate::socket::register;
+
+type Handled = Result<(), &'static str>;
+
+/// Handles one text message.
+pub(super) fn handle_text(provider: &Arc<Provider>, link: &Arc<WorkerLink>, text: &str) -> Handled {
+    let message = match WorkerToRelay::parse(text) {
+        Ok(Parsed::Known(message)) => message,
+        Ok(Parsed::Unknown(kind)) => {
+            debug!(worker = %link.info.name, kind = kind.chars().take(64).collect::<String>(), "unknown message skipped");
+            return Ok(());
+        }
+        Err(_) => return Err("malformed JSON"),
+    };
+    match message {
+        WorkerToRelay::Register(_) => return Err("a second register"),
+        WorkerToRelay::ResponseStart(start) => response_start(provider, link, start),
+        WorkerToRelay::ResponseChunk(chunk) => {
+            let Some(held) = known(link, &chunk.request_id) else { return Ok(()) };
+            response_chunk(provider, link, &held, chunk.chunk.into());
+        }
+        WorkerToRelay::ResponseComplete(complete) => response_complete(provider, link, complete),
+        WorkerToRelay::Error(error) => worker_error(provider, link, error),
+        WorkerToRelay::Pong(pong) => handle_pong(provider, link, pong),
+        WorkerToRelay::ModelsUpdate(update) => {
+            let mut warnings = Vec::new();
+            let models = register::sanitize_models(&update.models, &provider.config(), &mut warnings);
+            info!(provider = %provider.name, worker = %link.info.name, models = models.len(), "models updated");
+            for warning in warnings {
+                warn!(provider = %provider.name, worker = %link.info.name, "{warning}");
+            }
+            link.set_advertised(update.models);
+            provider.models_updated(link, models, update.current_load);
+        }
+        WorkerToRelay::Credit(credit) => link.add_credit(credit.stream, credit.bytes),
+        WorkerToRelay::Grant(grant) if link.info.core1 => {
+            let grant =
+                Grant { slots: grant.slots, others: grant.others, capacity: grant.capacity, links: grant.links };
+            provider.granted(link, grant);
+        }
+        WorkerToRelay::Drain(drain) if link.info.core1 => {
+            let reason: String = drain.reason.chars().take(128).collect();
+            info!(provider = %provider.name, worker = %link.info.name, reason, "worker drains itself");
+            provider.worker_asked_to_drain(link);
+        }
+        WorkerToRelay::Grant(_)
+        | WorkerToRelay::Drain(_)
+        | WorkerToRelay::Slots(_)
+        | WorkerToRelay::CommandResult(_) => {
+            debug!(worker = %link.info.name, "message without its capability skipped");
+        }
+    }
+    Ok(())
+}
+
+/// Handles one binary message.
+pub(super) fn handle_binary(provider: &Arc<Provider>, link: &Arc<WorkerLink>, bytes: Bytes) -> Handled {
+    if !link.info.core1 {
+        return Err("a binary message without core1");
+    }
+    let piece = frame::decode(bytes).map_err(|_| "a malformed binary message")?;
+    let held = link.held_stream(piece.stream).filter(|_| piece.kind == BodyKind::Response);
+    let Some(held) = held else {
+        debug!(worker = %link.info.name, stream = piece.stream, "late piece dropped");
+        return Ok(());
+    };
+    if let Err(error) = held.exchange().push_piece(held.attempt, piece.payload) {
+        push_failed(provider, link, &held, error);
+    }
+    Ok(())
+}
+
+fn known(link: &WorkerLink, request_id: &str) -> Option<Held> {
+    let held = link.held(request_id);
+    if held.is_none() {
+        // Late, or never this worker's: either way it is nobody's answer.
+        debug!(worker = %link.info.name, "message for a request that the worker does not hold dropped");
+    }
+    held
+}
+
+fn response_start(provider: &Provider, link: &WorkerLink, start: ResponseStart) {
+    let Some(held) = known(link, &start.request_id) else { return };
+    let head = Head {
+        status: match valid_status(Some(start.status_code)) {
+            Ok(status) => status,
+            Err(problem) => return push_failed(provider, link, &held, PushError::Broken(problem)),
+        },
+        headers: header_map(start.headers),
+        content_length: start.content_length,
+    };
+    begin(provider, link, &held, head);
+}
+
+fn begin(provider: &Provider, link: &WorkerLink, held: &Held, head: Head) -> bool {
+    // Marked first: once the client may have the head, a lost worker must not lead to a second answer.
+    link.mark_started(held.stream);
+    let pushed = held.exchange().push_head(held.attempt, head);
+    provider.shared.progress.notify_waiters();
+    if let Err(error) = pushed {
+        push_failed(provider, link, held, error);
+    }
+    pushed.is_ok()
+}
+
+fn response_chunk(provider: &Provider, link: &WorkerLink, held: &Held, chunk: Bytes) {
+    if !held.started {
+        let mut headers = HeaderMap::new();
+        headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        if !begin(provider, link, held, Head { status: StatusCode::OK, headers, content_length: None }) {
+            return;
+        }
+    }
+    if let Err(error) = held.exchange().push_uncredited(held.attempt, chunk) {
+        push_failed(provider, link, held, error);
+    }
+}
+
+fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, complete: ResponseComplete) {
+    let Some(held) = known(link, &complete.request_id) else { return };
+    if !link.info.core1 && !held.started {
+        let body = Bytes::from(complete.body.unwrap_or_default());
+        let head = Head {
+            status: match valid_status(complete.status_code) {
+                Ok(status) => status,
+                Err(problem) => return push_failed(provider, link, &held, PushError::Broken(problem)),
+            },
+            headers: header_map(complete.headers.unwrap_or_default()),
+            content_length: Some(body.len() as u64),
+        };
+        if !begin(provider, link, &held, head) {
+            return;
+        }
+        if let Err(error) = held.exchange().push_whole(held.attempt, body) {
+            return push_failed(provider, link, &held, error);
+        }
+    }
+    held.record.progress().token_counts = complete.token_counts;
+    if let (Some(id), Some(instance)) = (register::accepted_id(complete.response_id.as_deref()), &link.info.instance) {
+        let origin = Origin {
+            provider: Arc::clone(&provider.name),
+            instance: Arc::clone(instance),
+            model: Arc::clone(&held.record.outline.model),
+        };
+        provider.shared.affinity.remember(&id, origin, Instant::now());
+    }
+    match held.exchange().finish(held.attempt) {
+        Ok(()) | Err(PushError::Stale) => {
+            link.release(held.stream);
+            provider.completed(link, &held);
+        }
+        Err(error) => push_failed(provider, link, &held, error),
+    }
+}
+
+/// The worker's answer cannot go on. The client is told first, then the worker, and its slot is free.
+fn push_failed(provider: &Provider, link: &WorkerLink, held: &Held, error: PushError) {
+    let (reason, error) = match error {
+        PushError::Stale => return,
+        PushError::Broken(what) => {
+            warn!(request_id = held.record.outline.id, worker = %link.info.name, what, "worker broke the protocol of one request");
+            let message = format!("the worker's answer could not be used: {what}");
+            (CancelReason::WorkerFault, ApiError::new(ErrorKind::Worker("bad_answer".into()), message))
+        }
+        PushError::StreamLimit => {
+            let message = "the answer is larger than this relay passes on (MAX_STREAM_BYTES)";
+            (CancelReason::StreamLimit, ApiError::new(ErrorKind::ResponseTooLarge, message))
+        }
+        PushError::SlowClient => {
+            let message = "the client left too much of the answer unread (MAX_UNREAD_BYTES)";
+            (CancelReason::SlowClient, ApiError::new(ErrorKind::SlowClient, message))
+        }
+    };
+    held.exchange().fail(error);
+    provider.cancel(held.record.key, reason);
+}
+
+fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
+    let code: String = error.code.chars().filter(|c| !c.is_control()).take(64).collect();
+    let message: String = error.message.chars().filter(|c| !c.is_control()).take(1_024).collect();
+    let Some(request_id) = error.request_id else {
+        warn!(provider = %provider.name, worker = %link.info.name, code, message, "worker reports");
+        return;
+    };
+    let Some(held) = known(link, &request_id) else { return };
+    let retry_after = error.retry_after_ms.map(Duration::from_millis);
+    debug!(request_id = held.record.outline.id, worker = %link.info.name, code, message, "worker failed a request");
+    let api_error = ApiError::new(kind_of(&code), message);
+    let api_error = match retry_after {
+        Some(after) if api_error.retry_after().is_some() => api_error.with_retry_after(after),
+        _ => api_error,
+    };
+    link.release(held.stream);
+    if held.started {
+        held.exchange().fail(api_error);
+        provider.completed(link, &held);
+    } else {
+        held.record.progress().worker_error = Some(api_error);
+        provider.attempt_failed(link, &held, failure_of(&code, retry_after));
+    }
+}
+
+fn kind_of(code: &str) -> ErrorKind {
+    match code {
+        WorkerError::SEVERED_BY_SWAP => ErrorKind::SeveredBySwap,
+        WorkerError::BACKEND_UNREACHABLE => ErrorKind::BackendUnreachable,
+        WorkerError::INSUFFICIENT_MEMORY => ErrorKind::InsufficientMemory,
+        WorkerError::BACKEND_UNAVAILABLE => ErrorKind::BackendUnavailable,
+        WorkerError::SLOT_QUARANTINED => ErrorKind::SlotQuarantined,
+        WorkerError::RESPONSE_TOO_LARGE => ErrorKind::ResponseTooLarge,
+        code => ErrorKind::Worker(code.to_owned()),
+    }
+}
+
+fn failure_of(code: &str, retry_after: Option<Duration>) -> AttemptFailure {
+    match code {
+        WorkerError::AT_CAPACITY => AttemptFailure::AtCapacity,
+        WorkerError::DRAINING => AttemptFailure::Draining,
+        WorkerError::SEVERED_BY_SWAP => AttemptFailure::SeveredBySwap,
+        WorkerError::BACKEND_UNREACHABLE => AttemptFailure::BackendUnreachable,
+        WorkerError::BACKEND_RESET => AttemptFailure::BackendReset,
+        WorkerError::INSUFFICIENT_MEMORY => {
+            AttemptFailure::LoadFailed { code: LoadFailure::InsufficientMemory, retry_after }
+        }
+        WorkerError::BACKEND_UNAVAILABLE => {
+            AttemptFailure::LoadFailed { code: LoadFailure::BackendUnavailable, retry_after }
+        }
+        WorkerError::SLOT_QUARANTINED => AttemptFailure::LoadFailed { code: LoadFailure::SlotQuarantined, retry_after },
+        _ => AttemptFailure::Fatal,
+    }
+}
+
+fn handle_pong(provider: &Provider, link: &WorkerLink, pong: Pong) {
+    link.mark_heard();
+    if let Some(sent) = pong.timestamp_unix_ms {
+        // The worker echoes our own clock; one that sends something else shows in nothing but this histogram.
+        provider.series.heartbeat_answered(Duration::from_millis(unix_ms().saturating_sub(sent)));
+    }
+    if let Some(load) = pong.current_load {
+        provider.load_reported(link, load);
+    }
+}
+
+fn valid_status(status: Option<u16>) -> Result<StatusCode, &'static str> {
+    let status = status.ok_or("an answer without a status")?;
+    if !(200..=599).contains(&status) {
+        return Err("a status outside 200-599");
+    }
+    StatusCode::from_u16(status).map_err(|_| "a status outside 200-599")
+}
+
+/// The headers that may go to the client; what is not a header by its form is left out.
+fn header_map(pairs: impl IntoIterator<Item = (String, String)>) -> HeaderMap {
+    let mut map = HeaderMap::new();
+    let mut connection = Vec::new();
+    for (name, value) in pairs {
+        let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) else { continue };
+        if name == http::header::CONNECTION {
+            connection.push(value);
+        } else if headers::is_response_header(name.as_str()) {
+            map.append(name, value);
+        }
+    }
+    for value in connection {
+        let named: Vec<HeaderName> =
+            value.to_str().unwrap_or("").split(',').filter_map(|token| token.trim().parse().ok()).collect();
+        for name in named {
+            map.remove(name);
+        }
+    }
+    map
+}

@@ -1,0 +1,379 @@
+"""What both SDK suites stand on: a backend that does as it is told, and relays and workers that start and die on request.
+
+Standard library only. Prints one JSON line with its address, then serves until its standard input closes:
+
+    POST   /stacks                        {"relay": {ENV}, "workers": [{ENV}, …]} → {"id", "url"}, once every worker is listed
+    POST   /stacks/{id}/workers/{n}/kill  SIGKILL
+    DELETE /stacks/{id}
+    GET    /seen?tag=T&state=S&count=N    waits until the backend saw N requests tagged T in state S → the requests
+    POST   /release?tag=T                 lets the held requests tagged T go on, those to come too
+
+The backend reads what to do from the request's own words: "tag=T do=echo". `echo` answers; `hold` waits for its release,
+a stream after two of its words; `refuse` answers 400 as vLLM does. A request is `running`, then `done` or `left` (the
+other side closed the connection first).
+"""
+
+import http.client
+import json
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from base64 import b64encode
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+MODEL = "org/tiny:1b"  # ids hold slashes and colons
+WORDS = ["Hello", " from", " the", " backend"]
+REFUSAL = {"error": {"message": "This model's maximum context length is 16 tokens.", "type": "BadRequestError",
+                     "param": "input_tokens", "code": 400}}
+PATIENCE = 20  # seconds that anything here may take before the test is told that it did not happen
+
+
+class Seen:
+    """The requests that reached the backend, and who waits for what."""
+
+    def __init__(self):
+        self.changed = threading.Condition()
+        self.requests = []
+        self.released = set()
+        self.holds = {}  # tag -> sockets whose closing wakes a held request
+
+    def add(self, request):
+        with self.changed:
+            self.requests.append(request)
+            self.changed.notify_all()
+
+    def move(self, request, state):
+        with self.changed:
+            request["state"] = state
+            self.changed.notify_all()
+
+    def wait(self, tag, state, count):
+        def found():
+            return [r for r in self.requests if r["tag"] == tag and state in (None, r["state"])]
+
+        with self.changed:
+            self.changed.wait_for(lambda: len(found()) >= count, PATIENCE)
+            return found()
+
+    def release(self, tag):
+        with self.changed:
+            self.released.add(tag)
+            for wake in self.holds.pop(tag, []):
+                wake.close()
+
+    def hold(self, tag, connection):
+        """Waits for the release; False when the other side left first."""
+        here, wake = socket.socketpair()
+        with self.changed:
+            if tag in self.released:
+                wake.close()
+            else:
+                self.holds.setdefault(tag, []).append(wake)
+        with here:
+            ready, _, _ = select.select([here, connection], [], [])
+        return connection not in ready
+
+
+SEEN = Seen()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_):
+        pass
+
+    def body(self):
+        return self.rfile.read(int(self.headers.get("content-length") or 0))
+
+    def answer(self, status, body, content_type="application/json"):
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-type", content_type)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+# --- the backend ------------------------------------------------------------------------------------------------------
+
+
+class Backend(Handler):
+    """Each worker has it under a path of its own, /w0, /w1 …, which tells who sent a request."""
+
+    def worker_and_path(self):
+        worker, path = re.fullmatch(r"/w(\d+)(/.*)", urlsplit(self.path).path).groups()
+        return int(worker), path
+
+    def do_GET(self):
+        _, path = self.worker_and_path()
+        if path == "/v1/models":
+            self.answer(200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+        else:
+            self.answer(200 if path == "/health" else 404, {})
+
+    def do_POST(self):
+        worker, path = self.worker_and_path()
+        body = json.loads(self.body())
+        words = body.get("input") or body["messages"][-1]["content"]
+        words = words[0] if isinstance(words, list) and isinstance(words[0], str) else words
+        tag, deed = re.search(r"tag=(\S+) do=(\S+)", words if isinstance(words, str) else json.dumps(words)).groups()
+        request = {"tag": tag, "worker": worker, "path": path, "state": "running",
+                   "authorization": self.headers.get("authorization"), "x-api-key": self.headers.get("x-api-key")}
+        SEEN.add(request)
+        try:
+            SEEN.move(request, "done" if self.obey(path, deed, tag, body) else "left")
+        except OSError:
+            SEEN.move(request, "left")
+            self.close_connection = True
+
+    def obey(self, path, deed, tag, body):
+        if deed == "refuse":
+            self.answer(400, REFUSAL)
+            return True
+        if path == "/v1/embeddings":
+            self.answer(200, embeddings(body))
+            return True
+        whole, frames, third_word = {"/v1/chat/completions": chat, "/v1/messages": messages, "/v1/responses": responses}[path]()
+        if not body.get("stream"):
+            if deed == "hold" and not SEEN.hold(tag, self.connection):
+                self.close_connection = True
+                return False
+            self.answer(200, whole)
+            return True
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for at, frame in enumerate(frames):
+            if deed == "hold" and at == third_word and not SEEN.hold(tag, self.connection):
+                self.close_connection = True
+                return False
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(frame.encode()), frame.encode()))
+        self.wfile.write(b"0\r\n\r\n")
+        return True
+
+
+def data(value):
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def event(value):
+    return f"event: {value['type']}\n{data(value)}"
+
+
+# Each dialect: the whole answer, the frames of its stream, and which of them holds the third word.
+
+
+def chat():
+    usage = {"prompt_tokens": 5, "completion_tokens": len(WORDS), "total_tokens": 5 + len(WORDS)}
+    base = {"id": "chatcmpl-1", "created": 1, "model": MODEL}
+    message = {"role": "assistant", "content": "".join(WORDS)}
+    whole = base | {"object": "chat.completion", "usage": usage,
+                    "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+    def chunk(delta, reason=None):
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        return data(base | {"object": "chat.completion.chunk", "choices": [choice]})
+
+    frames = [chunk({"content": word}) for word in WORDS] + [chunk({}, "stop"), "data: [DONE]\n\n"]
+    return whole, frames, 2
+
+
+def messages():
+    base = {"id": "msg_1", "type": "message", "role": "assistant", "model": MODEL, "stop_sequence": None}
+    usage = {"input_tokens": 5, "output_tokens": len(WORDS)}
+    whole = base | {"content": [{"type": "text", "text": "".join(WORDS)}], "stop_reason": "end_turn", "usage": usage}
+    begun = base | {"content": [], "stop_reason": None, "usage": usage | {"output_tokens": 0}}
+    frames = [
+        event({"type": "message_start", "message": begun}),
+        event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
+        *(event({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}})
+          for word in WORDS),
+        event({"type": "content_block_stop", "index": 0}),
+        event({"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": usage}),
+        event({"type": "message_stop"}),
+    ]
+    return whole, frames, 4
+
+
+def responses():
+    part = {"type": "output_text", "text": "".join(WORDS), "annotations": []}
+    item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+    usage = {"input_tokens": 5, "output_tokens": 4, "total_tokens": 9, "input_tokens_details": {"cached_tokens": 0},
+             "output_tokens_details": {"reasoning_tokens": 0}}
+    whole = {"id": "resp_1", "object": "response", "created_at": 1, "model": MODEL, "status": "completed",
+             "output": [item], "usage": usage, "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    begun = whole | {"status": "in_progress", "output": [], "usage": None}
+    place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+    events = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.output_item.added", "output_index": 0, "item": item | {"content": []}},
+        {"type": "response.content_part.added", **place, "part": part | {"text": ""}},
+        *({"type": "response.output_text.delta", **place, "delta": word, "logprobs": []} for word in WORDS),
+        {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": whole},
+    ]
+    return whole, [event(one | {"sequence_number": at}) for at, one in enumerate(events)], 5
+
+
+def embeddings(body):
+    count = len(body["input"]) if isinstance(body["input"], list) else 1
+    vector = [0.5, -0.25, 1.0]
+    coded = body.get("encoding_format") == "base64"
+    shown = b64encode(struct.pack("<3f", *vector)).decode() if coded else vector
+    return {"object": "list", "model": MODEL, "usage": {"prompt_tokens": count, "total_tokens": count},
+            "data": [{"object": "embedding", "index": at, "embedding": shown} for at in range(count)]}
+
+
+# --- relays and workers -----------------------------------------------------------------------------------------------
+
+
+class Stack:
+    """One relay and its workers, with ports, secret and files of their own."""
+
+    def __init__(self, backend_url, relay_env, worker_envs):
+        self.directory = tempfile.TemporaryDirectory(prefix="modelrelay-clients-")
+        self.workers, self.relay = [], None
+        try:
+            port = free_port()
+            self.url = f"http://127.0.0.1:{port}"
+            listen = {"LISTEN_ADDR": f"127.0.0.1:{port}", "WORKER_SECRET": "stack-secret"}
+            self.relay = self.spawn("relay", listen | relay_env)
+            self.wait_for(lambda: self.health() is not None, "the relay to answer")
+            for number, env in enumerate(worker_envs):
+                own = {"PROXY_URL": self.url, "WORKER_SECRET": "stack-secret", "BACKEND_URL": f"{backend_url}/w{number}",
+                       "WORKER_NAME": f"worker-{number}", "PROBE_ADDR": "127.0.0.1:0"}
+                self.workers.append(self.spawn("worker", own | env))
+            self.wait_for(self.all_workers_serve, "the workers to be listed")
+        except BaseException:
+            self.close()
+            raise
+
+    def spawn(self, program, env):
+        log = open(os.path.join(self.directory.name, f"{program}-{len(self.workers)}.log"), "wb")
+        with log:
+            return subprocess.Popen([os.path.join(ROOT, "target", "release", f"modelrelay-{program}")],
+                                    env={"PATH": os.environ["PATH"]} | env, cwd=self.directory.name,
+                                    stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def wait_for(self, condition, what):
+        never = threading.Event()
+        for _ in range(PATIENCE * 50):
+            if condition():
+                return
+            if any(program.poll() is not None for program in [self.relay, *self.workers]):
+                break
+            never.wait(0.02)
+        raise RuntimeError(f"waited in vain for {what}:\n{self.logs()}")
+
+    def health(self):
+        return get_json(self.url, "/health")
+
+    def all_workers_serve(self):
+        state = get_json(self.url, "/admin/workers", {"authorization": "Bearer stack-admin"})
+        if state is None:  # no admin token in this stack: count the workers, then see that the model is there
+            if (self.health() or {}).get("workers_connected") != len(self.workers):
+                return False
+            listed = get_json(self.url, "/v1/models")
+            return not self.workers or any(model["id"] == MODEL for model in (listed or {}).get("data", []))
+        return len([w for w in state["workers"] if MODEL in w["models"]]) == len(self.workers)
+
+    def logs(self):
+        texts = []
+        for name in sorted(os.listdir(self.directory.name)):
+            with open(os.path.join(self.directory.name, name), errors="replace") as log:
+                texts.append(f"--- {name}\n{log.read()[-4000:]}")
+        return "\n".join(texts)
+
+    def close(self):
+        for program in [*self.workers, self.relay]:
+            if program is not None:
+                program.send_signal(signal.SIGKILL)
+                program.wait()
+        self.directory.cleanup()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def get_json(url, path, headers=None):
+    """The JSON behind a GET, or None when there is none yet."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=5)
+    try:
+        connection.request("GET", path, headers=headers or {})
+        response = connection.getresponse()
+        return json.loads(response.read()) if response.status == 200 else None
+    except OSError:
+        return None
+    finally:
+        connection.close()
+
+
+class Control(Handler):
+    stacks, backend_url, lock = {}, None, threading.Lock()
+
+    def handle_request(self):
+        parts = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        try:
+            self.answer(200, self.route(self.command, parts.path.strip("/").split("/"), query, self.body()))
+        except Exception as error:
+            self.answer(500, {"error": str(error)})
+
+    do_GET = do_POST = do_DELETE = handle_request
+
+    def route(self, method, path, query, body):
+        match (method, *path):
+            case ("POST", "stacks"):
+                wish = json.loads(body)
+                stack = Stack(self.backend_url, {"MODELRELAY_ADMIN_TOKEN": "stack-admin"} | wish.get("relay", {}),
+                              wish.get("workers", [{}]))
+                number = str(id(stack))
+                with self.lock:
+                    self.stacks[number] = stack
+                return {"id": number, "url": stack.url}
+            case ("POST", "stacks", number, "workers", at, "kill"):
+                worker = self.stacks[number].workers[int(at)]
+                worker.send_signal(signal.SIGKILL)
+                worker.wait()
+            case ("DELETE", "stacks", number):
+                with self.lock:
+                    stack = self.stacks.pop(number)
+                stack.close()
+            case ("GET", "seen"):
+                return SEEN.wait(query["tag"], query.get("state"), int(query.get("count", 1)))
+            case ("POST", "release"):
+                SEEN.release(query["tag"])
+            case _:
+                raise ValueError(f"no such control: {method} {self.path}")
+        return {}
+
+
+def serve(handler):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+if __name__ == "__main__":
+    Control.backend_url = serve(Backend)
+    print(json.dumps({"control": serve(Control), "model": MODEL, "text": "".join(WORDS)}), flush=True)
+    sys.stdin.read()
+    for left in Control.stacks.values():
+        left.close()

@@ -1,0 +1,103 @@
+// Stacks for the Node suites, by way of control.py; the SDKs themselves come from the cache.
+
+import assert from 'node:assert/strict';
+import { randomUUID } from 'node:crypto';
+import { createRequire } from 'node:module';
+
+const control = JSON.parse(process.env.CLIENTS_CONTROL);
+export const { model: MODEL, text: TEXT } = control;
+
+/** Loads an installed package: a module cannot import from a folder that is no parent of its own. */
+export const load = createRequire(process.env.CLIENTS_NODE_MODULES + '/');
+
+async function call(method, path, body) {
+  const response = await fetch(control.control + path, { method, body: body && JSON.stringify(body) });
+  const answer = await response.json();
+  assert.ok(response.ok, answer.error);
+  return answer;
+}
+
+/** A relay with workers, and a tag by which the backend knows this test's requests. Ends with the test. */
+export class Stack {
+  tag = randomUUID();
+  /** HTTP requests that SDK clients made, their own retries included. */
+  attempts = 0;
+  onAnswer = () => {};
+
+  static async start(test, { relay = {}, workers = [{}] } = {}) {
+    const stack = new Stack();
+    Object.assign(stack, await call('POST', '/stacks', { relay, workers }));
+    test.after(() => call('DELETE', `/stacks/${stack.id}`));
+    return stack;
+  }
+
+  /** What the SDKs take for `fetch`. */
+  fetch = async (...request) => {
+    this.attempts += 1;
+    const response = await fetch(...request);
+    await this.onAnswer(response);
+    return response;
+  };
+
+  say(deed, tag = this.tag) {
+    return `tag=${tag} do=${deed}`;
+  }
+
+  ask(deed = 'echo', { tag, ...more } = {}) {
+    return { model: MODEL, messages: [{ role: 'user', content: this.say(deed, tag) }], ...more };
+  }
+
+  /** The backend's requests of this test, once there are `count` in `state`. */
+  async seen(state, { count = 1, tag = this.tag } = {}) {
+    const wanted = state ? `&state=${state}` : '';
+    const requests = await call('GET', `/seen?tag=${tag}&count=${count}${wanted}`);
+    assert.ok(requests.length >= count, `the backend saw ${JSON.stringify(requests)}`);
+    return requests;
+  }
+
+  release(tag = this.tag) {
+    return call('POST', `/release?tag=${tag}`);
+  }
+
+  killWorker(number = 0) {
+    return call('POST', `/stacks/${this.id}/workers/${number}/kill`);
+  }
+
+  async newKey() {
+    return (await this.admin('POST', '/admin/keys', { name: 'suite' })).secret;
+  }
+
+  async waitForQueue(length) {
+    const deadline = Date.now() + 20_000;
+    while (((await this.admin('GET', '/admin/stats')).queue_depth.local ?? 0) < length) {
+      assert.ok(Date.now() < deadline, 'nothing is queued');
+    }
+  }
+
+  async admin(method, path, body) {
+    const headers = { authorization: 'Bearer stack-admin', 'content-type': 'application/json' };
+    const response = await fetch(this.url + path, { method, headers, body: body && JSON.stringify(body) });
+    return response.json();
+  }
+
+  /** Takes a worker's only slot by `create`, an SDK's call; returns what gives it back. */
+  async occupy(create) {
+    const tag = `occupy-${this.tag}`;
+    const answer = create(this.ask('hold', { tag }));
+    await this.seen('running', { tag });
+    return async () => {
+      await this.release(tag);
+      await answer;
+    };
+  }
+}
+
+/** The error that a promise or an async function ends with. */
+export async function errorOf(doing) {
+  try {
+    await (typeof doing === 'function' ? doing() : doing);
+  } catch (error) {
+    return error;
+  }
+  assert.fail('nothing was raised');
+}

@@ -1,0 +1,126 @@
+"""Stacks for the Python suites, by way of `control.py`."""
+
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+
+import httpx2
+import pytest
+
+CONTROL = json.loads(os.environ["CLIENTS_CONTROL"])
+MODEL, TEXT = CONTROL["model"], CONTROL["text"]
+
+
+def call(method, path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(CONTROL["control"] + path, data, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        pytest.fail(json.load(error)["error"])
+
+
+class Stack:
+    """A relay with workers, and a tag by which the backend knows this test's requests."""
+
+    def __init__(self, relay=None, workers=None):
+        made = call("POST", "/stacks", {"relay": relay or {}, "workers": [{}] if workers is None else workers})
+        self.id, self.url = made["id"], made["url"]
+        self.tag = uuid.uuid4().hex
+
+    def say(self, deed, tag=None):
+        return f"tag={tag or self.tag} do={deed}"
+
+    def ask(self, deed="echo", tag=None, **more):
+        return {"model": MODEL, "messages": [{"role": "user", "content": self.say(deed, tag)}]} | more
+
+    def seen(self, state=None, count=1, tag=None):
+        """The backend's requests of this test, once there are `count` in `state`."""
+        state = f"&state={state}" if state else ""
+        requests = call("GET", f"/seen?tag={tag or self.tag}&count={count}{state}")
+        assert len(requests) >= count, f"the backend saw {requests}"
+        return requests
+
+    def release(self, tag=None):
+        call("POST", f"/release?tag={tag or self.tag}")
+
+    def kill_worker(self, number=0):
+        call("POST", f"/stacks/{self.id}/workers/{number}/kill")
+
+    def new_key(self):
+        return self.admin("POST", "/admin/keys", b'{"name": "suite"}')["secret"]
+
+    def wait_for_queue(self, length):
+        deadline = time.monotonic() + 20
+        while self.admin("GET", "/admin/stats")["queue_depth"].get("local", 0) < length:
+            assert time.monotonic() < deadline, "nothing is queued"
+
+    def admin(self, method, path, body=None):
+        request = urllib.request.Request(self.url + path, body, method=method)
+        request.add_header("authorization", "Bearer stack-admin")
+        request.add_header("content-type", "application/json")
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return json.load(response)
+
+    def occupy(self, create):
+        """Takes a worker's only slot by `create`, an SDK's call; returns what gives it back."""
+        tag = f"occupy-{self.tag}"
+        thread = in_background(create, **self.ask("hold", tag))
+        self.seen("running", tag=tag)
+
+        def leave():
+            self.release(tag)
+            thread.join()
+
+        return leave
+
+
+def in_background(function, **arguments):
+    thread = threading.Thread(target=function, kwargs=arguments)
+    thread.start()
+    return thread
+
+
+class Attempts:
+    """Counts the HTTP requests of one SDK client, its own retries included."""
+
+    def __init__(self):
+        self.count = 0
+        self.last = None
+        self.on_answer = None
+        self.client = httpx2.Client(
+            trust_env=False, event_hooks={"request": [self.add], "response": [self.answered]}
+        )
+
+    def add(self, _request):
+        self.count += 1
+
+    def answered(self, response):
+        self.last = response
+        if self.on_answer:
+            self.on_answer(response)
+
+
+@pytest.fixture
+def stack():
+    made = []
+
+    def make(**wishes):
+        made.append(Stack(**wishes))
+        return made[-1]
+
+    yield make
+    for one in made:
+        call("DELETE", f"/stacks/{one.id}")
+
+
+@pytest.fixture
+def attempts():
+    counted = Attempts()
+    yield counted
+    counted.client.close()

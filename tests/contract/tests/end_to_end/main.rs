@@ -1,0 +1,9 @@
+//! Relay and worker together, in front of a backend played by hand: what a client sees, and what a backend sees.
+
+mod backend_loss;
+mod bodies;
+mod cancel;
+mod dialects;
+mod relays;
+mod secrecy;
+mod worker_loss;

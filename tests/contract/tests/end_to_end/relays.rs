@@ -1,0 +1,141 @@
+//! One worker, several relays.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use modelrelay_harness::client::Request;
+use modelrelay_harness::fake_backend::{Answer, FakeBackend};
+use modelrelay_harness::relay::{Relay, WORKER_SECRET};
+use modelrelay_harness::worker_process::{WorkerProcess, wait_for_model};
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A TCP load balancer that is not sticky: each connection goes to the next relay.
+async fn balancer(relays: Vec<SocketAddr>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("a bound socket");
+    tokio::spawn(async move {
+        let next = Arc::new(AtomicUsize::new(0));
+        while let Ok((mut inbound, _)) = listener.accept().await {
+            let relay = relays[next.fetch_add(1, Ordering::SeqCst) % relays.len()];
+            tokio::spawn(async move {
+                if let Ok(mut outbound) = TcpStream::connect(relay).await {
+                    let _ = tokio::io::copy_bidirectional(&mut inbound, &mut outbound).await;
+                }
+            });
+        }
+    });
+    addr
+}
+
+async fn relay_of_two() -> Relay {
+    Relay::builder().env("RELAY_COUNT", "2").start().await
+}
+
+/// Two relays behind a balancer, and a worker of `slots` slots that was told of the balancer only.
+async fn two_relays(slots: u32) -> (Relay, Relay, WorkerProcess, FakeBackend) {
+    let (one, two) = tokio::join!(relay_of_two(), relay_of_two());
+    let backend = FakeBackend::start().await;
+    let front = balancer(vec![one.addr(), two.addr()]).await;
+    let worker = WorkerProcess::builder().relay(format!("http://{front}")).backend(backend.url());
+    let worker = worker.env("WORKER_SECRET", WORKER_SECRET).concurrency(slots).start().await;
+    wait_for_model(&one, "m").await;
+    wait_for_model(&two, "m").await;
+    (one, two, worker, backend)
+}
+
+fn chat(number: usize) -> Request {
+    Request::post(CHAT, &json!({"model": "m", "number": number}))
+}
+
+#[tokio::test]
+async fn a_worker_behind_a_load_balancer_finds_both_relays() {
+    let (one, two, _worker, backend) = two_relays(4).await;
+    backend.answer_with(|_, body| Answer::new(200, &[], body));
+    assert_eq!(one.fetch(chat(1)).await.with_status(200).json()["number"], 1);
+    assert_eq!(two.fetch(chat(2)).await.with_status(200).json()["number"], 2);
+}
+
+#[tokio::test]
+async fn a_balancer_that_returns_to_the_same_relay_is_asked_again() {
+    let (one, two) = tokio::join!(relay_of_two(), relay_of_two());
+    let backend = FakeBackend::start().await;
+    let front = balancer(vec![one.addr(), one.addr(), two.addr()]).await;
+    let worker = WorkerProcess::builder().relay(format!("http://{front}")).backend(backend.url());
+    let _worker = worker.env("WORKER_SECRET", WORKER_SECRET).start().await;
+    wait_for_model(&one, "m").await;
+    wait_for_model(&two, "m").await;
+    assert_eq!(one.workers().await.len(), 1, "a second link replaced or doubled the first");
+}
+
+#[tokio::test]
+async fn one_slot_serves_the_queues_of_both_relays_in_turn() {
+    const EACH: usize = 6;
+    let (one, two, _worker, mut backend) = two_relays(1).await;
+    let ones: Vec<_> = (0..EACH).map(|_| one.begin(chat(1))).collect();
+    let twos: Vec<_> = (0..EACH).map(|_| two.begin(chat(2))).collect();
+    let mut call = backend.call().await;
+    one.wait_for_queue_depth("local", if number(&mut call).await == 1 { EACH as u64 - 1 } else { EACH as u64 }).await;
+    call.answer_json(200, &json!({})).await;
+    let mut order = Vec::new();
+    for _ in 1..2 * EACH {
+        let mut call = backend.call().await;
+        order.push(number(&mut call).await);
+        call.answer_json(200, &json!({})).await;
+    }
+    for client in ones.into_iter().chain(twos) {
+        client.reply().await.with_status(200);
+    }
+    let turns = order.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    assert!(turns >= EACH, "one relay starved: {order:?}");
+}
+
+async fn number(call: &mut modelrelay_harness::fake_backend::Call) -> u64 {
+    call.read_json().await["number"].as_u64().expect("a number in each request")
+}
+
+#[tokio::test]
+async fn capacity_is_never_exceeded_and_nothing_fails_under_two_busy_relays() {
+    let (one, two, worker, backend) = two_relays(3).await;
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (running_there, most_there) = (Arc::clone(&running), Arc::clone(&most));
+    backend.answer_with(move |_, body| {
+        let now = running_there.fetch_add(1, Ordering::SeqCst) + 1;
+        most_there.fetch_max(now, Ordering::SeqCst);
+        running_there.fetch_sub(1, Ordering::SeqCst);
+        Answer::new(200, &[], body)
+    });
+    let clients: Vec<_> =
+        (0..60).map(|at| if at % 2 == 0 { one.begin(chat(at)) } else { two.begin(chat(at)) }).collect();
+    for (at, client) in clients.into_iter().enumerate() {
+        assert_eq!(client.reply().await.with_status(200).json()["number"], at);
+    }
+    assert!(most.load(Ordering::SeqCst) <= 3);
+    assert_eq!(worker.metric("modelrelay_worker_requests_in_flight").await, 0.0);
+}
+
+#[tokio::test]
+async fn a_relay_that_is_killed_leaves_the_other_one_serving() {
+    let (one, two, _worker, backend) = two_relays(1).await;
+    backend.answer_with(|_, body| Answer::new(200, &[], body));
+    drop(one);
+    for number in 0..5 {
+        assert_eq!(two.fetch(chat(number)).await.with_status(200).json()["number"], number);
+    }
+}
+
+#[tokio::test]
+async fn a_slot_held_by_one_relay_is_waited_for_at_the_other() {
+    let (one, two, _worker, mut backend) = two_relays(1).await;
+    let first = one.begin(chat(1));
+    let held = backend.call().await;
+    let second = two.begin(chat(2));
+    two.wait_for_queue_depth("local", 1).await;
+    held.answer_json(200, &json!({})).await;
+    first.reply().await.with_status(200);
+    backend.call().await.answer_json(200, &json!({})).await;
+    second.reply().await.with_status(200);
+}

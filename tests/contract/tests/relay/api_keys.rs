@@ -1,0 +1,225 @@
+//! Client API keys: made, used, limited, revoked, kept.
+
+use modelrelay_harness::{client::Request, relay::Relay, relay::RelayBuilder};
+use serde_json::{Value, json};
+
+use crate::support::{anthropic_error, chat, messages, model_ids, openai_error, two_providers};
+
+fn strict() -> RelayBuilder {
+    Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true")
+}
+
+/// Makes a key and returns its id and secret.
+async fn new_key(relay: &Relay, settings: Value) -> (String, String) {
+    let key = relay.admin_post("/admin/keys", &settings).await.with_status(201).json();
+    (key["id"].as_str().expect("an id").to_owned(), key["secret"].as_str().expect("a secret").to_owned())
+}
+
+#[tokio::test]
+async fn every_client_route_needs_a_key_when_keys_are_required() {
+    let relay = strict().start().await;
+    for path in ["/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/rerank", "/v1/responses"] {
+        let reply = relay.fetch(Request::post(path, &json!({"model": "m"}))).await;
+        let message = openai_error(&reply, 401, "authentication_error", "invalid_api_key");
+        assert_eq!(message, "API key required", "{path}");
+        assert_eq!(reply.header("www-authenticate").as_deref(), Some("Bearer"), "{path}");
+    }
+    for path in ["/v1/models", "/v1/models/m", "/v1/responses/resp_1"] {
+        assert_eq!(relay.get(path).await.status, 401, "{path}");
+    }
+    let reply = relay.fetch(messages("m")).await;
+    assert_eq!(anthropic_error(&reply, 401, "authentication_error"), "API key required");
+    assert_eq!(reply.header("www-authenticate").as_deref(), Some("Bearer"));
+}
+
+#[tokio::test]
+async fn a_wrong_key_is_401() {
+    let relay = strict().start().await;
+    let (id, secret) = new_key(&relay, json!({"name": "k"})).await;
+    let cut = &secret[..secret.len() - 1];
+    for wrong in ["sk-other", "mr-", "mr-x-y", cut, &format!("{secret}x"), &format!("mr-{id}-"), ""] {
+        let reply = relay.fetch(chat("m").bearer(wrong)).await;
+        assert_eq!(reply.status, 401, "{wrong:?}");
+    }
+    let reply = relay.fetch(chat("m").bearer("mr-x-y")).await;
+    assert_eq!(openai_error(&reply, 401, "authentication_error", "invalid_api_key"), "Invalid API key");
+}
+
+#[tokio::test]
+async fn a_key_is_taken_as_bearer_and_as_x_api_key() {
+    let relay = strict().start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let (_, secret) = new_key(&relay, json!({"name": "k"})).await;
+    for request in [chat("m").bearer(&secret), chat("m").header("x-api-key", &secret)] {
+        let pending = relay.begin(request);
+        let job = worker.expect_request().await;
+        assert_eq!((job.header("authorization"), job.header("x-api-key")), (None, None), "our key was forwarded");
+        worker.answer(&job, &json!({})).await;
+        let _ = pending.reply().await.with_status(200);
+    }
+}
+
+#[tokio::test]
+async fn a_backends_key_beside_ours_is_forwarded() {
+    let relay = strict().start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let (_, secret) = new_key(&relay, json!({"name": "k"})).await;
+    let pending = relay.begin(chat("m").header("x-api-key", &secret).bearer("sk-of-the-backend"));
+    let job = worker.expect_request().await;
+    assert_eq!(job.header("authorization"), Some("Bearer sk-of-the-backend"));
+    assert_eq!(job.header("x-api-key"), None);
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn without_the_setting_no_key_is_needed() {
+    let relay = Relay::start().await;
+    assert_eq!(relay.get("/v1/models").await.status, 200);
+    let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "0").start().await;
+    assert_eq!(relay.get("/v1/models").await.status, 200);
+    let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "1").start().await;
+    assert_eq!(relay.get("/v1/models").await.status, 401);
+}
+
+#[tokio::test]
+async fn probes_and_workers_need_no_key() {
+    let relay = strict().start().await;
+    for path in ["/health", "/livez"] {
+        assert_eq!(relay.get(path).await.status, 200, "{path}");
+    }
+    let _worker = relay.worker(&["m"], 1).await;
+}
+
+#[tokio::test]
+async fn a_keys_secret_is_shown_once() {
+    let relay = Relay::start().await;
+    let reply = relay.admin_post("/admin/keys", &json!({"name": "production-app"})).await.with_status(201);
+    let key = reply.json();
+    let secret = key["secret"].as_str().expect("a secret").to_owned();
+    let id = key["id"].as_str().expect("an id").to_owned();
+    assert!(secret.starts_with(&format!("mr-{id}-")), "{secret}");
+    assert!(secret.len() >= 32, "too short to be unguessable: {secret}");
+    assert_eq!(key["name"], "production-app");
+    let list = relay.admin("GET", "/admin/keys").await.with_status(200);
+    let hidden = secret.strip_prefix(&format!("mr-{id}-")).expect("checked above");
+    assert!(!list.text().contains(hidden), "the list shows the secret");
+    let listed = list.json()["keys"][0].clone();
+    assert_eq!((&listed["id"], &listed["name"]), (&json!(id), &json!("production-app")));
+    assert!(listed["prefix"].is_string() && listed["created_at"].is_string(), "{listed}");
+    assert!(listed["last_used_at"].is_null(), "{listed}");
+    assert_eq!(listed["revoked"], false);
+    assert!(!relay.read_file("modelrelay-keys.json").contains(hidden), "the file holds the secret");
+}
+
+#[tokio::test]
+async fn a_key_that_was_used_says_when() {
+    let relay = strict().start().await;
+    let (_, secret) = new_key(&relay, json!({"name": "k"})).await;
+    assert_eq!(relay.fetch(Request::get("/v1/models").bearer(&secret)).await.status, 200);
+    relay
+        .eventually("last_used_at is set", || async {
+            relay.admin_json("/admin/keys").await["keys"][0]["last_used_at"].is_string()
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_revoked_key_admits_nobody() {
+    let relay = strict().start().await;
+    let (id, secret) = new_key(&relay, json!({"name": "k"})).await;
+    assert_eq!(relay.fetch(Request::get("/v1/models").bearer(&secret)).await.status, 200);
+    assert_eq!(relay.admin("DELETE", &format!("/admin/keys/{id}")).await.status, 204);
+    let reply = relay.fetch(chat("m").bearer(&secret)).await;
+    assert_eq!(openai_error(&reply, 401, "authentication_error", "invalid_api_key"), "Invalid API key");
+    assert_eq!(relay.admin("DELETE", "/admin/keys/unknown").await.status, 404);
+}
+
+#[tokio::test]
+async fn keys_survive_a_restart() {
+    let relay = strict().start().await;
+    let (_, kept) = new_key(&relay, json!({"name": "kept"})).await;
+    let (id, revoked) = new_key(&relay, json!({"name": "revoked"})).await;
+    relay.admin("DELETE", &format!("/admin/keys/{id}")).await;
+    let relay = relay.restart().await;
+    assert_eq!(relay.fetch(Request::get("/v1/models").bearer(&kept)).await.status, 200);
+    assert_eq!(relay.fetch(Request::get("/v1/models").bearer(&revoked)).await.status, 401);
+}
+
+#[tokio::test]
+async fn keys_survive_a_kill_right_after_they_were_made() {
+    let mut relay = strict().start().await;
+    let (_, secret) = new_key(&relay, json!({"name": "k"})).await;
+    relay.process().kill().await;
+    let relay = relay.restart().await;
+    assert_eq!(relay.fetch(Request::get("/v1/models").bearer(&secret)).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_key_may_be_kept_to_models() {
+    let relay = strict().start().await;
+    let mut worker = relay.worker(&["a", "b"], 1).await;
+    let (_, secret) = new_key(&relay, json!({"name": "k", "models": ["a"]})).await;
+    let reply = relay.fetch(chat("b").bearer(&secret)).await;
+    openai_error(&reply, 403, "permission_error", "model_forbidden");
+    let reply = relay.fetch(messages("b").header("x-api-key", &secret)).await;
+    anthropic_error(&reply, 403, "permission_error");
+    let list = relay.fetch(Request::get("/v1/models").bearer(&secret)).await.json();
+    assert_eq!(model_ids(&list), ["a"]);
+    let pending = relay.begin(chat("a").bearer(&secret));
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_key_may_be_kept_to_providers() {
+    let config = two_providers("  models: [{id: a}]", "  models: [{id: b}]");
+    let relay = strict().config(config).start().await;
+    let (_, secret) = new_key(&relay, json!({"name": "k", "providers": ["other"]})).await;
+    assert_eq!(relay.fetch(chat("a").bearer(&secret)).await.status, 403);
+    let list = relay.fetch(Request::get("/v1/models").bearer(&secret)).await.json();
+    assert_eq!(model_ids(&list), ["b"]);
+    let _pending = relay.begin(chat("b").bearer(&secret));
+    relay.wait_for_queue_depth("other", 1).await;
+}
+
+#[tokio::test]
+async fn a_key_may_expire() {
+    let relay = strict().start().await;
+    let (_, gone) = new_key(&relay, json!({"name": "k", "expires_at": "2020-01-01T00:00:00Z"})).await;
+    let (_, good) = new_key(&relay, json!({"name": "k", "expires_at": "2099-01-01T00:00:00Z"})).await;
+    assert_eq!(relay.fetch(Request::get("/v1/models").bearer(&gone)).await.status, 401);
+    assert_eq!(relay.fetch(Request::get("/v1/models").bearer(&good)).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_key_may_have_a_limit_of_requests_in_flight() {
+    let relay = strict().start().await;
+    let mut worker = relay.worker(&["m"], 9).await;
+    let (_, secret) = new_key(&relay, json!({"name": "k", "max_in_flight": 1})).await;
+    let first = relay.begin(chat("m").bearer(&secret));
+    let job = worker.expect_request().await;
+    let reply = relay.fetch(chat("m").bearer(&secret)).await;
+    openai_error(&reply, 429, "rate_limit_error", "key_limit");
+    assert_eq!(reply.header("retry-after").as_deref(), Some("1"));
+    worker.answer(&job, &json!({})).await;
+    let _ = first.reply().await.with_status(200);
+    let again = relay.begin(chat("m").bearer(&secret));
+    let job = worker.expect_request().await;
+    again.abandon();
+    worker.expect_cancel(&job.id).await;
+    let last = relay.begin(chat("m").bearer(&secret));
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = last.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_bad_key_request_is_400() {
+    let relay = Relay::start().await;
+    for body in [json!({}), json!({"name": 7}), json!([])] {
+        assert_eq!(relay.admin_post("/admin/keys", &body).await.status, 400, "{body}");
+    }
+    assert_eq!(relay.admin_json("/admin/keys").await["keys"], json!([]));
+}

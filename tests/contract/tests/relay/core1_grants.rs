@@ -1,0 +1,172 @@
+//! `core1`: the worker says how much it takes, the relay what is waiting.
+
+use std::time::Instant;
+
+use modelrelay_harness::relay::Relay;
+use serde_json::json;
+
+use crate::support::{chat, check_instant, tag_of, tagged};
+
+#[tokio::test]
+async fn nothing_is_sent_before_the_first_grant() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    worker.register_core1(&["m"], 4).await;
+    let pending = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    worker.expect_quiet().await;
+    let start = Instant::now();
+    worker.grant(1).await;
+    let job = worker.expect_request().await;
+    check_instant(start, "dispatch after a grant");
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn no_more_run_than_were_granted() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    worker.register_core1(&["m"], 9).await;
+    worker.grant(2).await;
+    let clients: Vec<_> = (0..4).map(|_| relay.begin(chat("m"))).collect();
+    let first = worker.expect_request().await;
+    worker.expect_request().await;
+    relay.wait_for_queue_depth("local", 2).await;
+    worker.expect_quiet().await;
+    worker.answer(&first, &json!({})).await;
+    worker.expect_request().await;
+    worker.expect_quiet().await;
+    worker.grant(3).await;
+    worker.expect_request().await;
+    drop(clients);
+}
+
+#[tokio::test]
+async fn a_grant_is_absolute_and_a_lower_one_holds_from_now_on() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 2).await;
+    let _one = relay.begin(chat("m"));
+    let first = worker.expect_request().await;
+    worker.grant_of(0, 0, 2, 1).await;
+    worker.answer(&first, &json!({})).await;
+    let _two = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    worker.expect_quiet().await;
+    worker.grant_of(1, 0, 2, 1).await;
+    worker.expect_request().await;
+}
+
+#[tokio::test]
+async fn at_capacity_requeues_without_spending_an_attempt() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let pending = relay.begin(chat("m"));
+    for _ in 0..8 {
+        let job = worker.expect_request().await;
+        worker.grant_of(0, 1, 1, 2).await;
+        worker.fail(&job.id, "at_capacity", "full").await;
+        relay.wait_for_queue_depth("local", 1).await;
+        worker.grant_of(1, 0, 1, 2).await;
+    }
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn at_capacity_keeps_the_place_in_the_queue() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let _early = relay.begin(tagged("m", "early"));
+    let job = worker.expect_request().await;
+    let _late = relay.begin(tagged("m", "late"));
+    relay.wait_for_queue_depth("local", 1).await;
+    worker.grant_of(0, 1, 1, 2).await;
+    worker.fail(&job.id, "at_capacity", "full").await;
+    relay.wait_for_queue_depth("local", 2).await;
+    worker.grant_of(1, 0, 1, 2).await;
+    assert_eq!(tag_of(&worker.expect_request().await), "early");
+}
+
+#[tokio::test]
+async fn what_runs_for_other_relays_counts_as_load() {
+    let relay = Relay::start().await;
+    let mut shared = relay.dial().open().await;
+    shared.register_core1(&["m"], 9).await;
+    shared.grant_of(4, 5, 9, 2).await;
+    let mut own = relay.core1_worker(&["m"], 9).await;
+    // Grants are read in order with what follows on their own socket; the barrier makes both known.
+    shared.expect_quiet().await;
+    own.expect_quiet().await;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(relay.begin(chat("m")));
+        own.expect_request().await;
+    }
+    shared.expect_quiet().await;
+}
+
+#[tokio::test]
+async fn what_is_waiting_is_told_to_a_worker_with_several_links() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    worker.register_core1(&["m"], 1).await;
+    worker.grant_of(0, 1, 1, 2).await;
+    worker.expect_quiet().await;
+    let start = Instant::now();
+    let one = relay.begin(chat("m"));
+    let demand = worker.expect_demand("m", 1).await;
+    check_instant(start, "the first demand");
+    let entry = &demand["models"][0];
+    assert_eq!(entry["id"], "m");
+    assert!(entry["oldest_ms"].is_u64() && entry["sum_ms"].is_u64(), "{demand}");
+    let _two = relay.begin(chat("m"));
+    let _three = relay.begin(chat("m"));
+    worker.expect_demand("m", 3).await;
+    one.abandon();
+    worker.expect_demand("m", 2).await;
+    worker.grant_of(2, 0, 2, 2).await;
+    worker.expect_request().await;
+    worker.expect_request().await;
+    worker.expect_demand("m", 0).await;
+}
+
+#[tokio::test]
+async fn a_demand_names_only_what_that_worker_could_be_sent() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    worker.register_core1(&["m"], 1).await;
+    worker.grant_of(0, 1, 1, 2).await;
+    let _other = relay.begin(chat("other"));
+    relay.wait_for_queue_depth("local", 1).await;
+    let _mine = relay.begin(chat("m"));
+    let demand = worker.expect_demand("m", 1).await;
+    assert_eq!(demand["models"].as_array().map(Vec::len), Some(1), "{demand}");
+}
+
+#[tokio::test]
+async fn a_worker_with_one_link_is_told_no_demand() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    worker.register_core1(&["m"], 1).await;
+    worker.grant_of(0, 0, 0, 1).await;
+    let _waiting = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    worker.expect_quiet().await;
+    assert_eq!(worker.demands_seen(), 0);
+}
+
+#[tokio::test]
+async fn a_worker_of_the_seeds_is_told_neither_demand_nor_credit() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let first = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    let _waiting = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    worker.answer(&job, &json!({})).await;
+    let _ = first.reply().await.with_status(200);
+    worker.expect_request().await;
+    assert_eq!(worker.demands_seen(), 0);
+}

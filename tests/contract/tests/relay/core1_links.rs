@@ -1,0 +1,160 @@
+//! `core1`: who is at the other end of a link, and how links end.
+
+use modelrelay_harness::{
+    relay::Relay,
+    worker::{core1_registration, new_instance_id, registration},
+};
+use serde_json::json;
+
+use crate::support::{chat, chat_stream, one_provider};
+
+#[tokio::test]
+async fn the_acknowledgement_tells_who_and_how() {
+    let relay = Relay::builder().env("RELAY_COUNT", "2").env("HEARTBEAT_INTERVAL", "7").start().await;
+    let mut worker = relay.dial().open().await;
+    let ack = worker.register_core1(&["m"], 1).await;
+    assert_eq!(ack["protocol_version"], "1");
+    assert_eq!(ack["models"], json!(["m"]));
+    assert!(ack["worker_id"].as_str().is_some_and(|id| !id.is_empty()), "{ack}");
+    assert!(ack["relay_id"].as_str().is_some_and(|id| id.len() >= 16), "{ack}");
+    assert_eq!(ack["relay_count"], 2);
+    assert_eq!(ack["capabilities"], json!(["core1"]));
+    assert_eq!(ack["limits"]["max_request_bytes"], 33_554_432);
+    assert_eq!(ack["limits"]["stream_window_bytes"], 262_144);
+    assert_eq!(ack["limits"]["heartbeat_ms"], 7000);
+    assert!(ack["limits"]["cold_timeout_ms"].is_u64(), "{ack}");
+    assert_ne!(ack["duplicate"], true);
+}
+
+#[tokio::test]
+async fn only_capabilities_of_both_sides_are_acknowledged() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    let mut message = core1_registration(&["m"], 1, &new_instance_id());
+    message["capabilities"] = json!(["core1", "future9"]);
+    assert_eq!(worker.register_with(message).await["capabilities"], json!(["core1"]));
+    let mut old = relay.dial().open().await;
+    let ack = old.register(&["m"], 1).await;
+    assert!(ack["capabilities"].as_array().is_none_or(Vec::is_empty), "{ack}");
+}
+
+#[tokio::test]
+async fn a_relay_that_the_worker_already_has_declines_the_second_link() {
+    let relay = Relay::start().await;
+    let instance = new_instance_id();
+    let mut first = relay.dial().open().await;
+    let ack = first.register_with(core1_registration(&["m"], 1, &instance)).await;
+    first.grant(1).await;
+    let mut second = relay.dial().open().await;
+    let mut message = core1_registration(&["m"], 1, &instance);
+    message["have"] = json!([ack["relay_id"]]);
+    let second_ack = second.register_with(message).await;
+    assert_eq!(second_ack["duplicate"], true);
+    assert_eq!(second_ack["relay_id"], ack["relay_id"]);
+    assert_eq!(second.expect_close().await.0, 1000);
+    let pending = relay.begin(chat("m"));
+    let job = first.expect_request().await;
+    first.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_worker_that_dials_anew_replaces_its_older_link() {
+    let relay = Relay::start().await;
+    let instance = new_instance_id();
+    let mut ghost = relay.dial().open().await;
+    ghost.register_with(core1_registration(&["m"], 1, &instance)).await;
+    ghost.grant(1).await;
+    let pending = relay.begin(chat("m"));
+    ghost.expect_request().await;
+    let mut anew = relay.dial().open().await;
+    anew.register_with(core1_registration(&["m"], 1, &instance)).await;
+    anew.grant(1).await;
+    assert_eq!(ghost.expect_close().await, (1000, "replaced".to_owned()));
+    let job = anew.expect_request().await;
+    anew.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+    relay.wait_for_workers(1).await;
+}
+
+#[tokio::test]
+async fn workers_of_the_same_name_are_different_workers() {
+    let relay = Relay::start().await;
+    let _one = relay.worker(&["m"], 1).await;
+    let _two = relay.worker(&["m"], 1).await;
+    relay.wait_for_workers(2).await;
+}
+
+#[tokio::test]
+async fn a_draining_worker_gets_the_barrier_and_nothing_after_it() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 2).await;
+    let running = relay.begin(chat_stream("m"));
+    let job = worker.expect_request().await;
+    worker.send(&json!({"type": "drain", "reason": "restart", "timeout_secs": 30})).await;
+    assert_eq!(worker.expect("graceful_shutdown").await["reason"], "drain");
+    let waiting = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    worker.expect_quiet().await;
+    worker.start_stream(&job, "data: x\n\n").await;
+    worker.end_stream(&job).await;
+    let _ = running.reply().await.with_status(200);
+    worker.expect_quiet().await;
+    worker.vanish();
+    let mut next = relay.core1_worker(&["m"], 1).await;
+    let job = next.expect_request().await;
+    next.answer(&job, &json!({})).await;
+    let _ = waiting.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_request_refused_for_draining_goes_elsewhere_without_spending_an_attempt() {
+    let relay = Relay::start().await;
+    let pending = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    for _ in 0..5 {
+        let mut worker = relay.core1_worker(&["m"], 1).await;
+        let job = worker.expect_request().await;
+        worker.send(&json!({"type": "drain", "reason": "restart", "timeout_secs": 30})).await;
+        worker.fail(&job.id, "draining", "leaving").await;
+        assert_eq!(worker.expect("graceful_shutdown").await["reason"], "drain");
+        worker.vanish();
+    }
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn an_admins_drain_is_told_as_such() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let reply = relay.admin("POST", &format!("/admin/workers/{}/drain", worker.worker_id)).await;
+    assert_eq!(reply.status, 202, "{}", reply.text());
+    assert_eq!(worker.expect("graceful_shutdown").await["reason"], "worker_drain");
+}
+
+#[tokio::test]
+async fn the_number_of_relays_is_told_when_it_changes() {
+    let relay = Relay::builder().config(format!("relayCount: 2\n{}", one_provider(""))).start().await;
+    let mut worker = relay.dial().open().await;
+    assert_eq!(worker.register_core1(&["m"], 1).await["relay_count"], 2);
+    relay.replace_file("relay.yaml", &format!("relayCount: 3\n{}", one_provider("")));
+    assert_eq!(worker.expect("relays").await["relay_count"], 3);
+}
+
+#[tokio::test]
+async fn unknown_fields_and_message_types_are_ignored() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    let mut message = registration(&["m"], 1);
+    message["from_the_future"] = json!({"a": [1]});
+    worker.register_with(message).await;
+    worker.send(&json!({"type": "from_the_future", "x": 1})).await;
+    worker.send(&json!({"type": "pong", "current_load": 0, "timestamp_unix_ms": 1, "new": true})).await;
+    let pending = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}

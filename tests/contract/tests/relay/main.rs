@@ -1,0 +1,35 @@
+//! Black-box tests of the relay: one per rule of its contract and per row of its tables, by area.
+//!
+//! One binary for all areas: linking one is what takes time, and the tests inside run in parallel, each with a relay of
+//! its own.
+
+mod support;
+
+mod admin;
+mod aliases;
+mod api_keys;
+mod cancel;
+mod core1_bodies;
+mod core1_credits;
+mod core1_grants;
+mod core1_links;
+mod headers;
+mod health;
+mod models;
+mod parsing;
+mod providers;
+mod queue;
+mod reload;
+mod requeue;
+mod routing;
+mod selection;
+mod settings;
+mod shutdown;
+mod slow_client;
+mod socket_auth;
+mod socket_protocol;
+mod socket_register;
+mod stored_responses;
+mod streams;
+mod timeouts;
+mod worker_errors;

@@ -1,0 +1,210 @@
+//! What is judged about a request before anyone else sees it, and what is not.
+
+use modelrelay_harness::{
+    client::{RawConnection, Request},
+    relay::Relay,
+};
+use serde_json::json;
+
+use crate::support::{anthropic_error, openai_error, post_bytes};
+
+const PATH: &str = "/v1/chat/completions";
+
+async fn refusal(relay: &Relay, body: &[u8], code: &str) -> String {
+    let reply = relay.fetch(post_bytes(PATH, body)).await;
+    openai_error(&reply, 400, "invalid_request_error", code)
+}
+
+async fn is_let_through(body: &[u8]) {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let pending = relay.begin(post_bytes(PATH, body));
+    let job = worker.expect_request().await;
+    assert!(job.body == body, "the body changed on its way");
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn what_is_no_json_object_is_400() {
+    let relay = Relay::start().await;
+    for body in ["", "{", "not json", "{\"model\":\"m\"", "{\"model\":\"m\"} x", "{'model':'m'}"] {
+        refusal(&relay, body.as_bytes(), "invalid_json").await;
+    }
+    for body in ["[]", "\"m\"", "7", "null"] {
+        assert_eq!(relay.fetch(post_bytes(PATH, body)).await.status, 400, "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_missing_or_empty_model_is_400_and_named() {
+    let relay = Relay::start().await;
+    for body in ["{}", "{\"messages\":[]}", "{\"model\":\"\"}", "{\"a\":{\"model\":\"m\"}}"] {
+        let message = refusal(&relay, body.as_bytes(), "missing_model").await;
+        assert!(message.contains("model"), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_is_no_string_is_400_and_named() {
+    let relay = Relay::start().await;
+    for body in ["{\"model\":7}", "{\"model\":null}", "{\"model\":[\"m\"]}", "{\"model\":{}}"] {
+        let reply = relay.fetch(post_bytes(PATH, body)).await;
+        assert_eq!(reply.status, 400, "{body}");
+        assert_eq!(reply.json()["error"]["type"], "invalid_request_error");
+        assert!(reply.json()["error"]["message"].as_str().is_some_and(|text| text.contains("model")), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_given_twice_is_400() {
+    let relay = Relay::start().await;
+    for body in [
+        r#"{"model":"a","model":"b"}"#,
+        r#"{"model":"a","model":"a"}"#,
+        r#"{"model":"a","x":[1,{"y":2}],"mod\u0065l":"b"}"#,
+    ] {
+        let reply = relay.fetch(post_bytes(PATH, body)).await;
+        assert_eq!(reply.status, 400, "{body}");
+        assert!(reply.json()["error"]["message"].as_str().is_some_and(|text| text.contains("model")), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_no_bool_is_400_and_named() {
+    let relay = Relay::start().await;
+    for body in [r#"{"model":"m","stream":"yes"}"#, r#"{"model":"m","stream":1}"#] {
+        let reply = relay.fetch(post_bytes(PATH, body)).await;
+        assert_eq!(reply.status, 400, "{body}");
+        assert!(reply.json()["error"]["message"].as_str().is_some_and(|text| text.contains("stream")), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_of_null_is_false() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let pending = relay.begin(post_bytes(PATH, r#"{"model":"m","stream":null}"#));
+    let job = worker.expect_request().await;
+    assert_eq!(job.message["is_streaming"], false);
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_previous_response_id_that_is_no_string_is_400_and_named() {
+    let relay = Relay::start().await;
+    let reply = relay.fetch(post_bytes("/v1/responses", r#"{"model":"m","previous_response_id":7}"#)).await;
+    assert_eq!(reply.status, 400);
+    assert!(reply.json()["error"]["message"].as_str().is_some_and(|text| text.contains("previous_response_id")));
+}
+
+#[tokio::test]
+async fn a_bad_request_is_refused_in_the_anthropic_dialect_too() {
+    let relay = Relay::start().await;
+    anthropic_error(&relay.fetch(post_bytes("/v1/messages", "{")).await, 400, "invalid_request_error");
+    let request = post_bytes(PATH, "{}").header("anthropic-version", "2023-06-01");
+    anthropic_error(&relay.fetch(request).await, 400, "invalid_request_error");
+}
+
+#[tokio::test]
+async fn nothing_else_is_judged() {
+    is_let_through(br#"{"messages":"wrong","temperature":"hot","model":"m","stream_options":7,"tools":null}"#).await;
+}
+
+#[tokio::test]
+async fn deep_nesting_is_not_judged() {
+    let body = format!("{{\"x\":{}{},\"model\":\"m\"}}", "[".repeat(20_000), "]".repeat(20_000));
+    is_let_through(body.as_bytes()).await;
+}
+
+#[tokio::test]
+async fn large_numbers_and_lone_surrogates_are_not_judged() {
+    is_let_through(br#"{"n":123456789012345678901234567890e9999,"s":"\ud800","model":"m"}"#).await;
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_413_and_names_it() {
+    let relay = Relay::builder().env("MAX_REQUEST_BYTES", "1000").start().await;
+    let mut raw = RawConnection::open(relay.addr(), relay.log()).await;
+    raw.write("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n").await;
+    let answer = raw.read_head().await;
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    assert!(answer.contains("request_too_large") || raw.read_to_end().await.contains("request_too_large"));
+}
+
+#[tokio::test]
+async fn a_413_has_the_right_shape_in_both_dialects() {
+    let relay = Relay::builder().env("MAX_REQUEST_BYTES", "1000").start().await;
+    let body = format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "y".repeat(1000));
+    let message =
+        openai_error(&relay.fetch(post_bytes(PATH, &body)).await, 413, "invalid_request_error", "request_too_large");
+    assert!(message.contains("1000"), "{message}");
+    anthropic_error(&relay.fetch(post_bytes("/v1/messages", &body)).await, 413, "request_too_large");
+}
+
+#[tokio::test]
+async fn a_chunked_body_over_the_limit_is_413() {
+    let relay = Relay::builder().env("MAX_REQUEST_BYTES", "1000").start().await;
+    let mut raw = RawConnection::open(relay.addr(), relay.log()).await;
+    raw.write("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
+    raw.write(format!("400\r\n{}\r\n", "z".repeat(0x400))).await;
+    let answer = raw.read_head().await;
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_body_of_exactly_the_limit_passes() {
+    let relay = Relay::builder().env("MAX_REQUEST_BYTES", "1000").start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let frame = r#"{"model":"m","x":""}"#.len();
+    let body = format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "y".repeat(1000 - frame));
+    assert_eq!(body.len(), 1000);
+    let pending = relay.begin(post_bytes(PATH, body));
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_chunked_body_passes() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let mut raw = RawConnection::open(relay.addr(), relay.log()).await;
+    raw.write(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n",
+    )
+    .await;
+    raw.write("5\r\n{\"mod\r\n").await;
+    raw.write("8\r\nel\":\"m\"}\r\n0\r\n\r\n").await;
+    let job = worker.expect_request().await;
+    assert_eq!(job.body, br#"{"model":"m"}"#);
+    worker.answer(&job, &json!({"fine": true})).await;
+    let answer = raw.read_to_end().await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"fine\":true"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_compressed_body_is_415() {
+    let relay = Relay::start().await;
+    for encoding in ["gzip", "br", "zstd", "deflate"] {
+        let request = post_bytes(PATH, r#"{"model":"m"}"#).header("content-encoding", encoding);
+        openai_error(&relay.fetch(request).await, 415, "invalid_request_error", "unsupported_encoding");
+    }
+    let request = post_bytes("/v1/messages", r#"{"model":"m"}"#).header("content-encoding", "gzip");
+    anthropic_error(&relay.fetch(request).await, 415, "invalid_request_error");
+}
+
+#[tokio::test]
+async fn a_client_that_stops_mid_body_harms_nobody() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let mut raw = RawConnection::open(relay.addr(), relay.log()).await;
+    raw.write("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{\"model\":\"m\"").await;
+    drop(raw);
+    let pending = relay.begin(Request::post(PATH, &json!({"model": "m", "user": "whole"})));
+    let job = worker.expect_request().await;
+    assert_eq!(job.json()["user"], "whole");
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}

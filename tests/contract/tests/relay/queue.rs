@@ -1,0 +1,237 @@
+//! Waiting for a worker: order, bounds, deadlines, and that nothing polls.
+
+use std::time::Instant;
+
+use modelrelay_harness::relay::Relay;
+use serde_json::json;
+
+use crate::support::{
+    anthropic_error, chat, check_instant, check_retry_after, messages, openai_error, tag_of, tagged, two_providers,
+};
+
+#[tokio::test]
+async fn a_waiting_request_is_dispatched_when_a_worker_joins() {
+    let relay = Relay::start().await;
+    let pending = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    let mut worker = relay.dial().open().await;
+    let start = Instant::now();
+    worker.register(&["m"], 1).await;
+    let job = worker.expect_request().await;
+    check_instant(start, "dispatch after a join");
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_waiting_request_is_dispatched_when_a_slot_frees() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let first = relay.begin(tagged("m", "first"));
+    let running = worker.expect_request().await;
+    let second = relay.begin(tagged("m", "second"));
+    relay.wait_for_queue_depth("local", 1).await;
+    let start = Instant::now();
+    worker.answer(&running, &json!({})).await;
+    let job = worker.expect_request().await;
+    check_instant(start, "dispatch after a completion");
+    assert_eq!(tag_of(&job), "second");
+    worker.answer(&job, &json!({})).await;
+    let _ = first.reply().await.with_status(200);
+    let _ = second.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_waiting_request_is_dispatched_when_a_worker_reports_lower_load() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    let mut registration = modelrelay_harness::worker::registration(&["m"], 1);
+    registration["current_load"] = json!(1);
+    worker.register_with(registration).await;
+    let pending = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    worker.expect_quiet().await;
+    let start = Instant::now();
+    worker.report_load(0).await;
+    let job = worker.expect_request().await;
+    check_instant(start, "dispatch after a load report");
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_waiting_request_is_dispatched_when_a_worker_gains_its_model() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["other"], 1).await;
+    let pending = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    let start = Instant::now();
+    worker.update_models(&["other", "m"]).await;
+    let job = worker.expect_request().await;
+    check_instant(start, "dispatch after a models update");
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn waiting_requests_are_served_in_the_order_of_arrival() {
+    let relay = Relay::start().await;
+    let mut clients = Vec::new();
+    for number in 1..=6_u64 {
+        clients.push(relay.begin(tagged("m", &number.to_string())));
+        relay.wait_for_queue_depth("local", number).await;
+    }
+    let mut worker = relay.worker(&["m"], 2).await;
+    let mut order = Vec::new();
+    for _ in 1..=6 {
+        let job = worker.expect_request().await;
+        order.push(tag_of(&job));
+        worker.answer(&job, &json!({})).await;
+    }
+    assert_eq!(order, ["1", "2", "3", "4", "5", "6"]);
+    for client in clients {
+        let _ = client.reply().await.with_status(200);
+    }
+}
+
+#[tokio::test]
+async fn a_request_waits_behind_no_incompatible_one() {
+    let relay = Relay::start().await;
+    let _waiting = relay.begin(tagged("absent", "waits"));
+    relay.wait_for_queue_depth("local", 1).await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let pending = relay.begin(tagged("m", "served"));
+    let job = worker.expect_request().await;
+    assert_eq!(tag_of(&job), "served");
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_new_arrival_does_not_overtake_a_waiting_compatible_one() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let _running = relay.begin(tagged("m", "running"));
+    let mut job = worker.expect_request().await;
+    let mut clients = vec![relay.begin(tagged("m", "0"))];
+    relay.wait_for_queue_depth("local", 1).await;
+    for number in 1..20 {
+        // The slot frees and a new request arrives at the same moment.
+        clients.push(relay.begin(tagged("m", &number.to_string())));
+        worker.answer(&job, &json!({})).await;
+        job = worker.expect_request().await;
+        assert_eq!(tag_of(&job), (number - 1).to_string());
+        relay.wait_for_queue_depth("local", 1).await;
+    }
+}
+
+#[tokio::test]
+async fn a_full_queue_answers_429_with_retry_after() {
+    let relay = Relay::builder().env("MAX_QUEUE_LEN", "1").start().await;
+    let _waiting = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    let reply = relay.fetch(chat("m")).await;
+    let message = openai_error(&reply, 429, "rate_limit_error", "queue_full");
+    assert_eq!(message, "Service temporarily at capacity");
+    check_retry_after(&reply);
+    let reply = relay.fetch(messages("m")).await;
+    assert_eq!(anthropic_error(&reply, 429, "rate_limit_error"), "Service temporarily at capacity");
+    check_retry_after(&reply);
+    relay.log().wait_for_line("queue full").await;
+}
+
+#[tokio::test]
+async fn the_queue_is_bounded_by_bytes_too() {
+    let relay = Relay::builder().env("MAX_QUEUE_BYTES", "1500").start().await;
+    let large = "x".repeat(1000);
+    let _waiting = relay.begin(tagged("m", &large));
+    relay.wait_for_queue_depth("local", 1).await;
+    let reply = relay.fetch(tagged("m", &large)).await;
+    openai_error(&reply, 429, "rate_limit_error", "queue_full");
+    let _small = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 2).await;
+}
+
+#[tokio::test]
+async fn a_full_queue_does_not_refuse_what_can_run_at_once() {
+    let relay = Relay::builder().env("MAX_QUEUE_LEN", "1").start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let _waiting = relay.begin(chat("absent"));
+    relay.wait_for_queue_depth("local", 1).await;
+    let pending = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn one_providers_full_queue_is_not_anothers() {
+    let config = two_providers("  queue: {maxLength: 1}\n  models: [{id: a}]", "  models: [{id: b}]");
+    let relay = Relay::builder().config(config).start().await;
+    let _waiting = relay.begin(chat("a"));
+    relay.wait_for_queue_depth("local", 1).await;
+    assert_eq!(relay.fetch(chat("a")).await.status, 429);
+    let _other = relay.begin(chat("b"));
+    relay.wait_for_queue_depth("other", 1).await;
+}
+
+#[tokio::test]
+async fn waiting_too_long_for_a_busy_worker_is_504() {
+    let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "1").start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let _running = relay.begin(chat("m"));
+    worker.expect_request().await;
+    let reply = relay.fetch(chat("m")).await;
+    let message = openai_error(&reply, 504, "timeout_error", "queue_timeout");
+    assert_eq!(message, "queue timeout: no worker available within deadline");
+    check_retry_after(&reply);
+    assert_eq!(reply.header("x-should-retry").as_deref(), Some("true"));
+    worker.expect_quiet().await;
+    relay.log().wait_for_line("queue timeout").await;
+}
+
+#[tokio::test]
+async fn waiting_too_long_without_any_worker_is_504() {
+    let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "1").start().await;
+    let reply = relay.fetch(messages("m")).await;
+    let message = anthropic_error(&reply, 504, "overloaded_error");
+    assert_eq!(message, "queue timeout: no worker available within deadline");
+    check_retry_after(&reply);
+    assert_eq!(reply.header("x-should-retry").as_deref(), Some("true"));
+    relay.wait_for_queue_depth("local", 0).await;
+}
+
+#[tokio::test]
+async fn the_cold_clock_runs_while_no_worker_serves_the_model() {
+    let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "1").env("COLD_TIMEOUT_SECS", "9").start().await;
+    let pending = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    let warm = relay.fetch(chat_for_busy_worker(&relay).await).await;
+    assert_eq!(warm.status, 504);
+    assert!(!pending.is_answered(), "the cold clock ran as fast as the warm one");
+    let mut worker = relay.worker(&["m"], 1).await;
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+/// A request for a model whose only worker is busy: it meets the queue timeout.
+async fn chat_for_busy_worker(relay: &Relay) -> modelrelay_harness::client::Request {
+    let mut worker = relay.worker(&["busy"], 1).await;
+    let running = relay.begin(chat("busy"));
+    worker.expect_request().await;
+    // Both stay as they are until the relay ends.
+    std::mem::forget((worker, running));
+    chat("busy")
+}
+
+#[tokio::test]
+async fn a_worker_that_loses_a_model_gets_no_more_requests_for_it() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["a", "b"], 2).await;
+    worker.update_models(&["b"]).await;
+    crate::support::wait_for_model(&relay, "a", false).await;
+    let _waiting = relay.begin(chat("a"));
+    relay.wait_for_queue_depth("local", 1).await;
+    worker.expect_quiet().await;
+}

@@ -1,0 +1,122 @@
+//! A wrong setting ends the program with one line that names the setting, the value and what is allowed.
+
+use modelrelay_harness::relay::{Relay, RelayBuilder};
+
+use crate::support::one_provider;
+
+/// The relay must not start, and must say so in one line that has all these parts.
+async fn is_refused(relay: RelayBuilder, parts: &[&str]) {
+    let (status, log) = relay.start_and_exit().await;
+    assert_eq!(status.code(), Some(1), "{}", log.dump());
+    let lines = log.lines();
+    let found = lines.iter().any(|line| parts.iter().all(|part| line.contains(part)));
+    assert!(found, "no line with all of {parts:?}\n{}", log.dump());
+    assert!(lines.iter().filter(|line| !line.trim().is_empty()).count() <= 2, "more than a line\n{}", log.dump());
+}
+
+#[tokio::test]
+async fn a_missing_worker_secret_is_refused() {
+    is_refused(Relay::builder().without_env("WORKER_SECRET"), &["WORKER_SECRET"]).await;
+}
+
+#[tokio::test]
+async fn an_empty_worker_secret_is_refused() {
+    is_refused(Relay::builder().env("WORKER_SECRET", ""), &["WORKER_SECRET"]).await;
+}
+
+#[tokio::test]
+async fn numbers_that_are_none_are_refused() {
+    for name in [
+        "MAX_QUEUE_LEN",
+        "QUEUE_TIMEOUT_SECS",
+        "REQUEST_TIMEOUT_SECS",
+        "HEARTBEAT_INTERVAL",
+        "DRAIN_TIMEOUT_SECS",
+        "MAX_MODELS_PER_WORKER",
+        "RELAY_COUNT",
+    ] {
+        is_refused(Relay::builder().env(name, "many-17"), &[name, "many-17"]).await;
+    }
+}
+
+#[tokio::test]
+async fn sizes_that_are_none_are_refused() {
+    for name in ["MAX_REQUEST_BYTES", "MAX_BUFFERED_BYTES", "MAX_QUEUE_BYTES", "MAX_STREAM_BYTES", "MAX_UNREAD_BYTES"] {
+        is_refused(Relay::builder().env(name, "32MegaB"), &[name, "32MegaB"]).await;
+    }
+}
+
+#[tokio::test]
+async fn choices_name_what_is_allowed() {
+    is_refused(Relay::builder().env("LOG_FORMAT", "xml"), &["LOG_FORMAT", "xml", "text", "json"]).await;
+    is_refused(Relay::builder().env("LOG_LEVEL", "loud"), &["LOG_LEVEL", "loud", "info"]).await;
+    let maybe = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "maybe");
+    is_refused(maybe, &["MODELRELAY_REQUIRE_API_KEYS", "maybe", "true", "false"]).await;
+}
+
+#[tokio::test]
+async fn an_address_that_is_none_is_refused() {
+    is_refused(Relay::builder().env("LISTEN_ADDR", "not-an-address"), &["LISTEN_ADDR", "not-an-address"]).await;
+    is_refused(Relay::builder().env("TRUSTED_PROXIES", "nonsense/99"), &["TRUSTED_PROXIES", "nonsense/99"]).await;
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_refused() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = taken.local_addr().expect("it is bound").to_string();
+    is_refused(Relay::builder().env("LISTEN_ADDR", &address), &[&address]).await;
+}
+
+#[tokio::test]
+async fn a_missing_configuration_file_is_refused() {
+    let relay = Relay::builder().arg("--config").arg("absent.yaml").without_env("WORKER_SECRET");
+    is_refused(relay, &["absent.yaml"]).await;
+}
+
+#[tokio::test]
+async fn unknown_keys_and_wrong_values_of_the_file_are_refused() {
+    for (more, part) in [
+        ("  queu: {}", "queu"),
+        ("  queue: {maxLenght: 1}", "maxLenght"),
+        ("  queue: {timeout: 30}", "timeout"),
+        ("  queue: {timeout: 0s}", "0s"),
+        ("  requestTimeout: soon", "soon"),
+        ("  queue: {maxBytes: 5KB}", "5KB"),
+        ("  models: [{name: m}]", "name"),
+    ] {
+        is_refused(Relay::builder().config(one_provider(more)), &["relay.yaml", part]).await;
+    }
+}
+
+#[tokio::test]
+async fn two_providers_of_one_name_are_refused() {
+    let twice = format!("{}- name: local\n  workerSecrets: [{{value: x}}]\n", one_provider(""));
+    is_refused(Relay::builder().config(twice), &["local"]).await;
+}
+
+#[tokio::test]
+async fn a_missing_secret_file_is_refused() {
+    let yaml = "providers:\n- name: local\n  workerSecrets: [{file: secrets/absent}]\n";
+    is_refused(Relay::builder().config(yaml), &["secrets/absent"]).await;
+}
+
+#[tokio::test]
+async fn a_flag_goes_before_its_variable() {
+    let relay =
+        Relay::builder().env("MAX_MODELS_PER_WORKER", "5").arg("--max-models-per-worker").arg("1").start().await;
+    let mut worker = relay.dial().open().await;
+    assert_eq!(worker.register(&["a", "b"], 1).await["models"], serde_json::json!(["a"]));
+}
+
+#[tokio::test]
+async fn an_unknown_flag_is_refused_and_named() {
+    let (status, log) = Relay::builder().arg("--no-such-flag").start_and_exit().await;
+    assert!(!status.success());
+    assert!(log.contains("--no-such-flag"), "{}", log.dump());
+}
+
+#[tokio::test]
+async fn a_refused_secret_is_not_printed() {
+    let (_, log) = Relay::builder().env("WORKER_SECRET", "planted").env("MAX_QUEUE_LEN", "x").start_and_exit().await;
+    assert!(!log.contains("planted"), "{}", log.dump());
+}

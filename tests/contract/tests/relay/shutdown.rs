@@ -1,0 +1,163 @@
+//! SIGTERM: unready, no new work, everything running and waiting is finished, exit 0.
+
+use std::time::{Duration, Instant};
+
+use modelrelay_harness::relay::Relay;
+use serde_json::json;
+
+use crate::support::{anthropic_error, chat, chat_stream, messages, openai_error};
+
+#[tokio::test]
+async fn an_idle_relay_exits_at_once() {
+    let mut relay = Relay::start().await;
+    let start = Instant::now();
+    relay.process().terminate().await;
+    let status = relay.process().wait_exit().await;
+    assert_eq!(status.code(), Some(0));
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn idle_workers_are_told_and_closed() {
+    let mut relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let mut new = relay.core1_worker(&["m"], 1).await;
+    relay.process().terminate().await;
+    assert_eq!(worker.expect("graceful_shutdown").await["reason"], "relay_shutdown");
+    assert_eq!(new.expect("graceful_shutdown").await["reason"], "relay_shutdown");
+    assert_eq!(worker.expect_close().await, (1001, "relay shutting down".to_owned()));
+    assert_eq!(new.expect_close().await, (1001, "relay shutting down".to_owned()));
+    assert_eq!(relay.process().wait_exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn running_and_waiting_requests_finish() {
+    let mut relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let running = relay.begin(chat_stream("m"));
+    let first = worker.expect_request().await;
+    worker.start_stream(&first, "data: 1\n\n").await;
+    let mut response = running.response().await;
+    response.read_until("data: 1").await;
+    let waiting = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    relay.process().terminate().await;
+    relay.log().wait_for_line("shut").await;
+    worker.stream_on(&first, "data: 2\n\n").await;
+    worker.end_stream(&first).await;
+    let reply = response.read_to_end().await;
+    assert_eq!((reply.text().as_str(), reply.aborted), ("data: 1\n\ndata: 2\n\n", false));
+    let second = worker.expect_request().await;
+    worker.answer(&second, &json!({"late": true})).await;
+    assert_eq!(waiting.reply().await.with_status(200).json()["late"], true);
+    assert_eq!(worker.expect_close().await, (1001, "relay shutting down".to_owned()));
+    assert_eq!(relay.process().wait_exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn new_requests_while_draining_are_503_and_probes_are_unready() {
+    let mut relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let running = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    relay.eventually("it is ready", || async { relay.get("/readyz").await.status == 200 }).await;
+    relay.process().terminate().await;
+    relay.eventually("it is unready", || async { relay.get("/readyz").await.status == 503 }).await;
+    assert_eq!(relay.get("/livez").await.status, 200);
+    let reply = relay.fetch(chat("m")).await;
+    openai_error(&reply, 503, "service_unavailable_error", "draining");
+    assert_eq!(reply.header("retry-after").as_deref(), Some("1"));
+    let reply = relay.fetch(messages("m")).await;
+    anthropic_error(&reply, 503, "overloaded_error");
+    worker.answer(&job, &json!({})).await;
+    let _ = running.reply().await.with_status(200);
+    assert_eq!(relay.process().wait_exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn within_the_grace_new_requests_are_accepted_though_unready() {
+    let mut relay = Relay::builder().env("SHUTDOWN_GRACE_SECS", "3").start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    relay.eventually("it is ready", || async { relay.get("/readyz").await.status == 200 }).await;
+    relay.process().terminate().await;
+    relay.eventually("it is unready", || async { relay.get("/readyz").await.status == 503 }).await;
+    let pending = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+    assert_eq!(relay.process().wait_exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn what_is_left_at_the_deadline_gets_a_retryable_error() {
+    let mut relay = Relay::builder().env("DRAIN_TIMEOUT_SECS", "1").start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let running = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    let waiting = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    relay.process().terminate().await;
+    for pending in [running, waiting] {
+        let reply = pending.reply().await;
+        assert_eq!(reply.status, 503, "{}", reply.text());
+        assert_ne!(reply.header("x-should-retry").as_deref(), Some("false"));
+    }
+    loop {
+        let message = worker.recv_json().await;
+        if message["type"] == "cancel" {
+            assert_eq!(message["request_id"], job.id);
+            assert_eq!(message["reason"], "server_shutdown");
+            break;
+        }
+    }
+    assert_eq!(relay.process().wait_exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_it_at_once() {
+    let mut relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let _running = relay.begin(chat("m"));
+    worker.expect_request().await;
+    relay.process().terminate().await;
+    relay.log().wait_for_line("shut").await;
+    let start = Instant::now();
+    relay.process().terminate().await;
+    relay.process().wait_exit().await;
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn worker_dials_are_refused_once_the_workers_were_told() {
+    let mut relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let running = relay.begin(chat_stream("m"));
+    let job = worker.expect_request().await;
+    worker.start_stream(&job, "data: 1\n\n").await;
+    let mut response = running.response().await;
+    response.read_until("data: 1").await;
+    relay.process().terminate().await;
+    // Nothing waits, and what runs cannot be requeued any more.
+    assert_eq!(worker.expect("graceful_shutdown").await["reason"], "relay_shutdown");
+    assert_eq!(relay.dial().refused().await.status, 503);
+    worker.end_stream(&job).await;
+    assert!(!response.read_to_end().await.aborted);
+    assert_eq!(worker.expect_close().await, (1001, "relay shutting down".to_owned()));
+    assert_eq!(relay.process().wait_exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_worker_lost_during_the_shutdown_is_replaced() {
+    let mut relay = Relay::start().await;
+    let mut first = relay.worker(&["m"], 1).await;
+    let pending = relay.begin(chat("m"));
+    first.expect_request().await;
+    relay.process().terminate().await;
+    relay.log().wait_for_line("shut").await;
+    first.vanish();
+    let mut second = relay.worker(&["m"], 1).await;
+    let job = second.expect_request().await;
+    second.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+    assert_eq!(relay.process().wait_exit().await.code(), Some(0));
+}

@@ -1,0 +1,155 @@
+//! Clients that read slowly, or not at all, and memory that is bounded.
+
+use std::time::{Duration, Instant};
+
+use modelrelay_harness::{
+    client::RawConnection,
+    relay::Relay,
+    worker::{FakeWorker, Job, PIECE_MAX, WINDOW},
+};
+use serde_json::json;
+
+use crate::support::{INSTANT, chat, chat_stream, post_bytes};
+
+/// Sends pieces for as long as credit comes; returns the bytes sent when it stopped coming.
+async fn send_until_credit_ends(worker: &mut FakeWorker, job: &Job) -> u64 {
+    let (piece, size) = (vec![b'x'; PIECE_MAX], PIECE_MAX as u64);
+    let mut sent = 0;
+    loop {
+        let needed = (sent + size).saturating_sub(WINDOW as u64);
+        let credit = tokio::time::timeout(Duration::from_millis(700), worker.expect_credit(job.stream, needed)).await;
+        if credit.is_err() {
+            return sent;
+        }
+        worker.pieces(job, &piece).await;
+        sent += size;
+        assert!(sent < 64 << 20, "credit without end for a client that reads nothing");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_stops_only_its_own_stream() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 2).await;
+    let slow = relay.begin(chat_stream("m").small_receive_buffer());
+    let slow_job = worker.expect_request().await;
+    worker.response_start(&slow_job, 200, &[("content-type", "text/event-stream")]).await;
+    let response = slow.response().await;
+    // What the kernel's buffers take comes on top of what the relay may hold.
+    let sent = send_until_credit_ends(&mut worker, &slow_job).await;
+    assert!(sent <= 16 << 20, "{sent} bytes were taken for a client that reads nothing");
+    let quick = relay.begin(chat_stream("m"));
+    let quick_job = worker.expect_request().await;
+    worker.start_stream(&quick_job, "data: 1\n\n").await;
+    let mut quick = quick.response().await;
+    for number in 2..50 {
+        let start = Instant::now();
+        worker.stream_on(&quick_job, &format!("data: {number}\n\n")).await;
+        quick.read_until(&format!("data: {number}\n\n")).await;
+        assert!(start.elapsed() < INSTANT, "slowed by a neighbour");
+    }
+    worker.end_stream(&quick_job).await;
+    assert!(!quick.read_to_end().await.aborted);
+    worker.finish(&slow_job).await;
+    let reply = response.read_to_end().await;
+    assert_eq!((reply.body.len() as u64, reply.aborted), (sent, false), "a slow client that still reads is not cut");
+}
+
+#[tokio::test]
+async fn an_old_workers_stream_is_cut_when_its_client_leaves_too_much_unread() {
+    let relay = Relay::builder().env("MAX_UNREAD_BYTES", "1Mi").start().await;
+    let mut worker = relay.worker(&["m"], 2).await;
+    let slow = relay.begin(chat_stream("m").small_receive_buffer());
+    let job = worker.expect_request().await;
+    worker.start_stream(&job, "data: 1\n\n").await;
+    let response = slow.response().await;
+    let chunk = format!("data: {}\n\n", "x".repeat(256 << 10));
+    for _ in 0..128 {
+        worker.stream_on(&job, &chunk).await;
+    }
+    worker.expect_cancel(&job.id).await;
+    assert!(response.read_to_end().await.aborted);
+    let next = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = next.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_stalled_client_that_leaves_frees_its_stream() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let slow = relay.begin(chat_stream("m").small_receive_buffer());
+    let job = worker.expect_request().await;
+    worker.response_start(&job, 200, &[("content-type", "text/event-stream")]).await;
+    let response = slow.response().await;
+    send_until_credit_ends(&mut worker, &job).await;
+    drop(response);
+    worker.expect_cancel(&job.id).await;
+    let next = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = next.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_full_memory_budget_refuses_before_the_body_is_read() {
+    let relay = Relay::builder().env("MAX_BUFFERED_BYTES", "1Mi").env("MAX_REQUEST_BYTES", "1Mi").start().await;
+    let _waiting = relay
+        .begin(post_bytes("/v1/chat/completions", format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "y".repeat(700_000))));
+    relay.wait_for_queue_depth("local", 1).await;
+    let mut raw = RawConnection::open(relay.addr(), relay.log()).await;
+    raw.write("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 700000\r\n\r\n").await;
+    // Not one byte of the body was sent.
+    let answer = raw.read_head().await;
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert!(answer.to_lowercase().contains("retry-after: 1\r\n"), "{answer}");
+    let text = if answer.contains("overloaded") { answer } else { raw.read_to_end().await };
+    assert!(text.contains("\"overloaded\""), "{text}");
+}
+
+#[tokio::test]
+async fn the_memory_budget_is_given_back() {
+    let relay = Relay::builder().env("MAX_BUFFERED_BYTES", "1Mi").env("MAX_REQUEST_BYTES", "1Mi").start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let large = format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "y".repeat(700_000));
+    for round in 0..5 {
+        let pending = relay.begin(post_bytes("/v1/chat/completions", large.clone()));
+        let job = worker.expect_request().await;
+        if round % 2 == 0 {
+            worker.answer(&job, &json!({})).await;
+            let _ = pending.reply().await.with_status(200);
+        } else {
+            pending.abandon();
+            worker.expect_cancel(&job.id).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn many_unfinished_uploads_are_refused_rather_than_held() {
+    let relay = Relay::builder().env("MAX_BUFFERED_BYTES", "1Mi").env("MAX_REQUEST_BYTES", "256Ki").start().await;
+    let mut open = Vec::new();
+    let mut refused = 0;
+    for _ in 0..16 {
+        let mut raw = RawConnection::open(relay.addr(), relay.log()).await;
+        raw.write("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n").await;
+        raw.write(vec![b' '; 100_000]).await;
+        open.push(raw);
+    }
+    for raw in &mut open {
+        if let Ok(head) = tokio::time::timeout(Duration::from_millis(300), raw.read_head()).await {
+            assert!(head.starts_with("HTTP/1.1 503"), "{head}");
+            refused += 1;
+        }
+    }
+    assert!(refused >= 8, "{refused} of 16 uploads were refused by a budget of five");
+    drop(open);
+    // No room for this beside what the unfinished ones had reserved.
+    let large = " ".repeat(250_000) + "{}";
+    relay
+        .eventually("the budget is free again", || async {
+            relay.fetch(post_bytes("/v1/chat/completions", &large)).await.status == 400
+        })
+        .await;
+}

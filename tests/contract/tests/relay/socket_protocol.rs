@@ -1,0 +1,154 @@
+//! The socket while it lives: heartbeats, sizes, and how it ends.
+
+use std::time::{Duration, Instant};
+
+use modelrelay_harness::{relay::Relay, worker::Frame};
+use serde_json::json;
+use tokio_tungstenite::tungstenite::Message;
+
+use crate::support::{chat, wait_for_model};
+
+async fn quick_hearted() -> Relay {
+    Relay::builder().env("HEARTBEAT_INTERVAL", "1").start().await
+}
+
+#[tokio::test]
+async fn a_ping_comes_each_interval_and_its_answer_counts() {
+    let relay = quick_hearted().await;
+    let mut worker = relay.worker(&["m"], 9).await;
+    for load in 1..=2 {
+        let frame = worker.recv().await;
+        let Frame::Json(ping) = frame else { panic!("awaited a ping, got {frame:?}") };
+        assert_eq!(ping["type"], "ping");
+        assert!(ping["timestamp_unix_ms"].is_u64(), "{ping}");
+        worker.report_load(load).await;
+        relay.eventually("the load arrives", || async { relay.workers().await[0]["reported_load"] == load }).await;
+    }
+    let heartbeat = relay.workers().await[0]["last_heartbeat_at"].clone();
+    assert!(heartbeat.is_string(), "{heartbeat}");
+}
+
+#[tokio::test]
+async fn pings_come_whatever_else_is_flowing() {
+    let relay = quick_hearted().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let pending = relay.begin(crate::support::chat_stream("m"));
+    let Frame::Json(request) = worker.recv().await else { panic!("awaited the request") };
+    let id = request["request_id"].as_str().expect("an id").to_owned();
+    let mut response = None;
+    let mut pending = Some(pending);
+    let mut pings = 0;
+    let start = Instant::now();
+    while pings < 2 {
+        assert!(start.elapsed() < Duration::from_secs(9), "{pings} pings in nine seconds");
+        worker.chunk(&id, "data: x\n\n").await;
+        if let Some(pending) = pending.take() {
+            response = Some(pending.response().await);
+        }
+        let next = tokio::time::timeout(Duration::from_millis(20), worker.recv()).await;
+        if let Ok(Frame::Json(message)) = next {
+            assert_eq!(message["type"], "ping");
+            pings += 1;
+        }
+    }
+    drop(response);
+}
+
+#[tokio::test]
+async fn a_silent_worker_is_closed_after_three_intervals() {
+    let relay = quick_hearted().await;
+    let start = Instant::now();
+    let mut worker = relay.worker(&["m"], 1).await;
+    relay.log().wait_for_line("worker heartbeat timed out").await;
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(2500), "too early: {took:?}");
+    assert!(took < Duration::from_secs(7), "too late: {took:?}");
+    assert_eq!(worker.expect_close().await, (1000, "worker heartbeat timed out".to_owned()));
+    wait_for_model(&relay, "m", false).await;
+}
+
+#[tokio::test]
+async fn any_byte_keeps_a_worker_alive() {
+    let relay = quick_hearted().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let start = Instant::now();
+    // It answers no JSON ping, but sends something of its own now and then.
+    while start.elapsed() < Duration::from_millis(4500) {
+        worker.send_message(Message::Ping(vec![1].into())).await;
+        let _ = tokio::time::timeout(Duration::from_millis(200), worker.recv()).await;
+    }
+    assert_eq!(relay.workers().await.len(), 1);
+    assert!(!relay.log().contains("worker heartbeat timed out"));
+}
+
+#[tokio::test]
+async fn a_message_over_64_mebibytes_closes_the_socket() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let _running = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    worker.chunk(&job.id, &"x".repeat((64 << 20) + 1)).await;
+    assert_eq!(worker.expect_close().await, (1009, "message too large".to_owned()));
+}
+
+#[tokio::test]
+async fn an_idle_worker_that_an_admin_drains_is_closed() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let reply = relay.admin("POST", &format!("/admin/workers/{}/drain", worker.worker_id)).await;
+    assert_eq!(reply.status, 202, "{}", reply.text());
+    let message = worker.expect("graceful_shutdown").await;
+    assert!(message["drain_timeout_secs"].is_u64(), "{message}");
+    assert_eq!(worker.expect_close().await, (1000, "graceful shutdown complete".to_owned()));
+    relay.log().wait_for_line("graceful shutdown").await;
+    relay.log().wait_for_line("worker drained").await;
+}
+
+#[tokio::test]
+async fn a_drained_worker_finishes_what_runs_and_gets_nothing_new() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 2).await;
+    let running = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    relay.admin("POST", &format!("/admin/workers/{}/drain", worker.worker_id)).await;
+    worker.expect("graceful_shutdown").await;
+    let waiting = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    worker.expect_quiet().await;
+    assert_eq!(relay.workers().await[0]["is_draining"], true);
+    worker.answer(&job, &json!({})).await;
+    let _ = running.reply().await.with_status(200);
+    assert_eq!(worker.expect_close().await, (1000, "graceful shutdown complete".to_owned()));
+    let mut next = relay.worker(&["m"], 1).await;
+    let job = next.expect_request().await;
+    next.answer(&job, &json!({})).await;
+    let _ = waiting.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_drain_ends_at_its_deadline() {
+    let relay = Relay::builder().env("DRAIN_TIMEOUT_SECS", "1").start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let running = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    relay.admin("POST", &format!("/admin/workers/{}/drain", worker.worker_id)).await;
+    assert_eq!(worker.expect("graceful_shutdown").await["drain_timeout_secs"], 1);
+    assert_eq!(worker.expect_cancel(&job.id).await["reason"], "graceful_shutdown");
+    assert_eq!(worker.expect_close().await, (1000, "graceful shutdown timed out".to_owned()));
+    // Nothing was sent to the client yet: another worker may answer.
+    let mut next = relay.worker(&["m"], 1).await;
+    let job = next.expect_request().await;
+    next.answer(&job, &json!({})).await;
+    let _ = running.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_worker_that_is_asked_for_its_models_is_asked_over_the_socket() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let reply = relay.admin("POST", &format!("/admin/workers/{}/refresh", worker.worker_id)).await;
+    assert_eq!(reply.status, 202, "{}", reply.text());
+    worker.expect("models_refresh").await;
+    worker.update_models(&["m", "n"]).await;
+    wait_for_model(&relay, "n", true).await;
+}

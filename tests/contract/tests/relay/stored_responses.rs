@@ -1,0 +1,132 @@
+//! Stored Responses live inside one worker: what refers to them goes there and nowhere else.
+
+use modelrelay_harness::{
+    client::Request,
+    relay::Relay,
+    worker::{FakeWorker, Job},
+};
+use serde_json::{Value, json};
+
+use crate::support::{chat, openai_error};
+
+fn responses(more: Value) -> Request {
+    let mut body = json!({"model": "m", "input": "hi"});
+    if let (Some(body), Value::Object(more)) = (body.as_object_mut(), more) {
+        body.extend(more);
+    }
+    Request::post("/v1/responses", &body)
+}
+
+/// Answers a Responses request so that the relay learns the id.
+async fn answer_with_id(worker: &mut FakeWorker, job: &Job, id: &str) {
+    worker.response_start(job, 200, &[("content-type", "application/json")]).await;
+    worker.pieces(job, json!({"id": id, "object": "response"}).to_string().as_bytes()).await;
+    worker.send(&json!({"type": "response_complete", "request_id": job.id, "response_id": id})).await;
+}
+
+/// Two workers of the same model; the first has made response `resp_1`.
+async fn scene() -> (Relay, FakeWorker, FakeWorker) {
+    let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "3").start().await;
+    let mut maker = relay.core1_worker(&["m"], 1).await;
+    let pending = relay.begin(responses(json!({})));
+    let job = maker.expect_request().await;
+    let other = relay.core1_worker(&["m"], 4).await;
+    answer_with_id(&mut maker, &job, "resp_1").await;
+    let _ = pending.reply().await.with_status(200);
+    (relay, maker, other)
+}
+
+#[tokio::test]
+async fn a_follow_up_goes_to_the_worker_that_made_the_response() {
+    let (relay, mut maker, mut other) = scene().await;
+    for _ in 0..3 {
+        let pending = relay.begin(responses(json!({"previous_response_id": "resp_1"})));
+        let job = maker.expect_request().await;
+        maker.answer(&job, &json!({})).await;
+        let _ = pending.reply().await.with_status(200);
+    }
+    other.expect_quiet().await;
+}
+
+#[tokio::test]
+async fn a_follow_up_waits_for_its_worker_though_another_is_free() {
+    let (relay, mut maker, mut other) = scene().await;
+    let running = relay.begin(responses(json!({"previous_response_id": "resp_1"})));
+    let first = maker.expect_request().await;
+    let waiting = relay.begin(responses(json!({"previous_response_id": "resp_1"})));
+    relay.wait_for_queue_depth("local", 1).await;
+    other.expect_quiet().await;
+    maker.answer(&first, &json!({})).await;
+    let second = maker.expect_request().await;
+    maker.answer(&second, &json!({})).await;
+    let _ = running.reply().await.with_status(200);
+    let _ = waiting.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_response_is_read_and_cancelled_where_it_was_made() {
+    let (relay, mut maker, mut other) = scene().await;
+    for (method, path) in [("GET", "/v1/responses/resp_1?include=x"), ("POST", "/v1/responses/resp_1/cancel")] {
+        let pending = relay.begin(Request::new(method, path));
+        let job = maker.expect_request().await;
+        assert_eq!(job.path(), path);
+        assert_eq!(job.message["method"].as_str().unwrap_or("POST"), method);
+        assert_eq!(job.message["content_length"], 0);
+        maker.answer(&job, &json!({"id": "resp_1"})).await;
+        assert_eq!(pending.reply().await.with_status(200).json()["id"], "resp_1");
+    }
+    other.expect_quiet().await;
+}
+
+#[tokio::test]
+async fn an_unknown_response_is_404() {
+    let (relay, mut maker, mut other) = scene().await;
+    let reply = relay.get("/v1/responses/resp_unknown").await;
+    openai_error(&reply, 404, "invalid_request_error", "previous_response_not_found");
+    let reply = relay.fetch(responses(json!({"previous_response_id": "resp_unknown"}))).await;
+    openai_error(&reply, 404, "invalid_request_error", "previous_response_not_found");
+    maker.expect_quiet().await;
+    other.expect_quiet().await;
+}
+
+#[tokio::test]
+async fn an_unknown_response_goes_to_the_sole_worker_of_the_model() {
+    let relay = Relay::start().await;
+    let mut sole = relay.core1_worker(&["m"], 1).await;
+    let pending = relay.begin(responses(json!({"previous_response_id": "resp_before_a_restart"})));
+    let job = sole.expect_request().await;
+    sole.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_follow_up_is_never_sent_to_another_worker() {
+    let (relay, mut maker, mut other) = scene().await;
+    let pending = relay.begin(responses(json!({"previous_response_id": "resp_1"})));
+    maker.expect_request().await;
+    maker.vanish();
+    let reply = pending.reply().await;
+    assert!((400..=599).contains(&reply.status), "status {}", reply.status);
+    other.expect_quiet().await;
+    let plain = relay.begin(chat("m"));
+    let job = other.expect_request().await;
+    other.answer(&job, &json!({})).await;
+    let _ = plain.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn the_id_of_a_streamed_response_is_remembered_from_its_completion() {
+    let relay = Relay::start().await;
+    let mut maker = relay.core1_worker(&["m"], 1).await;
+    let pending = relay.begin(responses(json!({"stream": true})));
+    let job = maker.expect_request().await;
+    let mut other = relay.core1_worker(&["m"], 4).await;
+    maker.start_stream(&job, "event: response.created\ndata: {}\n\n").await;
+    maker.send(&json!({"type": "response_complete", "request_id": job.id, "response_id": "resp_s"})).await;
+    let _ = pending.reply().await.with_status(200);
+    let pending = relay.begin(Request::get("/v1/responses/resp_s"));
+    let job = maker.expect_request().await;
+    maker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+    other.expect_quiet().await;
+}

@@ -1,0 +1,96 @@
+//! The request timeout, which covers queue, first byte and stream to its end.
+
+use std::time::{Duration, Instant};
+
+use modelrelay_harness::relay::Relay;
+use serde_json::json;
+
+use crate::support::{anthropic_error, chat, chat_stream, messages, openai_error};
+
+async fn impatient() -> Relay {
+    Relay::builder().env("REQUEST_TIMEOUT_SECS", "1").start().await
+}
+
+#[tokio::test]
+async fn a_worker_that_takes_too_long_is_cancelled_and_the_client_gets_504() {
+    let relay = impatient().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let start = Instant::now();
+    let pending = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    assert_eq!(worker.expect_cancel(&job.id).await["reason"], "timeout");
+    let reply = pending.reply().await;
+    assert_eq!(openai_error(&reply, 504, "timeout_error", "request_timeout"), "request timeout");
+    assert_eq!(reply.header("x-should-retry").as_deref(), Some("false"));
+    assert!(start.elapsed() >= Duration::from_millis(900), "too early");
+}
+
+#[tokio::test]
+async fn a_request_timeout_speaks_the_anthropic_dialect() {
+    let relay = impatient().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let pending = relay.begin(messages("m"));
+    worker.expect_request().await;
+    let reply = pending.reply().await;
+    assert_eq!(anthropic_error(&reply, 504, "timeout_error"), "request timeout");
+    assert_eq!(reply.header("x-should-retry").as_deref(), Some("false"));
+}
+
+#[tokio::test]
+async fn a_timeout_frees_the_slot_though_the_worker_never_answers() {
+    let relay = impatient().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let first = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    worker.expect_cancel(&job.id).await;
+    assert_eq!(first.reply().await.status, 504);
+    let second = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = second.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn a_stream_that_runs_too_long_gets_an_error_frame_and_is_aborted() {
+    let relay = impatient().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let pending = relay.begin(chat_stream("m"));
+    let job = worker.expect_request().await;
+    worker.start_stream(&job, "data: 1\n\n").await;
+    let reply = pending.reply().await;
+    assert_eq!(reply.status, 200);
+    assert!(reply.aborted, "{}", reply.text());
+    assert!(reply.text().contains("request_timeout"), "{}", reply.text());
+    assert_eq!(worker.expect_cancel(&job.id).await["reason"], "timeout");
+}
+
+#[tokio::test]
+async fn a_requeue_does_not_begin_the_request_timeout_anew() {
+    let relay = Relay::builder().env("REQUEST_TIMEOUT_SECS", "2").start().await;
+    let mut first = relay.worker(&["m"], 1).await;
+    let mut second = relay.dial().open().await;
+    let start = Instant::now();
+    let pending = relay.begin(chat("m"));
+    first.expect_request().await;
+    second.register(&["m"], 1).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    first.vanish();
+    let job = second.expect_request().await;
+    assert_eq!(second.expect_cancel(&job.id).await["reason"], "timeout");
+    assert_eq!(pending.reply().await.status, 504);
+    let took = start.elapsed();
+    assert!(took < Duration::from_millis(3300), "the timeout began anew: {took:?}");
+}
+
+#[tokio::test]
+async fn cold_waiting_does_not_count_into_the_request_timeout() {
+    let relay = Relay::builder().env("REQUEST_TIMEOUT_SECS", "2").env("QUEUE_TIMEOUT_SECS", "9").start().await;
+    let pending = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert!(!pending.is_answered(), "cold waiting ran into the request timeout");
+    let mut worker = relay.worker(&["m"], 1).await;
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}

@@ -1,0 +1,154 @@
+//! Backends that reset, stall, lie or talk nonsense: the one request fails, and nobody else notices.
+
+use modelrelay_harness::fake_backend::{Call, sse};
+use modelrelay_harness::fake_relay::{Ask, Reply};
+use modelrelay_harness::worker_process::Rig;
+use serde_json::json;
+
+/// Sends a request, lets `play` ruin it, and shows that the link and the backend live on.
+async fn ruined<F: Future<Output = ()>>(play: impl FnOnce(Call) -> F) -> Reply {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::stream("m"));
+    let mut call = rig.backend.call().await;
+    call.read_body().await;
+    play(call).await;
+    let reply = rig.link.reply(&asked).await;
+    rig.still_serves().await;
+    rig.worker.process.wait_for_line("backend error").await;
+    reply
+}
+
+#[tokio::test]
+async fn a_reset_before_the_first_byte_may_be_tried_elsewhere() {
+    let reply = ruined(async |call| call.reset()).await;
+    assert_eq!((reply.error_code(), &reply.start), (Some("backend_reset"), &None));
+}
+
+#[tokio::test]
+async fn a_close_before_the_first_byte_may_be_tried_elsewhere() {
+    let reply = ruined(async |call| drop(call)).await;
+    assert_eq!((reply.error_code(), &reply.start), (Some("backend_reset"), &None));
+}
+
+#[tokio::test]
+async fn a_reset_within_the_head_may_be_tried_elsewhere() {
+    let reply = ruined(async |mut call| {
+        call.write_raw(b"HTTP/1.1 200 OK\r\ncontent-").await;
+        call.reset();
+    })
+    .await;
+    assert_eq!((reply.error_code(), &reply.start), (Some("backend_reset"), &None));
+}
+
+#[tokio::test]
+async fn a_reset_in_the_middle_of_a_stream_is_an_error_after_the_bytes_that_came() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::stream("m"));
+    let mut call = rig.backend.call().await;
+    call.start_stream().await;
+    call.chunk(&sse("first")).await;
+    assert_eq!(rig.link.part(&asked).await, sse("first"));
+    call.reset();
+    let error = rig.link.expect_where("error", |error| error["request_id"] == json!(asked.id)).await;
+    assert!(error["code"].is_string() && error["message"].is_string(), "{}", error.body);
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn a_chunked_body_without_its_end_is_an_error() {
+    let reply = ruined(async |mut call| {
+        call.start_stream().await;
+        call.chunk(&sse("first")).await;
+    })
+    .await;
+    assert!(reply.error_code().is_some() && reply.start.is_some(), "{}", reply.end);
+}
+
+#[tokio::test]
+async fn a_body_shorter_than_its_length_is_an_error() {
+    let reply = ruined(async |mut call| {
+        call.head(200, &[("content-length", "100")]).await;
+        call.write_raw(b"only this").await;
+    })
+    .await;
+    assert!(reply.error_code().is_some() && reply.start.is_some(), "{}", reply.end);
+}
+
+#[tokio::test]
+async fn a_broken_chunk_size_is_an_error() {
+    let reply = ruined(async |mut call| {
+        call.start_stream().await;
+        call.chunk(&sse("first")).await;
+        call.write_raw(b"not-a-size\r\nxx\r\n").await;
+    })
+    .await;
+    assert!(reply.error_code().is_some() && reply.start.is_some(), "{}", reply.end);
+}
+
+#[tokio::test]
+async fn garbage_instead_of_http_is_an_error() {
+    let reply = ruined(async |mut call| {
+        call.write_raw(b"\x16\x03\x01 this is not HTTP\r\n\r\n").await;
+    })
+    .await;
+    assert!(reply.error_code().is_some() && reply.start.is_none(), "{}", reply.end);
+}
+
+#[tokio::test]
+async fn an_endless_head_is_an_error() {
+    let reply = ruined(async |mut call| {
+        call.write_raw(b"HTTP/1.1 200 OK\r\n").await;
+        let line = format!("x-filler: {}\r\n", "y".repeat(8_000));
+        while call.write_raw(line.as_bytes()).await {}
+    })
+    .await;
+    assert!(reply.error_code().is_some() && reply.start.is_none(), "{}", reply.end);
+}
+
+#[tokio::test]
+async fn a_stalled_backend_delays_nobody_else() {
+    let mut rig = Rig::core1().await;
+    let stalled = rig.link.ask(&Ask::stream("m"));
+    let mut call = rig.backend.call().await;
+    call.start_stream().await;
+    call.chunk(&sse("first")).await;
+    rig.link.part(&stalled).await;
+    rig.still_serves().await;
+    call.chunk(&sse("second")).await;
+    assert_eq!(rig.link.part(&stalled).await, sse("second"));
+    call.end_stream().await;
+}
+
+#[tokio::test]
+async fn a_reset_backend_stays_advertised() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    rig.backend.call().await.reset();
+    assert_eq!(rig.link.reply(&asked).await.error_code(), Some("backend_reset"));
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn a_kept_connection_that_the_backend_closed_costs_no_request() {
+    let mut rig = Rig::core1().await;
+    for _ in 0..10 {
+        let asked = rig.link.ask(&Ask::chat("m"));
+        let mut call = rig.backend.call().await;
+        call.read_body().await;
+        call.head(200, &[("content-length", "2")]).await;
+        call.write_raw(b"{}").await;
+        drop(call);
+        let reply = rig.link.reply(&asked).await;
+        assert_eq!((reply.status, reply.body.as_slice()), (200, &b"{}"[..]));
+    }
+}
+
+#[tokio::test]
+async fn an_error_names_its_request_and_says_why() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    rig.backend.call().await.reset();
+    let end = rig.link.reply(&asked).await.end;
+    assert_eq!(end["request_id"], json!(asked.id));
+    assert!(end["message"].as_str().is_some_and(|message| !message.is_empty()), "{end}");
+}

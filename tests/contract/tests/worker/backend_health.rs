@@ -1,0 +1,151 @@
+//! What a worker advertises: only what a healthy backend serves.
+
+use std::time::{Duration, Instant};
+
+use modelrelay_harness::fake_backend::FakeBackend;
+use modelrelay_harness::fake_relay::{Ask, FakeRelay, RelayLink};
+use modelrelay_harness::worker_process::{Rig, WorkerBuilder, WorkerProcess};
+use serde_json::{Value, json};
+
+/// Ten times the 2 s within which a worker returns after its backend did.
+const RECOVERY: Duration = Duration::from_secs(20);
+
+/// Long enough to show that nothing is advertised, where nothing observable says so.
+const QUIET: Duration = Duration::from_millis(2500);
+
+/// A registered worker in front of this backend.
+async fn registered(
+    backend: &FakeBackend,
+    settings: impl FnOnce(WorkerBuilder) -> WorkerBuilder,
+) -> (WorkerProcess, FakeRelay, RelayLink) {
+    let mut relay = FakeRelay::start().await;
+    let builder = WorkerProcess::builder().relay(relay.url()).backend(backend.url());
+    let worker = settings(builder).start().await;
+    let link = relay.accept_registered(&["core1"]).await;
+    (worker, relay, link)
+}
+
+async fn advertised(link: &mut RelayLink, models: &[&str]) {
+    let wanted = json!(models);
+    let update = link.message_within(RECOVERY, "models_update", |update| update["models"] == wanted).await;
+    assert!(update.is_some(), "{models:?} were not advertised");
+}
+
+fn any_model(update: &Value) -> bool {
+    update["models"] != json!([])
+}
+
+#[tokio::test]
+async fn nothing_is_advertised_until_the_backend_accepts_connections() {
+    let mut backend = FakeBackend::refusing().await;
+    let (_worker, _relay, mut link) = registered(&backend, |worker| worker).await;
+    assert_eq!(link.registration["models"], json!([]));
+    assert!(link.message_within(QUIET, "models_update", any_model).await.is_none());
+    backend.reopen();
+    advertised(&mut link, &["m"]).await;
+}
+
+#[tokio::test]
+async fn nothing_is_advertised_until_the_backend_is_healthy() {
+    let backend = FakeBackend::start().await;
+    backend.set_healthy(false);
+    let (_worker, _relay, mut link) = registered(&backend, |worker| worker).await;
+    assert_eq!(link.registration["models"], json!([]));
+    assert!(link.message_within(QUIET, "models_update", any_model).await.is_none());
+    backend.set_healthy(true);
+    advertised(&mut link, &["m"]).await;
+}
+
+#[tokio::test]
+async fn a_refused_connection_withdraws_the_models_before_it_fails_the_request() {
+    let mut rig = Rig::core1().await;
+    rig.backend.refuse().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let reply = rig.link.reply(&asked).await;
+    assert_eq!(reply.error_code(), Some("backend_unreachable"));
+    let withdrawn = rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
+    assert!(withdrawn.seq < reply.end_seq, "the withdrawal came after the error that it explains");
+    rig.worker.process.wait_for_line("backend error").await;
+}
+
+#[tokio::test]
+async fn a_recovered_backend_is_advertised_within_two_seconds() {
+    let mut rig = Rig::core1().await;
+    for _ in 0..2 {
+        rig.backend.refuse().await;
+        rig.link.exchange(&Ask::chat("m")).await;
+        rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
+        rig.backend.reopen();
+        let back = Instant::now();
+        advertised(&mut rig.link, &["m"]).await;
+        assert!(back.elapsed() < RECOVERY);
+        rig.still_serves().await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_meets_a_dead_backend_leaves_its_neighbour_running() {
+    let mut rig = Rig::core1().await;
+    let kept = rig.link.ask(&Ask::chat("m"));
+    let call = rig.backend.call().await;
+    rig.backend.refuse().await;
+    let failed = rig.link.exchange(&Ask::chat("m")).await;
+    assert_eq!(failed.error_code(), Some("backend_unreachable"));
+    call.answer_json(200, &json!("kept")).await;
+    assert_eq!(rig.link.reply(&kept).await.json(), json!("kept"));
+}
+
+#[tokio::test]
+async fn a_star_asks_the_backend_for_its_models() {
+    let backend = FakeBackend::with_models(&["qwen", "llama"]).await;
+    let (_worker, _relay, mut link) = registered(&backend, |worker| worker.models("*")).await;
+    link.models(&["qwen", "llama"]).await;
+}
+
+#[tokio::test]
+async fn asking_the_backend_is_the_default() {
+    let backend = FakeBackend::with_models(&["qwen", "llama"]).await;
+    let (_worker, _relay, mut link) = registered(&backend, |worker| worker.without("MODELS")).await;
+    link.models(&["qwen", "llama"]).await;
+}
+
+#[tokio::test]
+async fn the_catalogue_is_read_until_the_first_success() {
+    let mut backend = FakeBackend::refusing().await;
+    let (_worker, _relay, mut link) = registered(&backend, |worker| worker.models("*")).await;
+    assert_eq!(link.registration["models"], json!([]));
+    backend.set_models(&["late"]);
+    backend.reopen();
+    advertised(&mut link, &["late"]).await;
+}
+
+#[tokio::test]
+async fn models_refresh_reads_the_catalogue_at_once() {
+    let backend = FakeBackend::with_models(&["old"]).await;
+    let (_worker, _relay, mut link) = registered(&backend, |worker| worker.models("*")).await;
+    link.models(&["old"]).await;
+    backend.set_models(&["new", "newer"]);
+    link.send(&json!({"type": "models_refresh", "reason": "admin"}));
+    let update = link.expect_where("models_update", |update| update["models"] == json!(["new", "newer"])).await;
+    assert_eq!(update["current_load"], 0);
+}
+
+#[tokio::test]
+async fn models_refresh_is_answered_when_nothing_changed_and_keeps_configured_models() {
+    let mut rig = Rig::core1().await;
+    rig.link.send(&json!({"type": "models_refresh", "reason": "periodic"}));
+    let update = rig.link.expect("models_update").await;
+    assert_eq!(update["models"], json!(["m"]));
+}
+
+#[tokio::test]
+async fn a_new_link_learns_the_models_of_now() {
+    let backend = FakeBackend::with_models(&["old"]).await;
+    let (_worker, mut relay, mut link) = registered(&backend, |worker| worker.models("*")).await;
+    link.models(&["old"]).await;
+    backend.set_models(&["new"]);
+    link.send(&json!({"type": "models_refresh", "reason": "admin"}));
+    advertised(&mut link, &["new"]).await;
+    drop(link);
+    relay.accept_registered(&["core1"]).await.models(&["new"]).await;
+}

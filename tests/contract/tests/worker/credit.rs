@@ -1,0 +1,240 @@
+//! `core1`: how much of a body may be under way, and pieces that should not have come.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use modelrelay_harness::fake_backend::Call;
+use modelrelay_harness::fake_relay::{Ask, Asked, Event, REQUEST_PIECE, RESPONSE_PIECE, RelayLink, WINDOW, piece};
+use modelrelay_harness::worker_process::Rig;
+use serde_json::json;
+use tokio_tungstenite::tungstenite::Message as Frame;
+
+/// Long enough to show that nothing more comes, where nothing observable says so.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// A call that answers with an endless stream of bytes.
+async fn endless(rig: &mut Rig) -> tokio::task::JoinHandle<Call> {
+    let mut call = rig.backend.call().await;
+    call.read_body().await;
+    call.start_stream().await;
+    tokio::spawn(async move {
+        while call.chunk(&[b'x'; 16_384]).await {}
+        call
+    })
+}
+
+/// Reads pieces until `bytes` have come.
+async fn receive(link: &mut RelayLink, asked: &Asked, bytes: u64) {
+    let mut got = 0;
+    while got < bytes {
+        got += link.part(asked).await.len() as u64;
+    }
+    assert_eq!(got, bytes, "more than the credit allows");
+}
+
+/// Whether another piece comes soon.
+async fn more_comes(link: &mut RelayLink) -> bool {
+    let piece = link.next_where(QUIET, |event| matches!(event, Event::Piece { .. })).await;
+    piece.is_some()
+}
+
+#[tokio::test]
+async fn no_more_is_sent_than_there_is_credit_for() {
+    let mut rig = Rig::core1().await;
+    rig.link.withhold_credit();
+    let asked = rig.link.ask(&Ask::stream("m"));
+    let _endless = endless(&mut rig).await;
+    receive(&mut rig.link, &asked, WINDOW).await;
+    assert!(!more_comes(&mut rig.link).await);
+    assert_eq!(rig.link.received_bytes(), WINDOW);
+    rig.link.credit(asked.stream, 1_000);
+    receive(&mut rig.link, &asked, 1_000).await;
+    rig.link.credit(asked.stream, 100_000);
+    receive(&mut rig.link, &asked, 100_000).await;
+    assert!(!more_comes(&mut rig.link).await);
+    assert_eq!(rig.link.received_bytes(), WINDOW + 101_000);
+}
+
+#[tokio::test]
+async fn a_request_may_state_a_smaller_window() {
+    let mut rig = Rig::core1().await;
+    rig.link.withhold_credit();
+    let asked = rig.link.ask(&Ask::stream("m").window(65_536));
+    let _endless = endless(&mut rig).await;
+    receive(&mut rig.link, &asked, 65_536).await;
+    assert!(!more_comes(&mut rig.link).await);
+    assert_eq!(rig.link.received_bytes(), 65_536);
+}
+
+#[tokio::test]
+async fn a_stream_without_credit_slows_no_other() {
+    let mut rig = Rig::core1().await;
+    rig.link.withhold_credit();
+    let stuck = rig.link.ask(&Ask::stream("m"));
+    let _endless = endless(&mut rig).await;
+    receive(&mut rig.link, &stuck, WINDOW).await;
+    rig.still_serves().await;
+    let other = rig.link.ask(&Ask::stream("m"));
+    let _other = endless(&mut rig).await;
+    receive(&mut rig.link, &other, WINDOW).await;
+}
+
+#[tokio::test]
+async fn a_stream_without_credit_stops_reading_from_its_backend() {
+    let mut rig = Rig::core1().await;
+    rig.link.withhold_credit();
+    let asked = rig.link.ask(&Ask::stream("m"));
+    let mut call = rig.backend.call().await;
+    call.read_body().await;
+    call.start_stream().await;
+    let block = vec![b'x'; 1 << 20];
+    let mut written = 0;
+    while tokio::time::timeout(QUIET * 3, call.chunk(&block)).await.is_ok() {
+        written += 1;
+        assert!(written < 64, "64 MiB were read for a client that reads nothing");
+    }
+    receive(&mut rig.link, &asked, WINDOW).await;
+}
+
+#[tokio::test]
+async fn a_stream_without_credit_can_be_cancelled() {
+    let mut rig = Rig::core1().await;
+    rig.link.withhold_credit();
+    let asked = rig.link.ask(&Ask::stream("m"));
+    let endless = endless(&mut rig).await;
+    receive(&mut rig.link, &asked, WINDOW).await;
+    rig.link.cancel(&asked.id, "client_disconnect");
+    tokio::time::timeout(Duration::from_secs(1), endless).await.expect("an aborted backend").expect("no panic");
+}
+
+#[tokio::test]
+async fn request_credit_is_returned_as_the_backend_reads() {
+    let mut rig = Rig::core1().await;
+    let body = vec![b'p'; 8 << 20];
+    let asked = rig.link.ask(&Ask::chat("m").body(&body));
+    let mut call = rig.backend.call().await;
+    assert_eq!(call.read_body().await.len(), body.len());
+    call.answer_json(200, &json!({})).await;
+    assert_eq!(rig.link.reply(&asked).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_backend_that_does_not_read_bounds_the_credit() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::chat("m").body(&vec![b'p'; 64 << 20]));
+    let _unread = rig.backend.call().await;
+    let mut credited = 0;
+    while let Some(credit) = rig.link.expect_within(QUIET * 3, "credit").await {
+        assert_eq!(credit["stream"], json!(asked.stream));
+        credited += credit["bytes"].as_u64().expect("a number of bytes");
+        // 4 MiB outstanding, and what the kernel's socket buffers hold.
+        assert!(credited < 24 << 20, "{credited} bytes were credited for a backend that reads nothing");
+    }
+}
+
+#[tokio::test]
+async fn an_upload_that_its_backend_does_not_read_slows_no_other() {
+    let mut rig = Rig::core1().await;
+    rig.link.ask(&Ask::chat("m").body(&vec![b'p'; 64 << 20]));
+    let _unread = rig.backend.call().await;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn overrunning_the_credit_fails_that_request_alone() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask_head(&Ask::chat("m").claiming(64 << 20));
+    let _unread = rig.backend.call().await;
+    for _ in 0..1024 {
+        rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, asked.stream, &[b'p'; 65_536])));
+    }
+    let reply = rig.link.reply(&asked).await;
+    assert!(reply.error_code().is_some(), "{}", reply.end);
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn more_body_than_was_announced_fails_that_request_alone() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::chat("m").body(b"twenty bytes of body").claiming(10));
+    let reply = rig.link.reply(&asked).await;
+    assert!(reply.error_code().is_some(), "{}", reply.end);
+    rig.still_serves_beside_leftovers().await;
+}
+
+#[tokio::test]
+async fn pieces_and_credit_for_unknown_streams_are_ignored() {
+    let mut rig = Rig::core1().await;
+    for kind in [REQUEST_PIECE, RESPONSE_PIECE] {
+        rig.link.send_frame(Frame::Binary(piece(kind, 4_000_000_000, b"nobody's")));
+    }
+    rig.link.credit(4_000_000_000, 65_536);
+    rig.link.cancel("nobody's", "timeout");
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn pieces_that_cross_a_cancel_are_ignored() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask_head(&Ask::chat("m").claiming(100_000));
+    let mut call = rig.backend.call().await;
+    rig.link.cancel(&asked.id, "client_disconnect");
+    call.closed().await;
+    rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, asked.stream, &[1; 50_000])));
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn pieces_after_an_answer_are_ignored() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    rig.backend.call().await.answer_json(200, &json!({})).await;
+    rig.link.reply(&asked).await;
+    rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, asked.stream, b"late")));
+    rig.still_serves().await;
+}
+
+async fn closes_with(frame: Frame, code: u16) {
+    let mut rig = Rig::core1().await;
+    rig.link.send_frame(frame);
+    assert_eq!(rig.link.closed().await.0, Some(code));
+}
+
+#[tokio::test]
+async fn a_binary_message_without_a_whole_header_closes_with_1002() {
+    closes_with(Frame::Binary(Bytes::from_static(&[1, 0, 0, 0, 1])), 1002).await;
+}
+
+#[tokio::test]
+async fn a_binary_message_of_unknown_kind_closes_with_1002() {
+    closes_with(Frame::Binary(piece(3, 1, b"x")), 1002).await;
+}
+
+#[tokio::test]
+async fn a_piece_over_64_kib_closes_with_1002() {
+    closes_with(Frame::Binary(piece(REQUEST_PIECE, 1, &[0; 65_537])), 1002).await;
+}
+
+#[tokio::test]
+async fn a_binary_message_without_the_capability_closes_with_1002() {
+    let mut rig = Rig::old().await;
+    rig.link.send_frame(Frame::Binary(piece(REQUEST_PIECE, 1, b"x")));
+    assert_eq!(rig.link.closed().await.0, Some(1002));
+}
+
+#[tokio::test]
+async fn a_text_message_over_a_megabyte_closes_with_1009() {
+    let padding = "x".repeat((1 << 20) + 1);
+    closes_with(Frame::text(json!({"type": "padding", "padding": padding}).to_string()), 1009).await;
+}
+
+#[tokio::test]
+async fn an_old_relay_may_send_large_text_messages() {
+    let mut rig = Rig::old().await;
+    let body = "p".repeat(8 << 20);
+    let asked = rig.link.ask(&Ask::chat("m").body(body.as_bytes()));
+    let mut call = rig.backend.call().await;
+    assert!(call.read_body().await == body.as_bytes(), "the body was changed");
+    call.answer_json(200, &json!({})).await;
+    assert_eq!(rig.link.reply(&asked).await.status, 200);
+}

@@ -1,0 +1,236 @@
+//! Leaving: SIGTERM, a relay's `graceful_shutdown`, an admin's order, the probe server's `/drain`.
+
+use std::time::Duration;
+
+use modelrelay_harness::fake_relay::{Ack, Ask, RelayLink};
+use modelrelay_harness::worker_process::Rig;
+use serde_json::json;
+
+/// Long enough to show that something does not happen, where nothing observable says so.
+const QUIET: Duration = Duration::from_millis(800);
+
+fn barrier(link: &RelayLink) {
+    link.send(&json!({"type": "graceful_shutdown", "reason": "drain", "drain_timeout_secs": 30}));
+}
+
+#[tokio::test]
+async fn an_idle_worker_says_drain_and_exits_after_the_barrier() {
+    let mut rig = Rig::core1().await;
+    rig.worker.terminate().await;
+    let drain = rig.link.expect("drain").await;
+    assert!(drain["reason"].is_string() && drain["timeout_secs"].is_u64(), "{}", drain.body);
+    barrier(&rig.link);
+    rig.link.closed().await;
+    assert_eq!(rig.worker.process.wait_exit().await.code(), Some(0));
+    rig.worker.process.wait_for_line("graceful shutdown").await;
+}
+
+#[tokio::test]
+async fn a_relay_that_never_sends_the_barrier_does_not_hold_the_worker() {
+    let mut rig = Rig::core1().await;
+    rig.worker.terminate().await;
+    rig.link.expect("drain").await;
+    assert_eq!(rig.worker.process.wait_exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_running_request_is_finished_before_the_exit() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::stream("m"));
+    let mut call = rig.backend.call().await;
+    call.start_stream().await;
+    rig.worker.terminate().await;
+    rig.link.expect("drain").await;
+    barrier(&rig.link);
+    assert!(!rig.link.closes_within(QUIET * 4).await, "the link was closed under a running request");
+    call.chunk(b"data: late\n\n").await;
+    call.end_stream().await;
+    let reply = rig.link.reply(&asked).await;
+    assert_eq!((reply.body.as_slice(), reply.is_complete()), (&b"data: late\n\n"[..], true));
+    rig.link.closed().await;
+    assert_eq!(rig.worker.process.wait_exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_request_that_crosses_the_drain_is_answered() {
+    let mut rig = Rig::core1().await;
+    rig.backend.answer_with(|_, _| modelrelay_harness::fake_backend::Answer::new(200, &[], b"{}"));
+    rig.worker.terminate().await;
+    rig.link.expect("drain").await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    barrier(&rig.link);
+    let reply = rig.link.reply(&asked).await;
+    assert!(reply.status == 200 || reply.error_code() == Some("draining"), "{}", reply.end);
+    assert_eq!(rig.worker.process.wait_exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_it_at_once() {
+    let mut rig = Rig::core1().await;
+    rig.link.ask(&Ask::chat("m"));
+    let _never_answers = rig.backend.call().await;
+    rig.worker.terminate().await;
+    rig.link.expect("drain").await;
+    assert!(rig.worker.process.is_running());
+    rig.worker.terminate().await;
+    rig.worker.process.wait_exit_within(Duration::from_secs(2)).await;
+}
+
+#[tokio::test]
+async fn an_interrupt_drains_too() {
+    let mut rig = Rig::core1().await;
+    rig.worker.process.signal("INT").await;
+    rig.link.expect("drain").await;
+    barrier(&rig.link);
+    assert_eq!(rig.worker.process.wait_exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn the_deadline_ends_it_and_says_how_many_were_severed() {
+    let mut rig = Rig::with(&Ack::core1(), 4, |worker| worker.env("SHUTDOWN_TIMEOUT_SECS", "1")).await;
+    let mut never_answered = Vec::new();
+    for _ in 0..2 {
+        rig.link.ask(&Ask::chat("m"));
+        never_answered.push(rig.backend.call().await);
+    }
+    rig.worker.terminate().await;
+    let drain = rig.link.expect("drain").await;
+    assert_eq!(drain["timeout_secs"], 1);
+    barrier(&rig.link);
+    let line = rig.worker.process.wait_for_line("drain timeout reached").await;
+    assert!(line.contains('2'), "{line}");
+    rig.worker.process.wait_exit().await;
+}
+
+#[tokio::test]
+async fn a_restarting_relay_gets_its_answers_and_is_dialled_again() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let call = rig.backend.call().await;
+    rig.link.send(&json!({"type": "graceful_shutdown", "reason": "relay_shutdown", "drain_timeout_secs": 30}));
+    assert!(!rig.link.closes_within(QUIET).await, "the link was closed under a running request");
+    call.answer_json(200, &json!("finished")).await;
+    assert_eq!(rig.link.reply(&asked).await.json(), json!("finished"));
+    rig.link.closed().await;
+    rig.link = rig.relay.accept_registered(&["core1"]).await;
+    rig.link.ready(&["m"], 4).await;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn a_graceful_shutdown_without_a_reason_means_dial_again() {
+    let mut rig = Rig::core1().await;
+    rig.link.send(&json!({"type": "graceful_shutdown", "drain_timeout_secs": 30}));
+    rig.link.closed().await;
+    rig.link = rig.relay.accept_registered(&["core1"]).await;
+    rig.link.ready(&["m"], 4).await;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn an_old_relays_graceful_shutdown_is_followed_too() {
+    let mut rig = Rig::old().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let call = rig.backend.call().await;
+    rig.link.send(&json!({"type": "graceful_shutdown", "reason": "maintenance", "drain_timeout_secs": 30}));
+    call.answer_json(200, &json!("finished")).await;
+    assert_eq!(rig.link.reply(&asked).await.json(), json!("finished"));
+    rig.link.closed().await;
+    rig.relay.dial().await;
+}
+
+#[tokio::test]
+async fn an_admins_drain_leaves_the_worker_unlinked_and_running() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let call = rig.backend.call().await;
+    rig.link.send(&json!({"type": "graceful_shutdown", "reason": "worker_drain", "drain_timeout_secs": 30}));
+    rig.link.expect("drain").await;
+    barrier(&rig.link);
+    call.answer_json(200, &json!("finished")).await;
+    assert_eq!(rig.link.reply(&asked).await.json(), json!("finished"));
+    rig.link.closed().await;
+    assert!(rig.relay.dial_within(Duration::from_secs(3)).await.is_none(), "it dialled again");
+    assert!(rig.worker.process.is_running());
+    assert_eq!(rig.worker.probe("/livez").await.status, 200);
+}
+
+#[tokio::test]
+async fn an_admins_drain_is_for_every_link() {
+    let mut rig = Rig::with(&Ack { relay_count: 2, ..Ack::core1() }, 4, |worker| worker).await;
+    let second = Ack { relay_id: "relay-b".to_owned(), relay_count: 2, ..Ack::core1() };
+    let mut second = rig.relay.accept_with(&second).await;
+    second.ready(&["m"], 4).await;
+    rig.link.send(&json!({"type": "graceful_shutdown", "reason": "worker_drain", "drain_timeout_secs": 30}));
+    for link in [&mut rig.link, &mut second] {
+        link.expect("drain").await;
+        barrier(link);
+    }
+    rig.link.closed().await;
+    second.closed().await;
+    assert!(rig.relay.dial_within(Duration::from_secs(3)).await.is_none(), "it dialled again");
+}
+
+#[tokio::test]
+async fn the_drain_probe_blocks_until_idle_and_tells_the_relay() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let call = rig.backend.call().await;
+    let worker = &rig.worker;
+    let draining = worker.probe("/drain");
+    let serving = async {
+        rig.link.expect("drain").await;
+        barrier(&rig.link);
+        call.answer_json(200, &json!("finished")).await;
+        rig.link.reply(&asked).await
+    };
+    let (drained, reply) = tokio::join!(draining, serving);
+    assert_eq!((drained.status, reply.json()), (200, json!("finished")));
+    assert_eq!(rig.worker.metric("modelrelay_worker_requests_in_flight").await, 0.0);
+    assert!(rig.worker.process.is_running());
+}
+
+#[tokio::test]
+async fn the_drain_probe_does_not_answer_while_a_request_runs() {
+    let mut rig = Rig::core1().await;
+    rig.link.ask(&Ask::chat("m"));
+    let _never_answers = rig.backend.call().await;
+    let early = tokio::time::timeout(QUIET * 4, rig.worker.probe("/drain")).await;
+    assert!(early.is_err(), "/drain answered under a running request: {early:?}");
+}
+
+#[tokio::test]
+async fn a_drain_is_undone_when_the_backend_was_down_and_is_back() {
+    let mut rig = Rig::core1().await;
+    let worker = &rig.worker;
+    let told = async {
+        rig.link.expect("drain").await;
+        barrier(&rig.link);
+        rig.link.closed().await;
+    };
+    tokio::join!(worker.probe("/drain"), told);
+    rig.backend.refuse().await;
+    let quiet = rig.relay.dial_within(QUIET * 4).await;
+    assert!(quiet.is_none(), "it dialled while its backend was down");
+    rig.backend.reopen();
+    rig.link = rig.relay.accept_registered(&["core1"]).await;
+    rig.link.ready(&["m"], 4).await;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn the_drain_probe_asks_for_its_token_where_one_is_set() {
+    let mut rig = Rig::with(&Ack::core1(), 4, |worker| worker.env("DRAIN_TOKEN", "planted-drain-token")).await;
+    assert_eq!(rig.worker.probe("/drain").await.status, 403);
+    assert_eq!(rig.worker.probe_with("/drain", &[("x-modelrelay-drain-token", "wrong")]).await.status, 403);
+    rig.still_serves().await;
+    let worker = &rig.worker;
+    let told = async {
+        rig.link.expect("drain").await;
+        barrier(&rig.link);
+    };
+    let headers = [("x-modelrelay-drain-token", "planted-drain-token")];
+    let (drained, ()) = tokio::join!(worker.probe_with("/drain", &headers), told);
+    assert_eq!(drained.status, 200);
+    assert!(!rig.worker.log().contains("planted-drain-token"));
+}

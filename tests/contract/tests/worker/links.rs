@@ -1,0 +1,211 @@
+//! Links that break, are refused, fall silent, or should be more than one.
+
+use std::time::{Duration, Instant};
+
+use modelrelay_harness::fake_backend::FakeBackend;
+use modelrelay_harness::fake_relay::{Ack, Ask, FakeRelay, RelayLink};
+use modelrelay_harness::worker_process::{Rig, WorkerProcess};
+use serde_json::json;
+
+/// Long enough to show that something does not happen, where nothing observable says so.
+const QUIET: Duration = Duration::from_millis(1500);
+
+fn relay_b() -> Ack {
+    Ack { relay_id: "relay-b".to_owned(), relay_count: 2, ..Ack::core1() }
+}
+
+/// A worker with links to two relays behind one address.
+async fn two_links(slots: u32) -> (Rig, RelayLink) {
+    let mut rig = Rig::with(&Ack { relay_count: 2, ..Ack::core1() }, slots, |worker| worker).await;
+    let mut second = rig.relay.accept_with(&relay_b()).await;
+    second.models(&["m"]).await;
+    (rig, second)
+}
+
+#[tokio::test]
+async fn a_lost_link_is_dialled_again_after_a_moment() {
+    let mut rig = Rig::core1().await;
+    let lost = Instant::now();
+    drop(rig.link);
+    let again = rig.relay.dial().await;
+    let pause = again.at - lost;
+    assert!(pause >= Duration::from_millis(190), "dialled after {pause:?}, before 0.2 s");
+    assert!(pause <= Duration::from_secs(4), "dialled only after {pause:?}");
+}
+
+#[tokio::test]
+async fn a_worker_serves_again_after_its_link_was_lost() {
+    let mut rig = Rig::core1().await;
+    drop(rig.link);
+    rig.link = rig.relay.accept_registered(&["core1"]).await;
+    rig.link.ready(&["m"], 4).await;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn a_worker_started_before_its_relay_finds_it() {
+    let absent = FakeRelay::start().await.addr();
+    let _worker = WorkerProcess::builder().relay(format!("http://{absent}")).start().await;
+    let mut relay = FakeRelay::start_at(absent).await;
+    assert_eq!(relay.dial().await.path, "/v1/worker/connect");
+}
+
+#[tokio::test]
+async fn losing_the_link_aborts_its_requests_at_once() {
+    let mut rig = Rig::core1().await;
+    rig.link.ask(&Ask::chat("m"));
+    let mut call = rig.backend.call().await;
+    call.read_body().await;
+    let lost = Instant::now();
+    drop(rig.link);
+    assert!(call.closed().await - lost < Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn a_refused_secret_is_told_once_and_tried_again() {
+    let mut relay = FakeRelay::start().await;
+    let worker = WorkerProcess::builder().relay(relay.url()).start().await;
+    for _ in 0..3 {
+        relay.dial().await.refuse(401).await;
+    }
+    relay.accept_registered(&["core1"]).await;
+    worker.process.wait_for_line("registered").await;
+    let told = worker.process.log().lines();
+    let told: Vec<_> =
+        told.iter().filter(|line| line.contains("WARN") && line.to_lowercase().contains("auth")).collect();
+    assert_eq!(told.len(), 1, "{told:#?}");
+}
+
+#[tokio::test]
+async fn the_secret_file_is_read_at_each_dial() {
+    let mut relay = FakeRelay::start().await;
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(file.path(), "first-secret\n").expect("a writable file");
+    let worker = WorkerProcess::builder().relay(relay.url()).without("WORKER_SECRET");
+    let _worker = worker.file("WORKER_SECRET_FILE", file.path()).start().await;
+    let dial = relay.dial().await;
+    assert_eq!(dial.header("x-worker-secret"), Some("first-secret"));
+    std::fs::write(file.path(), "second-secret\n").expect("a writable file");
+    dial.refuse(401).await;
+    assert_eq!(relay.dial().await.header("x-worker-secret"), Some("second-secret"));
+}
+
+#[tokio::test]
+async fn a_relay_that_refuses_for_now_is_dialled_again() {
+    let mut relay = FakeRelay::start().await;
+    let _worker = WorkerProcess::builder().relay(relay.url()).start().await;
+    for status in [503, 429] {
+        relay.dial().await.refuse(status).await;
+    }
+    relay.accept_registered(&["core1"]).await;
+}
+
+#[tokio::test]
+async fn a_half_open_relay_is_found_within_three_heartbeats() {
+    let ack = Ack { heartbeat_ms: 300, ..Ack::core1() };
+    let mut rig = Rig::with(&ack, 1, |worker| worker).await;
+    let frozen = Instant::now();
+    rig.link.freeze();
+    let found = rig.relay.dial().await.at - frozen;
+    assert!(found >= Duration::from_millis(500), "given up after {found:?}");
+    assert!(found < Duration::from_secs(9), "found only after {found:?}");
+}
+
+#[tokio::test]
+async fn a_half_open_relay_frees_the_backend() {
+    let ack = Ack { heartbeat_ms: 300, ..Ack::core1() };
+    let mut rig = Rig::with(&ack, 1, |worker| worker).await;
+    rig.link.ask(&Ask::chat("m"));
+    let mut call = rig.backend.call().await;
+    rig.link.freeze();
+    call.closed().await;
+}
+
+#[tokio::test]
+async fn a_silent_link_is_pinged_and_kept() {
+    let ack = Ack { heartbeat_ms: 200, ..Ack::core1() };
+    let mut rig = Rig::with(&ack, 4, |worker| worker).await;
+    rig.link.websocket_pings(8).await;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn a_ping_is_answered_with_the_current_load() {
+    let mut rig = Rig::core1().await;
+    let ping = json!({"type": "ping", "timestamp_unix_ms": 1_700_000_000_000_u64});
+    rig.link.send(&ping);
+    let idle = rig.link.expect("pong").await;
+    assert_eq!(idle["current_load"], 0);
+    assert!(idle["timestamp_unix_ms"].is_u64(), "{}", idle.body);
+    rig.link.ask(&Ask::chat("m"));
+    let _running = rig.backend.call().await;
+    rig.link.send(&ping);
+    assert_eq!(rig.link.expect("pong").await["current_load"], 1);
+}
+
+#[tokio::test]
+async fn unknown_messages_and_fields_are_skipped() {
+    let mut rig = Rig::core1().await;
+    rig.link.send(&json!({"type": "invented_tomorrow", "request_id": "x", "depth": {"more": [1, 2]}}));
+    rig.link.send(&json!({"type": "ping", "timestamp_unix_ms": 1, "invented": true}));
+    rig.link.expect("pong").await;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn as_many_links_are_made_as_the_relay_says_there_are_relays() {
+    let (mut rig, mut second) = two_links(4).await;
+    rig.still_serves().await;
+    second.grant(4).await;
+    let asked = second.ask(&Ask::chat("m"));
+    rig.backend.call().await.answer_json(200, &json!({"by": "b"})).await;
+    assert_eq!(second.reply(&asked).await.json(), json!({"by": "b"}));
+}
+
+#[tokio::test]
+async fn a_change_of_the_relay_count_brings_a_link_and_never_closes_one() {
+    let mut rig = Rig::core1().await;
+    rig.link.send(&json!({"type": "relays", "relay_count": 2}));
+    let mut second = rig.relay.accept_with(&relay_b()).await;
+    second.models(&["m"]).await;
+    rig.link.send(&json!({"type": "relays", "relay_count": 1}));
+    second.send(&json!({"type": "relays", "relay_count": 1}));
+    assert!(!rig.link.closes_within(QUIET).await);
+    rig.still_serves().await;
+    assert!(!second.closes_within(Duration::from_millis(10)).await);
+}
+
+#[tokio::test]
+async fn a_duplicate_leaves_the_live_link_alone_and_is_tried_again() {
+    let mut rig = Rig::with(&Ack { relay_count: 2, ..Ack::core1() }, 4, |worker| worker).await;
+    let twin = rig.relay.accept_with(&Ack { duplicate: true, relay_count: 2, ..Ack::core1() }).await;
+    assert_eq!(twin.registration["have"], json!(["relay-a"]));
+    twin.close(1000, "duplicate");
+    rig.still_serves().await;
+    let mut second = rig.relay.accept_with(&relay_b()).await;
+    second.models(&["m"]).await;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn losing_one_of_two_links_leaves_the_other_ones_requests_alone() {
+    let (mut rig, second) = two_links(4).await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let call = rig.backend.call().await;
+    drop(second);
+    rig.relay.accept_with(&relay_b()).await;
+    call.answer_json(200, &json!({"kept": true})).await;
+    assert_eq!(rig.link.reply(&asked).await.json(), json!({"kept": true}));
+}
+
+#[tokio::test]
+async fn every_address_behind_a_name_is_dialled() {
+    let mut relay = FakeRelay::start().await;
+    let url = format!("dns+http://localhost:{}", relay.addr().port());
+    let backend = FakeBackend::start().await;
+    let worker = WorkerProcess::builder().relay(url).backend(backend.url()).concurrency(4).start().await;
+    let link = relay.accept_registered(&["core1"]).await;
+    let mut rig = Rig { relay, link, backend, worker };
+    rig.link.ready(&["m"], 4).await;
+    rig.still_serves().await;
+}

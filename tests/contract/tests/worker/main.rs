@@ -1,0 +1,20 @@
+//! The worker as a black box, between relays and backends played by hand. One module per part of the contract; one
+//! binary, because linking a binary per module would take longer than running the tests.
+
+mod backend_faults;
+mod backend_health;
+mod cancel;
+mod capacity;
+mod credit;
+mod drain;
+mod forwarding;
+mod links;
+mod old_relay;
+mod probe;
+mod registration;
+mod reload;
+mod secrecy;
+mod settings;
+mod streaming;
+mod tls;
+mod usage;

@@ -1,0 +1,107 @@
+//! The probe server: for the kubelet and for people.
+
+use modelrelay_harness::fake_backend::FakeBackend;
+use modelrelay_harness::fake_relay::Ask;
+use modelrelay_harness::process::Spawn;
+use modelrelay_harness::worker_process::{Rig, WorkerProcess};
+use serde_json::json;
+use tokio::net::TcpListener;
+
+/// A port that nobody listens on.
+async fn nowhere() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    format!("http://{}", listener.local_addr().expect("a bound socket"))
+}
+
+#[tokio::test]
+async fn liveness_and_readiness_depend_on_nobody_else() {
+    let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
+    assert_eq!(worker.probe("/livez").await.status, 200);
+    assert_eq!(worker.probe("/readyz").await.status, 200);
+}
+
+#[tokio::test]
+async fn healthz_tells_everything_as_json() {
+    let rig = Rig::core1().await;
+    let health = rig.worker.probe("/healthz").await;
+    assert!(health.json().is_object(), "{}", health.body);
+    assert!(health.body.contains("\"m\""), "no models in {}", health.body);
+}
+
+#[tokio::test]
+async fn unknown_paths_are_not_found() {
+    let rig = Rig::core1().await;
+    for path in ["/", "/admin", "/v1/models", "/v1/chat/completions"] {
+        assert_eq!(rig.worker.probe(path).await.status, 404, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn metrics_have_their_published_names() {
+    let mut rig = Rig::core1().await;
+    rig.still_serves().await;
+    let metrics = rig.worker.probe("/metrics").await;
+    assert_eq!(metrics.status, 200);
+    for name in [
+        "connected",
+        "reconnects_total",
+        "backend_up",
+        "backend_request_duration_seconds",
+        "backend_errors_total",
+        "requests_in_flight",
+        "max_concurrency",
+        "forwarded_bytes_total",
+        "send_backpressure_seconds_total",
+        "model_refresh_total",
+        "last_relay_message_timestamp_seconds",
+    ] {
+        let line = format!("# TYPE modelrelay_worker_{name} ");
+        assert!(metrics.body.contains(&line), "no {name} in\n{}", metrics.body);
+    }
+}
+
+#[tokio::test]
+async fn metrics_follow_what_happens() {
+    let mut rig = Rig::core1().await;
+    assert_eq!(rig.worker.metric("modelrelay_worker_connected").await, 1.0);
+    assert_eq!(rig.worker.metric("modelrelay_worker_backend_up").await, 1.0);
+    assert_eq!(rig.worker.metric("modelrelay_worker_max_concurrency").await, 4.0);
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let call = rig.backend.call().await;
+    assert_eq!(rig.worker.metric("modelrelay_worker_requests_in_flight").await, 1.0);
+    call.answer_json(200, &json!({"some": "bytes"})).await;
+    rig.link.reply(&asked).await;
+    assert_eq!(rig.worker.metric("modelrelay_worker_requests_in_flight").await, 0.0);
+    assert!(rig.worker.metric("modelrelay_worker_forwarded_bytes_total").await >= 16.0);
+    assert_eq!(rig.worker.metric("modelrelay_worker_backend_request_duration_seconds_count").await, 1.0);
+    rig.backend.refuse().await;
+    rig.link.exchange(&Ask::chat("m")).await;
+    assert_eq!(rig.worker.metric("modelrelay_worker_backend_up").await, 0.0);
+    assert_eq!(rig.worker.metric("modelrelay_worker_backend_errors_total{kind=\"connect\"").await, 1.0);
+}
+
+#[tokio::test]
+async fn an_explicit_address_that_is_taken_ends_the_program() {
+    let taken = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = taken.local_addr().expect("a bound socket").to_string();
+    let mut process = WorkerProcess::builder().env("PROBE_ADDR", &addr).spawn();
+    assert_eq!(process.wait_exit().await.code(), Some(1));
+    process.wait_for_line(&addr).await;
+}
+
+#[tokio::test]
+async fn the_default_address_gives_way_when_it_is_taken() {
+    let _taken = TcpListener::bind("127.0.0.1:17990").await;
+    let backend = FakeBackend::start().await;
+    let worker = WorkerProcess::builder().backend(backend.url()).without("PROBE_ADDR").start().await;
+    assert_eq!(worker.probe("/livez").await.status, 200);
+    assert!(!worker.log().contains("listening on http://127.0.0.1:17990"), "{}", worker.log());
+    assert!(worker.log().contains("17990"), "it does not say that the default was taken: {}", worker.log());
+}
+
+#[tokio::test]
+async fn the_version_is_printed() {
+    let mut process = Spawn::program("modelrelay-worker").arg("--version").start();
+    assert_eq!(process.wait_exit().await.code(), Some(0));
+    process.wait_for_line("modelrelay-worker").await;
+}

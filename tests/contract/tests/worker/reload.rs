@@ -1,0 +1,87 @@
+//! `worker.yaml` is watched: a change applies without dropping a link, a broken file changes nothing.
+
+use std::path::Path;
+
+use modelrelay_harness::fake_backend::FakeBackend;
+use modelrelay_harness::fake_relay::{Ask, FakeRelay, RelayLink};
+use modelrelay_harness::worker_process::WorkerProcess;
+use serde_json::json;
+use tempfile::TempDir;
+
+struct Watched {
+    directory: TempDir,
+    relay: FakeRelay,
+    backend: FakeBackend,
+    worker: WorkerProcess,
+    link: RelayLink,
+}
+
+impl Watched {
+    async fn start(settings: &str) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut relay = FakeRelay::start().await;
+        let backend = FakeBackend::start().await;
+        replace(directory.path(), &text(&relay, &backend, settings));
+        let worker = WorkerProcess::builder().without("MODELS").arg("--config");
+        let worker = worker.arg(&directory.path().join("worker.yaml").to_string_lossy()).start().await;
+        let link = relay.accept_registered(&["core1"]).await;
+        Self { directory, relay, backend, worker, link }
+    }
+
+    fn change(&self, settings: &str) {
+        replace(self.directory.path(), &text(&self.relay, &self.backend, settings));
+    }
+}
+
+fn text(relay: &FakeRelay, backend: &FakeBackend, settings: &str) -> String {
+    format!("relay: {}\nbackend: {{url: \"{}\"}}\n{settings}\n", relay.url(), backend.url())
+}
+
+/// As an editor or a Secret mount does it: in one step.
+fn replace(directory: &Path, text: &str) {
+    std::fs::write(directory.join("new"), text).expect("a writable directory");
+    std::fs::rename(directory.join("new"), directory.join("worker.yaml")).expect("a file can be renamed");
+}
+
+#[tokio::test]
+async fn changed_models_are_advertised_on_the_same_link() {
+    let mut watched = Watched::start("models: [m]").await;
+    watched.link.models(&["m"]).await;
+    watched.change("models: [m, other]");
+    watched.link.expect_where("models_update", |update| update["models"] == json!(["m", "other"])).await;
+}
+
+#[tokio::test]
+async fn changed_capacity_is_granted_on_the_same_link() {
+    let mut watched = Watched::start("models: [m]\nmaxConcurrency: 2").await;
+    watched.link.ready(&["m"], 2).await;
+    watched.change("models: [m]\nmaxConcurrency: 5");
+    assert_eq!(watched.link.grant(5).await["capacity"], 5);
+}
+
+#[tokio::test]
+async fn less_capacity_severs_nothing_that_runs() {
+    let mut watched = Watched::start("models: [m]\nmaxConcurrency: 2").await;
+    watched.link.ready(&["m"], 2).await;
+    let asked = [watched.link.ask(&Ask::chat("m")), watched.link.ask(&Ask::chat("m"))];
+    let calls = [watched.backend.call().await, watched.backend.call().await];
+    watched.change("models: [m]\nmaxConcurrency: 1");
+    watched.link.expect_where("grant", |grant| grant["capacity"] == 1).await;
+    for call in calls {
+        call.answer_json(200, &json!({})).await;
+    }
+    for asked in &asked {
+        assert_eq!(watched.link.reply(asked).await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn a_broken_file_keeps_the_last_good_one_and_says_so() {
+    let mut watched = Watched::start("models: [m]").await;
+    watched.link.models(&["m"]).await;
+    watched.change("maxConcurency: 3");
+    watched.worker.process.wait_for_line("maxConcurency").await;
+    watched.change("models: [m, other]");
+    watched.link.expect_where("models_update", |update| update["models"] == json!(["m", "other"])).await;
+    assert!(watched.worker.process.is_running());
+}

@@ -1,0 +1,162 @@
+//! Settings: wrong ones end the program with one line that helps; right ones come from flags, environment and file.
+
+use std::path::Path;
+
+use modelrelay_harness::fake_backend::FakeBackend;
+use modelrelay_harness::fake_relay::FakeRelay;
+use modelrelay_harness::worker_process::{WORKER_SECRET, WorkerBuilder, WorkerProcess};
+use serde_json::json;
+
+/// What a program says that ends with exit code 1; must be one line.
+async fn refused(worker: WorkerBuilder) -> String {
+    let mut process = worker.spawn();
+    assert_eq!(process.wait_exit().await.code(), Some(1), "{}", process.log().dump());
+    process.log().wait_until_closed().await;
+    let lines: Vec<_> = process.log().lines().into_iter().filter(|line| !line.trim().is_empty()).collect();
+    assert_eq!(lines.len(), 1, "{lines:#?}");
+    lines.into_iter().next().unwrap_or_default()
+}
+
+/// The line must name each of these.
+fn names(line: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(line.contains(part), "{part:?} is not in {line:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_missing_secret_is_told_in_one_line() {
+    let line = refused(WorkerProcess::builder().without("WORKER_SECRET")).await;
+    names(&line, &["WORKER_SECRET", "WORKER_SECRET_FILE"]);
+}
+
+#[tokio::test]
+async fn an_empty_secret_is_a_missing_one() {
+    for secret in ["", "  "] {
+        let line = refused(WorkerProcess::builder().env("WORKER_SECRET", secret)).await;
+        names(&line, &["WORKER_SECRET"]);
+    }
+}
+
+#[tokio::test]
+async fn a_secret_file_that_is_missing_or_empty_is_told() {
+    let worker = WorkerProcess::builder().without("WORKER_SECRET");
+    let line = refused(worker.clone().env("WORKER_SECRET_FILE", "/nowhere/secret")).await;
+    names(&line, &["WORKER_SECRET_FILE", "/nowhere/secret"]);
+    let empty = tempfile::NamedTempFile::new().expect("a temporary file");
+    let line = refused(worker.file("WORKER_SECRET_FILE", empty.path())).await;
+    names(&line, &["WORKER_SECRET_FILE"]);
+}
+
+#[tokio::test]
+async fn a_wrong_value_is_named_with_its_setting_and_what_is_allowed() {
+    for (setting, value, allowed) in [
+        ("MAX_CONCURRENCY", "many", "number"),
+        ("MAX_CONCURRENCY", "0", "1"),
+        ("MAX_CONCURRENCY", "-1", "number"),
+        ("SHUTDOWN_TIMEOUT_SECS", "soon", "seconds"),
+        ("PROXY_URL", "ftp://relay.example", "http"),
+        ("PROXY_URL", "not a url", "http"),
+        ("BACKEND_URL", "ws://127.0.0.1:1", "http"),
+        ("BACKEND_URL", "127.0.0.1:8000", "http"),
+        ("PROBE_ADDR", "nowhere", "127.0.0.1"),
+        ("LOG_LEVEL", "loud", "debug"),
+    ] {
+        let line = refused(WorkerProcess::builder().env(setting, value)).await;
+        names(&line.to_lowercase(), &[&setting.to_lowercase(), value, allowed]);
+    }
+}
+
+#[tokio::test]
+async fn files_that_are_missing_are_named_with_their_setting() {
+    for setting in ["RELAY_CA_FILE", "BACKEND_API_KEY_FILE"] {
+        let line = refused(WorkerProcess::builder().env(setting, "/nowhere/file")).await;
+        names(&line, &[setting, "/nowhere/file"]);
+    }
+}
+
+#[tokio::test]
+async fn a_ca_file_without_certificates_is_told() {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(file.path(), "not a certificate").expect("a writable file");
+    names(&refused(WorkerProcess::builder().file("RELAY_CA_FILE", file.path())).await, &["RELAY_CA_FILE"]);
+}
+
+#[tokio::test]
+async fn an_unknown_flag_ends_the_program() {
+    let mut process = WorkerProcess::builder().arg("--max-concurency").arg("3").spawn();
+    assert!(process.wait_exit().await.code().is_some_and(|code| code != 0));
+    process.wait_for_line("--max-concurency").await;
+}
+
+#[tokio::test]
+async fn a_wrong_secret_is_never_printed() {
+    let line = refused(WorkerProcess::builder().env("MAX_CONCURRENCY", "many")).await;
+    assert!(!line.contains(WORKER_SECRET));
+}
+
+fn config(directory: &Path, text: &str) -> WorkerBuilder {
+    let path = directory.join("worker.yaml");
+    std::fs::write(&path, text).expect("a writable temporary directory");
+    let worker =
+        ["WORKER_SECRET", "WORKER_NAME", "MODELS"].iter().fold(WorkerProcess::builder(), |it, name| it.without(name));
+    worker.arg("--config").arg(&path.to_string_lossy())
+}
+
+#[tokio::test]
+async fn a_configuration_file_sets_everything() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let mut relay = FakeRelay::start().await;
+    let backend = FakeBackend::with_models(&["qwen"]).await;
+    std::fs::write(directory.path().join("secret"), "from-the-file\n").expect("a writable directory");
+    let text = format!(
+        "relay: {}\nprovider: lab\nworkerSecretFile: {}/secret\nname: box-9\nbackend: {{url: \"{}\", engine: vllm}}\n\
+         models: [qwen]\nmaxConcurrency: 3\nshutdownTimeout: 1m30s\nprobeListen: 127.0.0.1:0\n",
+        relay.url(),
+        directory.path().display(),
+        backend.url(),
+    );
+    let _worker = config(directory.path(), &text).start().await;
+    let dial = relay.dial().await;
+    assert_eq!((dial.query.as_str(), dial.header("x-worker-secret")), ("provider=lab", Some("from-the-file")));
+    let mut link = dial.upgrade().await;
+    let register = link.expect("register").await;
+    assert_eq!((&register["worker_name"], &register["max_concurrent"]), (&json!("box-9"), &json!(3)));
+}
+
+#[tokio::test]
+async fn the_environment_wins_over_the_file_and_flags_over_both() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let mut relay = FakeRelay::start().await;
+    let text = format!("relay: {}\nworkerSecret: s\nname: from-file\nmaxConcurrency: 3\n", relay.url());
+    let worker = config(directory.path(), &text).env("WORKER_NAME", "from-environment").concurrency(5);
+    let _worker = worker.arg("--max-concurrency").arg("7").start().await;
+    let mut link = relay.dial().await.upgrade().await;
+    let register = link.expect("register").await;
+    assert_eq!((&register["worker_name"], &register["max_concurrent"]), (&json!("from-environment"), &json!(7)));
+}
+
+#[tokio::test]
+async fn an_unknown_key_in_the_file_is_an_error() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let line = refused(config(directory.path(), "workerSecret: s\nmaxConcurency: 3\n")).await;
+    names(&line, &["worker.yaml", "maxConcurency"]);
+}
+
+#[tokio::test]
+async fn a_wrong_value_in_the_file_is_named_with_its_key() {
+    for (key, value) in [("maxConcurrency", "many"), ("shutdownTimeout", "soon"), ("relay", "ftp://x"), ("models", "7")]
+    {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let line = refused(config(directory.path(), &format!("workerSecret: s\n{key}: {value}\n"))).await;
+        names(&line, &[key]);
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_missing_or_no_yaml_is_told() {
+    let worker = WorkerProcess::builder().arg("--config").arg("/nowhere/worker.yaml");
+    names(&refused(worker).await, &["/nowhere/worker.yaml"]);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    names(&refused(config(directory.path(), "relay: [unclosed\n")).await, &["worker.yaml"]);
+}

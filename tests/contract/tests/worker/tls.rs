@@ -1,0 +1,50 @@
+//! Links over TLS, with a certificate authority of one's own.
+
+use std::time::Duration;
+
+use modelrelay_harness::fake_backend::FakeBackend;
+use modelrelay_harness::fake_relay::{Certificates, FakeRelay};
+use modelrelay_harness::worker_process::{Rig, WorkerProcess};
+
+#[tokio::test]
+async fn a_relay_is_trusted_through_relay_ca_file() {
+    let certificates = Certificates::make();
+    let mut relay = FakeRelay::start_tls(&certificates).await;
+    let backend = FakeBackend::start().await;
+    let worker = WorkerProcess::builder().relay(relay.url()).backend(backend.url()).concurrency(4);
+    let worker = worker.file("RELAY_CA_FILE", &certificates.ca_file()).start().await;
+    let link = relay.accept_registered(&["core1"]).await;
+    let mut rig = Rig { relay, link, backend, worker };
+    rig.link.ready(&["m"], 4).await;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn wss_is_understood() {
+    let certificates = Certificates::make();
+    let mut relay = FakeRelay::start_tls(&certificates).await;
+    let url = relay.url().replace("https://", "wss://");
+    let worker = WorkerProcess::builder().relay(url).file("RELAY_CA_FILE", &certificates.ca_file());
+    let _worker = worker.start().await;
+    assert_eq!(relay.dial().await.path, "/v1/worker/connect");
+}
+
+#[tokio::test]
+async fn an_unknown_authority_is_refused_and_told() {
+    let certificates = Certificates::make();
+    let mut relay = FakeRelay::start_tls(&certificates).await;
+    let worker = WorkerProcess::builder().relay(relay.url()).start().await;
+    let dial = relay.dial_within(Duration::from_secs(2)).await;
+    assert!(dial.is_none(), "the secret was sent to a stranger");
+    let told = worker.log().to_lowercase();
+    assert!(told.contains("certificate"), "{told}");
+}
+
+#[tokio::test]
+async fn another_authority_is_refused() {
+    let (ours, theirs) = (Certificates::make(), Certificates::make());
+    let mut relay = FakeRelay::start_tls(&theirs).await;
+    let worker = WorkerProcess::builder().relay(relay.url()).file("RELAY_CA_FILE", &ours.ca_file());
+    let _worker = worker.start().await;
+    assert!(relay.dial_within(Duration::from_secs(2)).await.is_none(), "the secret was sent to a stranger");
+}

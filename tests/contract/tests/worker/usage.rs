@@ -1,0 +1,142 @@
+//! Token counts and response ids, read on the way past in all three dialects.
+
+use modelrelay_harness::fake_backend::Answer;
+use modelrelay_harness::fake_relay::Ask;
+use modelrelay_harness::worker_process::Rig;
+use serde_json::{Value, json};
+
+fn counts(prompt: u64, completion: u64) -> Value {
+    json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})
+}
+
+/// `response_complete` for a unary answer on this path.
+async fn unary(path: &str, body: &Value) -> Value {
+    let mut rig = Rig::core1().await;
+    rig.answered(&Ask::chat("m").path(path), &Answer::json(200, body)).await.end
+}
+
+/// `response_complete` for a stream of these events, which the backend writes byte by byte.
+async fn streamed(path: &str, events: &[(&str, Value)]) -> Value {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::stream("m").path(path));
+    let mut call = rig.backend.call().await;
+    call.start_stream().await;
+    let mut body = Vec::new();
+    for (name, data) in events {
+        if !name.is_empty() {
+            body.extend(format!("event: {name}\n").into_bytes());
+        }
+        body.extend(format!("data: {data}\n\n").into_bytes());
+    }
+    for byte in &body {
+        call.chunk(&[*byte]).await;
+    }
+    call.end_stream().await;
+    let reply = rig.link.reply(&asked).await;
+    assert!(reply.body == body, "reading the usage changed the stream");
+    reply.end
+}
+
+#[tokio::test]
+async fn a_chat_completion_tells_its_tokens() {
+    let body = json!({"id": "c", "choices": [{"message": {"content": "hi"}}], "usage": counts(42, 128)});
+    assert_eq!(unary("/v1/chat/completions", &body).await["token_counts"], counts(42, 128));
+}
+
+#[tokio::test]
+async fn a_chat_stream_tells_its_tokens() {
+    let events = [
+        ("", json!({"choices": [{"delta": {"content": "hi"}}]})),
+        ("", json!({"choices": [], "usage": counts(7, 3)})),
+        ("", json!("[DONE]")),
+    ];
+    assert_eq!(streamed("/v1/chat/completions", &events).await["token_counts"], counts(7, 3));
+}
+
+#[tokio::test]
+async fn a_chat_stream_whose_every_event_has_a_null_usage_tells_the_last_one() {
+    let events = [
+        ("", json!({"choices": [{"delta": {"content": "hi"}}], "usage": null})),
+        ("", json!({"choices": [], "usage": counts(9, 1)})),
+    ];
+    assert_eq!(streamed("/v1/chat/completions", &events).await["token_counts"], counts(9, 1));
+}
+
+#[tokio::test]
+async fn a_message_tells_its_tokens() {
+    let body =
+        json!({"id": "msg_1", "type": "message", "content": [], "usage": {"input_tokens": 11, "output_tokens": 5}});
+    assert_eq!(unary("/v1/messages", &body).await["token_counts"], counts(11, 5));
+}
+
+#[tokio::test]
+async fn a_messages_stream_tells_its_tokens() {
+    let usage = json!({"input_tokens": 25, "output_tokens": 1});
+    let events = [
+        ("message_start", json!({"type": "message_start", "message": {"id": "msg_1", "usage": usage}})),
+        ("content_block_delta", json!({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "hi"}})),
+        ("message_delta", json!({"type": "message_delta", "delta": {}, "usage": {"output_tokens": 15}})),
+        ("message_stop", json!({"type": "message_stop"})),
+    ];
+    assert_eq!(streamed("/v1/messages", &events).await["token_counts"], counts(25, 15));
+}
+
+#[tokio::test]
+async fn a_response_tells_its_tokens_and_its_id() {
+    let usage = json!({"input_tokens": 30, "output_tokens": 12, "total_tokens": 42});
+    let end = unary("/v1/responses", &json!({"id": "resp_abc", "object": "response", "usage": usage})).await;
+    assert_eq!(end["token_counts"], counts(30, 12));
+    assert_eq!(end["response_id"], "resp_abc");
+}
+
+#[tokio::test]
+async fn a_responses_stream_tells_its_tokens_and_its_id() {
+    let usage = json!({"input_tokens": 8, "output_tokens": 4, "total_tokens": 12});
+    let created =
+        json!({"type": "response.created", "response": {"id": "resp_s", "object": "response", "usage": null}});
+    let completed =
+        json!({"type": "response.completed", "response": {"id": "resp_s", "object": "response", "usage": usage}});
+    let delta = json!({"type": "response.output_text.delta", "delta": "hi"});
+    let events =
+        [("response.created", created), ("response.output_text.delta", delta), ("response.completed", completed)];
+    let end = streamed("/v1/responses", &events).await;
+    assert_eq!(end["token_counts"], counts(8, 4));
+    assert_eq!(end["response_id"], "resp_s");
+}
+
+#[tokio::test]
+async fn counts_are_absent_where_the_backend_gives_none() {
+    let end = unary("/v1/chat/completions", &json!({"choices": []})).await;
+    assert!(end.get("token_counts").is_none_or(Value::is_null), "{end}");
+    assert!(end.get("response_id").is_none_or(Value::is_null), "{end}");
+    let end = streamed("/v1/chat/completions", &[("", json!({"choices": [{"delta": {"content": "hi"}}]}))]).await;
+    assert!(end.get("token_counts").is_none_or(Value::is_null), "{end}");
+}
+
+#[tokio::test]
+async fn usage_in_an_answers_words_is_not_counted() {
+    let words = r#"{"usage":{"prompt_tokens":999,"completion_tokens":999,"total_tokens":1998}}"#;
+    let body = json!({"choices": [{"message": {"content": words}}], "usage": counts(2, 3)});
+    assert_eq!(unary("/v1/chat/completions", &body).await["token_counts"], counts(2, 3));
+    let events = [
+        ("", json!({"choices": [{"delta": {"content": format!("data: {words}\n\n")}}]})),
+        ("", json!({"choices": [], "usage": counts(4, 5)})),
+    ];
+    assert_eq!(streamed("/v1/chat/completions", &events).await["token_counts"], counts(4, 5));
+}
+
+#[tokio::test]
+async fn an_answer_that_only_looks_like_json_passes_without_counts() {
+    let mut rig = Rig::core1().await;
+    let answer = Answer::new(200, &[("content-type", "application/json")], b"{\"usage\": {\"prompt_tokens\": ");
+    let reply = rig.answered(&Ask::chat("m"), &answer).await;
+    assert_eq!((reply.status, reply.body), (200, answer.body));
+    assert!(reply.end.get("token_counts").is_none_or(Value::is_null), "{}", reply.end);
+}
+
+#[tokio::test]
+async fn tokens_of_embeddings_are_counted() {
+    let usage = json!({"prompt_tokens": 6, "total_tokens": 6});
+    let end = unary("/v1/embeddings", &json!({"object": "list", "data": [], "usage": usage})).await;
+    assert_eq!((&end["token_counts"]["prompt_tokens"], &end["token_counts"]["total_tokens"]), (&json!(6), &json!(6)));
+}

@@ -1,0 +1,455 @@
+//! A small HTTP/1.1 client that shows what really came over the wire: every header as it was sent, every piece of a body as
+//! it arrived, and whether a body ended or was cut off, which most clients blur.
+//!
+//! One connection per request, so that dropping a [`Response`] or a [`Pending`] is what a vanishing client does. Ask for a
+//! [`Connection`] to send several requests over one.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+    task::JoinHandle,
+};
+
+use crate::{process::Log, within};
+
+/// A request in the making.
+#[derive(Debug, Clone)]
+pub struct Request {
+    method: String,
+    target: String,
+    headers: Vec<(String, Vec<u8>)>,
+    body: Bytes,
+    receive_buffer: Option<u32>,
+}
+
+impl Request {
+    /// A request of any method for a path with its query string.
+    #[must_use]
+    pub fn new(method: &str, target: &str) -> Self {
+        Self {
+            method: method.into(),
+            target: target.into(),
+            headers: Vec::new(),
+            body: Bytes::new(),
+            receive_buffer: None,
+        }
+    }
+
+    /// A GET.
+    #[must_use]
+    pub fn get(target: &str) -> Self {
+        Self::new("GET", target)
+    }
+
+    /// A POST of JSON, as every SDK sends it.
+    #[must_use]
+    pub fn post(target: &str, body: &Value) -> Self {
+        Self::new("POST", target).header("content-type", "application/json").body(body.to_string())
+    }
+
+    /// Adds a header; the same name may be added again.
+    #[must_use]
+    pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        self.headers.push((name.into(), value.as_ref().to_vec()));
+        self
+    }
+
+    /// Adds `authorization: Bearer TOKEN`.
+    #[must_use]
+    pub fn bearer(self, token: &str) -> Self {
+        self.header("authorization", format!("Bearer {token}"))
+    }
+
+    /// Sets the body.
+    #[must_use]
+    pub fn body(mut self, body: impl Into<Bytes>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    /// Makes the kernel hold few bytes of the answer, so that a reader who stops is felt at once.
+    #[must_use]
+    pub fn small_receive_buffer(mut self) -> Self {
+        // Not smaller than a loopback segment: below that the kernel waits for its timers between segments.
+        self.receive_buffer = Some(128 * 1024);
+        self
+    }
+
+    /// Sends it over a connection of its own and waits for the head of the answer.
+    pub async fn send(self, to: SocketAddr, log: &Log) -> Response {
+        let what = format!("the answer to {} {}", self.method, self.target);
+        let connection = Connection::open_with(to, log, self.receive_buffer).await;
+        within(&what, log, connection.try_send(self))
+            .await
+            .unwrap_or_else(|error| panic!("{what}: {error}\n{}", log.dump()))
+    }
+
+    /// Sends it and reads the whole answer.
+    pub async fn fetch(self, to: SocketAddr, log: &Log) -> Reply {
+        self.send(to, log).await.read_to_end().await
+    }
+
+    /// Sends it in the background, for a test that plays the worker meanwhile.
+    #[must_use]
+    pub fn start(self, to: SocketAddr, log: &Log) -> Pending {
+        let log = log.clone();
+        let task_log = log.clone();
+        let what = format!("the answer to {} {}", self.method, self.target);
+        let task = tokio::spawn(async move {
+            let connection = Connection::open_with(to, &task_log, self.receive_buffer).await;
+            connection.try_send(self).await
+        });
+        Pending { task: AbortOnDrop(task), what, log }
+    }
+
+    fn into_hyper(self, host: SocketAddr) -> http::Request<Full<Bytes>> {
+        let mut request = http::Request::builder().method(self.method.as_str()).uri(&self.target);
+        if !self.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
+            request = request.header("host", host.to_string());
+        }
+        for (name, value) in &self.headers {
+            request = request.header(name, value.as_slice());
+        }
+        request.body(Full::new(self.body)).expect("tests send well-formed requests; odd ones go over RawConnection")
+    }
+}
+
+/// A kept connection.
+#[derive(Debug)]
+pub struct Connection {
+    sender: http1::SendRequest<Full<Bytes>>,
+    driver: Arc<AbortOnDrop<()>>,
+    host: SocketAddr,
+    log: Log,
+}
+
+impl Connection {
+    /// Connects.
+    pub async fn open(to: SocketAddr, log: &Log) -> Self {
+        Self::open_with(to, log, None).await
+    }
+
+    /// Sends one request and waits for the head of its answer.
+    pub async fn send(&mut self, request: Request) -> Response {
+        let what = format!("the answer to {} {}", request.method, request.target);
+        let log = self.log.clone();
+        let answer = self.sender.send_request(request.into_hyper(self.host));
+        let answer = within(&what, &log, answer).await;
+        let answer = answer.unwrap_or_else(|error| panic!("{what}: {error}\n{}", log.dump()));
+        Response::new(answer, self.driver.clone(), log)
+    }
+
+    async fn open_with(to: SocketAddr, log: &Log, receive_buffer: Option<u32>) -> Self {
+        let stream = within(&format!("a connection to {to}"), log, connect(to, receive_buffer)).await;
+        let (sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.expect("the http1 handshake sends nothing");
+        let driver = tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        Self { sender, driver: Arc::new(AbortOnDrop(driver)), host: to, log: log.clone() }
+    }
+
+    async fn try_send(mut self, request: Request) -> hyper::Result<Response> {
+        let answer = self.sender.send_request(request.into_hyper(self.host)).await?;
+        Ok(Response::new(answer, self.driver, self.log))
+    }
+}
+
+/// A request on its way. Dropping it closes its connection.
+#[derive(Debug)]
+pub struct Pending {
+    task: AbortOnDrop<hyper::Result<Response>>,
+    what: String,
+    log: Log,
+}
+
+impl Pending {
+    /// Waits for the head of the answer.
+    pub async fn response(mut self) -> Response {
+        within(&self.what, &self.log, &mut self.task.0)
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error}\n{}", self.what, self.log.dump()))
+            .unwrap_or_else(|error| panic!("{}: {error}\n{}", self.what, self.log.dump()))
+    }
+
+    /// Waits for the whole answer.
+    pub async fn reply(self) -> Reply {
+        self.response().await.read_to_end().await
+    }
+
+    /// Whether an answer (or an error) came already.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        self.task.0.is_finished()
+    }
+
+    /// Vanishes: closes the connection without reading on.
+    pub fn abandon(self) {
+        drop(self);
+    }
+}
+
+/// The header fields of an answer, as sent and in order.
+#[derive(Debug, Clone, Default)]
+pub struct Headers(pub Vec<(String, Vec<u8>)>);
+
+impl Headers {
+    /// The first value of that name.
+    #[must_use]
+    pub fn first(&self, name: &str) -> Option<String> {
+        self.all(name).into_iter().next()
+    }
+
+    /// Every value of that name.
+    #[must_use]
+    pub fn all(&self, name: &str) -> Vec<String> {
+        let of_name = self.0.iter().filter(|(key, _)| key.eq_ignore_ascii_case(name));
+        of_name.map(|(_, value)| String::from_utf8_lossy(value).into_owned()).collect()
+    }
+}
+
+/// An answer whose body may still be coming. Dropping it closes the connection.
+#[derive(Debug)]
+pub struct Response {
+    /// Its status.
+    pub status: u16,
+    /// Its header fields.
+    pub headers: Headers,
+    body: Incoming,
+    text: Vec<u8>,
+    _driver: Arc<AbortOnDrop<()>>,
+    log: Log,
+}
+
+/// What a body gave next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Piece {
+    /// Bytes, as they came in one read.
+    Data(Bytes),
+    /// The end that the sender meant.
+    End,
+    /// The connection broke before the end; with the client's reason.
+    Aborted(String),
+}
+
+impl Response {
+    fn new(answer: http::Response<Incoming>, driver: Arc<AbortOnDrop<()>>, log: Log) -> Self {
+        let (head, body) = answer.into_parts();
+        let headers = head.headers.iter().map(|(name, value)| (name.to_string(), value.as_bytes().to_vec())).collect();
+        let status = head.status.as_u16();
+        Self { status, headers: Headers(headers), body, text: Vec::new(), _driver: driver, log }
+    }
+
+    /// The next piece of the body.
+    pub async fn next_piece(&mut self) -> Piece {
+        loop {
+            let frame = within("the next piece of a response body", &self.log, self.body.frame()).await;
+            return match frame {
+                None => Piece::End,
+                Some(Err(error)) => Piece::Aborted(error.to_string()),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) if data.is_empty() => continue,
+                    Ok(data) => Piece::Data(data),
+                    Err(_trailers) => continue,
+                },
+            };
+        }
+    }
+
+    /// Reads until the body so far (including what was read before by this function) contains `part`, and returns it all.
+    ///
+    /// # Panics
+    /// When the body ends first.
+    pub async fn read_until(&mut self, part: &str) -> String {
+        loop {
+            let text = String::from_utf8_lossy(&self.text).into_owned();
+            if text.contains(part) {
+                return text;
+            }
+            match self.next_piece().await {
+                Piece::Data(data) => self.text.extend_from_slice(&data),
+                end @ (Piece::End | Piece::Aborted(_)) => {
+                    panic!("{end:?} before {part:?} in {text:?}\n{}", self.log.dump())
+                }
+            }
+        }
+    }
+
+    /// Reads at least `count` further bytes and returns what was read.
+    ///
+    /// # Panics
+    /// When the body ends first.
+    pub async fn read_at_least(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while bytes.len() < count {
+            match self.next_piece().await {
+                Piece::Data(data) => bytes.extend_from_slice(&data),
+                end @ (Piece::End | Piece::Aborted(_)) => {
+                    panic!("{end:?} after {} of {count} bytes\n{}", bytes.len(), self.log.dump())
+                }
+            }
+        }
+        bytes
+    }
+
+    /// Reads the rest, whatever its end. What [`Self::read_until`] returned comes again, first.
+    pub async fn read_to_end(mut self) -> Reply {
+        let mut body = std::mem::take(&mut self.text);
+        let aborted = loop {
+            match self.next_piece().await {
+                Piece::Data(data) => body.extend_from_slice(&data),
+                Piece::End => break false,
+                Piece::Aborted(_) => break true,
+            }
+        };
+        Reply { status: self.status, headers: self.headers, body, aborted, log: self.log }
+    }
+}
+
+/// A whole answer.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    /// Its status.
+    pub status: u16,
+    /// Its header fields.
+    pub headers: Headers,
+    /// Its body, as far as it came.
+    pub body: Vec<u8>,
+    /// Whether the body was cut off instead of ended.
+    pub aborted: bool,
+    log: Log,
+}
+
+impl Reply {
+    /// The body as text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The body as JSON.
+    ///
+    /// # Panics
+    /// When it is none.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| {
+            panic!("status {}, no JSON body ({error}): {:?}\n{}", self.status, self.text(), self.log.dump())
+        })
+    }
+
+    /// The first header of that name.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<String> {
+        self.headers.first(name)
+    }
+
+    /// Panics unless the status is `status`; shows the body and the log. Returns itself, to read on.
+    pub fn with_status(self, status: u16) -> Self {
+        assert_eq!(self.status, status, "body {:?}\n{}", self.text(), self.log.dump());
+        self
+    }
+}
+
+/// Bytes over TCP, for requests that no HTTP client would send.
+#[derive(Debug)]
+pub struct RawConnection {
+    stream: TcpStream,
+    log: Log,
+}
+
+impl RawConnection {
+    /// Connects.
+    pub async fn open(to: SocketAddr, log: &Log) -> Self {
+        Self { stream: within(&format!("a connection to {to}"), log, connect(to, None)).await, log: log.clone() }
+    }
+
+    /// Writes all of `bytes`; a peer that closed already is not an error, since it may have answered early.
+    pub async fn write(&mut self, bytes: impl AsRef<[u8]>) {
+        let _ = within("room to write", &self.log, self.stream.write_all(bytes.as_ref())).await;
+    }
+
+    /// Reads up to the end of a response's head and returns it (with whatever of the body came along).
+    pub async fn read_head(&mut self) -> String {
+        let mut text = Vec::new();
+        let mut buffer = [0_u8; 4096];
+        while !text.windows(4).any(|four| four == b"\r\n\r\n") {
+            let count = within("the head of an answer", &self.log, self.stream.read(&mut buffer)).await;
+            match count {
+                Ok(0) | Err(_) => break,
+                Ok(count) => text.extend_from_slice(&buffer[..count]),
+            }
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    /// Reads until the peer closes.
+    pub async fn read_to_end(&mut self) -> String {
+        let mut text = Vec::new();
+        let _ = within("the peer's close", &self.log, self.stream.read_to_end(&mut text)).await;
+        String::from_utf8_lossy(&text).into_owned()
+    }
+}
+
+async fn connect(to: SocketAddr, receive_buffer: Option<u32>) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket can be made");
+    if let Some(bytes) = receive_buffer {
+        // Before connecting: the window is negotiated then.
+        socket.set_recv_buffer_size(bytes).expect("the receive buffer can be set");
+    }
+    let stream = socket.connect(to).await.unwrap_or_else(|error| panic!("cannot connect to {to}: {error}"));
+    stream.set_nodelay(true).expect("TCP_NODELAY can be set");
+    stream
+}
+
+#[derive(Debug)]
+struct AbortOnDrop<T>(JoinHandle<T>);
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Answers one request with exactly these bytes and closes.
+    async fn reply_of(answer: &'static str) -> Reply {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let to = listener.local_addr().expect("it is bound");
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut request = [0_u8; 4096];
+            assert!(stream.read(&mut request).await.expect("a request") > 0);
+            stream.write_all(answer.as_bytes()).await.expect("the client reads");
+        });
+        Request::get("/").fetch(to, &Log::new("none")).await
+    }
+
+    #[tokio::test]
+    async fn an_ended_body_is_told_from_one_that_was_cut_off() {
+        let ended = reply_of("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n").await;
+        assert_eq!((ended.text().as_str(), ended.aborted), ("ab", false));
+        let cut = reply_of("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n").await;
+        assert_eq!((cut.text().as_str(), cut.aborted), ("ab", true));
+        let short = reply_of("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nab").await;
+        assert_eq!((short.text().as_str(), short.aborted), ("ab", true));
+    }
+
+    #[tokio::test]
+    async fn repeated_headers_are_shown_as_they_came() {
+        let reply = reply_of("HTTP/1.1 204 No Content\r\nset-cookie: a\r\nx: 1\r\nset-cookie: b\r\n\r\n").await;
+        assert_eq!(reply.headers.all("Set-Cookie"), ["a", "b"]);
+    }
+}

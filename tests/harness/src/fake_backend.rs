@@ -1,0 +1,268 @@
+//! An inference backend played by hand.
+//!
+//! HTTP/1.1 on a raw socket, so that a test decides about every byte: where an answer is cut, when it stalls, whether it
+//! resets. Housekeeping (`GET /health`, `GET /v1/models`, any other `GET` without an id) is answered by itself and
+//! remembered; an inference request becomes a [`Call`] that the test plays, or goes to the handler set with
+//! [`FakeBackend::answer_with`].
+//!
+//! A refusing backend keeps its port: the socket stays bound without listening, so that nobody else can take it.
+
+mod call;
+mod request;
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use serde_json::json;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{AbortHandle, JoinHandle};
+
+pub use call::{Call, sse};
+pub use request::{Answer, Head};
+
+use crate::PATIENCE;
+
+type Handler = Arc<dyn Fn(&Head, &[u8]) -> Answer + Send + Sync>;
+
+/// The backend: a listening port, the requests that came to it, and what it should say.
+pub struct FakeBackend {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    calls: mpsc::UnboundedReceiver<Call>,
+    door: Door,
+}
+
+/// Whether the port listens, or is only held so that connections are refused.
+enum Door {
+    Open(JoinHandle<()>),
+    Shut(Socket),
+    /// Only while one of the others is being replaced.
+    Moving,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    calls: mpsc::UnboundedSender<Call>,
+}
+
+struct State {
+    models: Vec<String>,
+    healthy: bool,
+    handler: Option<Handler>,
+    seen: Vec<Head>,
+    connections: Vec<AbortHandle>,
+}
+
+impl FakeBackend {
+    /// A healthy backend on a free port of 127.0.0.1 that lists model `m`.
+    pub async fn start() -> Self {
+        Self::with_models(&["m"]).await
+    }
+
+    /// A healthy backend that lists these models.
+    pub async fn with_models(models: &[&str]) -> Self {
+        let socket = bound("127.0.0.1:0".parse().expect("a literal address"));
+        let addr = local_addr(&socket);
+        let (sender, calls) = mpsc::unbounded_channel();
+        let state = State {
+            models: models.iter().map(ToString::to_string).collect(),
+            healthy: true,
+            handler: None,
+            seen: Vec::new(),
+            connections: Vec::new(),
+        };
+        let shared = Arc::new(Shared { state: Mutex::new(state), calls: sender });
+        let door = Door::Open(open(socket, &shared));
+        Self { addr, shared, calls, door }
+    }
+
+    /// A backend that refuses connections until [`FakeBackend::reopen`].
+    pub async fn refusing() -> Self {
+        let mut backend = Self::start().await;
+        backend.refuse().await;
+        backend
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The value for `BACKEND_URL`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// Lists these models from now on.
+    pub fn set_models(&self, models: &[&str]) {
+        self.shared.lock().models = models.iter().map(ToString::to_string).collect();
+    }
+
+    /// With `false`, health and models are answered with 503.
+    pub fn set_healthy(&self, healthy: bool) {
+        self.shared.lock().healthy = healthy;
+    }
+
+    /// Answers every inference request by itself from now on.
+    pub fn answer_with(&self, handler: impl Fn(&Head, &[u8]) -> Answer + Send + Sync + 'static) {
+        self.shared.lock().handler = Some(Arc::new(handler));
+    }
+
+    /// The next inference request.
+    ///
+    /// # Panics
+    /// When none comes within ten seconds.
+    pub async fn call(&mut self) -> Call {
+        let call = tokio::time::timeout(PATIENCE, self.calls.recv()).await;
+        call.expect("no request reached the backend within 10 s").expect("the backend holds the sender itself")
+    }
+
+    /// The next inference request, if one comes within `patience`.
+    pub async fn call_within(&mut self, patience: Duration) -> Option<Call> {
+        tokio::time::timeout(patience, self.calls.recv()).await.ok().flatten()
+    }
+
+    /// Every request head so far, housekeeping too, in order of arrival.
+    #[must_use]
+    pub fn seen(&self) -> Vec<Head> {
+        self.shared.lock().seen.clone()
+    }
+
+    /// How often this path was asked for so far.
+    #[must_use]
+    pub fn times_asked(&self, path: &str) -> usize {
+        self.shared.lock().seen.iter().filter(|head| head.path() == path).count()
+    }
+
+    /// Refuses connections from now on, and cuts the idle ones. Calls that the test holds live on.
+    pub async fn refuse(&mut self) {
+        let door = std::mem::replace(&mut self.door, Door::Moving);
+        if let Door::Open(listening) = door {
+            listening.abort();
+            let _ = listening.await;
+            for connection in self.shared.lock().connections.drain(..) {
+                connection.abort();
+            }
+            self.door = Door::Shut(bound(self.addr));
+        } else {
+            self.door = door;
+        }
+    }
+
+    /// Accepts connections again, on the same port.
+    pub fn reopen(&mut self) {
+        let door = std::mem::replace(&mut self.door, Door::Moving);
+        self.door = match door {
+            Door::Shut(socket) => Door::Open(open(socket, &self.shared)),
+            other @ (Door::Open(_) | Door::Moving) => other,
+        };
+    }
+}
+
+impl Drop for FakeBackend {
+    fn drop(&mut self) {
+        if let Door::Open(listening) = &self.door {
+            listening.abort();
+        }
+        for connection in self.shared.lock().connections.drain(..) {
+            connection.abort();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().expect("no test panics while it holds this lock")
+    }
+}
+
+fn bound(addr: SocketAddr) -> Socket {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).expect("a TCP socket");
+    socket.set_reuse_address(true).expect("SO_REUSEADDR");
+    socket.set_nonblocking(true).expect("a non-blocking socket");
+    socket.bind(&addr.into()).expect("a port of 127.0.0.1");
+    socket
+}
+
+fn local_addr(socket: &Socket) -> SocketAddr {
+    socket.local_addr().expect("a bound socket").as_socket().expect("an IP socket")
+}
+
+fn open(socket: Socket, shared: &Arc<Shared>) -> JoinHandle<()> {
+    socket.listen(1024).expect("a listening socket");
+    let listener = TcpListener::from_std(socket.into()).expect("a tokio listener");
+    let shared = Arc::clone(shared);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let _ = stream.set_nodelay(true);
+            let served = tokio::spawn(serve(stream, Arc::clone(&shared)));
+            shared.lock().connections.push(served.abort_handle());
+        }
+    })
+}
+
+/// Serves one connection until it closes. A call takes the socket along and returns it when it was answered in full.
+async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
+    let mut buffer = BytesMut::new();
+    while let Some(head) = request::read_head(&mut stream, &mut buffer).await {
+        let handler = {
+            let mut state = shared.lock();
+            state.seen.push(head.clone());
+            state.handler.clone()
+        };
+        if let Some(answer) = housekeeping(&head, &shared) {
+            if stream.write_all(&answer.encoded()).await.is_err() {
+                return;
+            }
+            continue;
+        }
+        let (give_back, returned) = oneshot::channel();
+        let mut call = Call::new(head, stream, buffer, give_back);
+        match handler {
+            Some(handler) => {
+                let Some(body) = call.try_read_body().await else {
+                    return;
+                };
+                let answer = handler(&call.head, &body);
+                if !call.try_answer(&answer).await {
+                    return;
+                }
+            }
+            None => {
+                let _ = shared.calls.send(call);
+            }
+        }
+        match returned.await {
+            Ok(back) => (stream, buffer) = back,
+            Err(_) => return,
+        }
+    }
+}
+
+fn housekeeping(head: &Head, shared: &Shared) -> Option<Answer> {
+    let state = shared.lock();
+    let path = head.path();
+    if head.method != "GET" || path.starts_with("/v1/responses/") {
+        return None;
+    }
+    if !state.healthy {
+        return Some(Answer::json(503, &json!({"error": {"message": "loading"}})));
+    }
+    Some(match path {
+        "/health" => Answer::new(200, &[], b""),
+        "/v1/models" => {
+            let data: Vec<_> = state.models.iter().map(|id| json!({"id": id, "object": "model"})).collect();
+            Answer::json(200, &json!({"object": "list", "data": data}))
+        }
+        _ => Answer::json(404, &json!({"error": {"message": "not found"}})),
+    })
+}

@@ -1,0 +1,429 @@
+//! One worker's socket in the hands of a test.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Index;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt, StreamExt};
+use serde_json::{Value, json};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use tokio_tungstenite::tungstenite::{Message as Frame, Utf8Bytes};
+
+use super::piece::{self, REQUEST_PIECE, RESPONSE_PIECE};
+use super::{Ack, PATIENCE, WINDOW, Wire};
+
+/// The largest payload of a piece.
+const PIECE_BYTES: u64 = 65_536;
+
+/// Something that came from the worker.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A JSON message.
+    Message(Message),
+    /// A body piece.
+    Piece {
+        /// Its place in the order of arrival.
+        seq: u64,
+        /// Which stream.
+        stream: u32,
+        /// The bytes.
+        payload: Bytes,
+    },
+    /// A WebSocket ping.
+    Ping,
+    /// The socket ended: close code and reason, or neither when it just broke.
+    Closed {
+        /// 1000, 1002, …
+        code: Option<u16>,
+        /// The text beside it.
+        reason: String,
+    },
+}
+
+/// A JSON message with its place in the order of arrival.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// Counts over messages and pieces of this link.
+    pub seq: u64,
+    /// When it arrived.
+    pub at: Instant,
+    /// The message.
+    pub body: Value,
+}
+
+impl Message {
+    /// Its `type`.
+    #[must_use]
+    pub fn kind(&self) -> &str {
+        self.body["type"].as_str().unwrap_or_default()
+    }
+}
+
+impl Index<&str> for Message {
+    type Output = Value;
+    fn index(&self, key: &str) -> &Value {
+        &self.body[key]
+    }
+}
+
+/// A socket to one worker. Dropping it cuts the connection without a close frame.
+pub struct RelayLink {
+    /// The worker's `register`, once [`RelayLink::register`] has read it.
+    pub registration: Value,
+    pub(super) core1: bool,
+    pub(super) next: u32,
+    sender: LinkSender,
+    events: mpsc::UnboundedReceiver<Event>,
+    heard: VecDeque<Event>,
+    tasks: [JoinHandle<()>; 2],
+    frozen: watch::Sender<bool>,
+}
+
+/// The writing half; can be cloned into other tasks.
+#[derive(Clone)]
+pub struct LinkSender {
+    frames: mpsc::UnboundedSender<Frame>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// Credit left for request bodies, by stream.
+    credit: Mutex<HashMap<u32, u64>>,
+    credited: Notify,
+    /// Response payload bytes so far.
+    received: AtomicU64,
+    /// Whether response credit is returned at once.
+    returns_credit: AtomicBool,
+}
+
+impl RelayLink {
+    pub(super) fn new(socket: WebSocketStream<Box<dyn Wire>>) -> Self {
+        let (sink, stream) = socket.split();
+        let (frames, outgoing) = mpsc::unbounded_channel();
+        let (event_sender, events) = mpsc::unbounded_channel();
+        let (frozen, is_frozen) = watch::channel(false);
+        let shared = Arc::new(Shared {
+            credit: Mutex::new(HashMap::new()),
+            credited: Notify::new(),
+            received: AtomicU64::new(0),
+            returns_credit: AtomicBool::new(true),
+        });
+        let sender = LinkSender { frames, shared };
+        let reading = tokio::spawn(read(stream, sender.clone(), event_sender, is_frozen.clone()));
+        let writing = tokio::spawn(write(sink, outgoing, is_frozen));
+        Self {
+            registration: Value::Null,
+            core1: false,
+            next: 1,
+            sender,
+            events,
+            heard: VecDeque::new(),
+            tasks: [reading, writing],
+            frozen,
+        }
+    }
+
+    /// Reads `register` and answers it.
+    pub async fn register(&mut self, ack: &Ack) {
+        self.registration = self.expect("register").await.body;
+        self.core1 = !ack.capabilities.is_empty();
+        self.send(&ack.message(&self.registration));
+    }
+
+    /// The writing half, for other tasks.
+    #[must_use]
+    pub fn sender(&self) -> LinkSender {
+        self.sender.clone()
+    }
+
+    /// Sends a JSON message.
+    pub fn send(&self, message: &Value) {
+        self.sender.send(message);
+    }
+
+    /// Sends a frame as it is.
+    pub fn send_frame(&self, frame: Frame) {
+        self.sender.send_frame(frame);
+    }
+
+    /// Sends `cancel` for a request.
+    pub fn cancel(&self, request_id: &str, reason: &str) {
+        self.send(&json!({"type": "cancel", "request_id": request_id, "reason": reason}));
+    }
+
+    /// From now on response credit is returned only through [`RelayLink::credit`].
+    pub fn withhold_credit(&self) {
+        self.sender.shared.returns_credit.store(false, Ordering::SeqCst);
+    }
+
+    /// Returns credit for response bytes.
+    pub fn credit(&self, stream: u32, bytes: u64) {
+        self.send(&json!({"type": "credit", "stream": stream, "bytes": bytes}));
+    }
+
+    /// Response payload bytes that came over this link so far.
+    #[must_use]
+    pub fn received_bytes(&self) -> u64 {
+        self.sender.shared.received.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the worker has sent that many WebSocket pings.
+    ///
+    /// # Panics
+    /// When the next one does not come within ten seconds.
+    pub async fn websocket_pings(&mut self, count: usize) {
+        for number in 0..count {
+            let ping = self.next_where(PATIENCE, |event| matches!(event, Event::Ping)).await;
+            assert!(ping.is_some(), "only {number} WebSocket pings");
+        }
+    }
+
+    /// Stops reading and writing, and keeps the socket open: a half-open peer.
+    pub fn freeze(&self) {
+        self.frozen.send_replace(true);
+    }
+
+    /// Sends a close frame.
+    pub fn close(&self, code: u16, reason: &str) {
+        let frame = CloseFrame { code: code.into(), reason: Utf8Bytes::from(reason) };
+        self.send_frame(Frame::Close(Some(frame)));
+    }
+
+    /// The next message of that type; what comes before it is kept for later.
+    ///
+    /// # Panics
+    /// When none comes within ten seconds, or the socket closes first.
+    pub async fn expect(&mut self, kind: &str) -> Message {
+        self.expect_where(kind, |_| true).await
+    }
+
+    /// The next message of that type for which `wanted` holds.
+    ///
+    /// # Panics
+    /// As [`RelayLink::expect`].
+    pub async fn expect_where(&mut self, kind: &str, wanted: impl Fn(&Value) -> bool) -> Message {
+        let found = self.message_within(PATIENCE, kind, wanted).await;
+        found.unwrap_or_else(|| panic!("no such {kind} within 10 s; unread: {}", self.unread()))
+    }
+
+    /// The next message of that type, if one comes within `patience`.
+    pub async fn expect_within(&mut self, patience: Duration, kind: &str) -> Option<Message> {
+        self.message_within(patience, kind, |_| true).await
+    }
+
+    /// The next message of that type for which `wanted` holds, if one comes within `patience`.
+    pub async fn message_within(
+        &mut self,
+        patience: Duration,
+        kind: &str,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> Option<Message> {
+        let matches = |event: &Event| match event {
+            Event::Message(message) => message.kind() == kind && wanted(&message.body),
+            Event::Piece { .. } | Event::Ping | Event::Closed { .. } => false,
+        };
+        match self.next_where(patience, matches).await {
+            Some(Event::Message(message)) => Some(message),
+            Some(Event::Piece { .. } | Event::Ping | Event::Closed { .. }) | None => None,
+        }
+    }
+
+    /// How the socket ended.
+    ///
+    /// # Panics
+    /// When it is still open after ten seconds.
+    pub async fn closed(&mut self) -> (Option<u16>, String) {
+        match self.next_where(PATIENCE, |event| matches!(event, Event::Closed { .. })).await {
+            Some(Event::Closed { code, reason }) => (code, reason),
+            other => panic!("the link is still open after 10 s: {other:?}"),
+        }
+    }
+
+    /// Whether the socket ends within `patience`.
+    pub async fn closes_within(&mut self, patience: Duration) -> bool {
+        self.next_where(patience, |event| matches!(event, Event::Closed { .. })).await.is_some()
+    }
+
+    /// Waits until the worker advertises exactly these models, in `register` or `models_update`.
+    pub async fn models(&mut self, models: &[&str]) {
+        let wanted = json!(models);
+        if self.registration["models"] == wanted {
+            self.registration["models"] = json!("seen");
+            return;
+        }
+        self.expect_where("models_update", |update| update["models"] == wanted).await;
+    }
+
+    /// Waits until the worker advertises these models and, with `core1`, grants `slots`.
+    pub async fn ready(&mut self, models: &[&str], slots: u64) {
+        self.models(models).await;
+        if self.core1 {
+            self.grant(slots).await;
+        }
+    }
+
+    /// The next grant of that many slots.
+    pub async fn grant(&mut self, slots: u64) -> Message {
+        self.expect_where("grant", |grant| grant["slots"] == json!(slots)).await
+    }
+
+    /// The first event, kept or new, that `wanted` accepts. A closed socket ends the search.
+    pub async fn next_where(&mut self, patience: Duration, wanted: impl Fn(&Event) -> bool) -> Option<Event> {
+        if let Some(found) = self.heard.iter().position(&wanted) {
+            return self.heard.remove(found);
+        }
+        let deadline = tokio::time::Instant::now() + patience;
+        loop {
+            let event = tokio::time::timeout_at(deadline, self.events.recv()).await.ok()??;
+            if wanted(&event) {
+                return Some(event);
+            }
+            let ended = matches!(event, Event::Closed { .. });
+            self.heard.push_back(event);
+            if ended {
+                return None;
+            }
+        }
+    }
+
+    /// Forgets everything that was heard and not asked for.
+    pub fn forget(&mut self) {
+        self.heard.clear();
+        while self.events.try_recv().is_ok() {}
+    }
+
+    fn unread(&self) -> String {
+        let names = self.heard.iter().map(|event| match event {
+            Event::Message(message) => message.kind().to_owned(),
+            Event::Piece { stream, payload, .. } => format!("piece({stream}, {} bytes)", payload.len()),
+            Event::Ping => "WebSocket ping".to_owned(),
+            Event::Closed { code, reason } => format!("closed({code:?} {reason})"),
+        });
+        let names: Vec<_> = names.collect();
+        let skipped = names.len().saturating_sub(20);
+        format!("{skipped} more, {}", names[skipped..].join(", "))
+    }
+}
+
+impl Drop for RelayLink {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl LinkSender {
+    /// Sends a JSON message.
+    pub fn send(&self, message: &Value) {
+        self.send_frame(Frame::text(message.to_string()));
+    }
+
+    /// Sends a frame as it is.
+    pub fn send_frame(&self, frame: Frame) {
+        let _ = self.frames.send(frame);
+    }
+
+    /// Sends a request body in pieces, never more than the worker has given credit for.
+    pub async fn send_body(&self, stream: u32, body: &[u8]) {
+        let mut rest = body;
+        while !rest.is_empty() {
+            let credited = self.shared.credited.notified();
+            let take = self.take_credit(stream, rest.len() as u64);
+            if take == 0 {
+                credited.await;
+                continue;
+            }
+            let (now, later) = rest.split_at(usize::try_from(take).expect("at most 65,536"));
+            self.send_frame(Frame::Binary(piece::piece(REQUEST_PIECE, stream, now)));
+            rest = later;
+        }
+    }
+
+    fn take_credit(&self, stream: u32, wanted: u64) -> u64 {
+        let mut credit = self.shared.credit.lock().expect("nobody panics with this lock");
+        let left = credit.entry(stream).or_insert(WINDOW);
+        let take = wanted.min(PIECE_BYTES).min(*left);
+        *left -= take;
+        take
+    }
+
+    fn add_credit(&self, message: &Value) {
+        let stream = message["stream"].as_u64().and_then(|stream| u32::try_from(stream).ok());
+        if let (Some(stream), Some(bytes)) = (stream, message["bytes"].as_u64()) {
+            *self.shared.credit.lock().expect("nobody panics with this lock").entry(stream).or_insert(WINDOW) += bytes;
+            self.shared.credited.notify_waiters();
+        }
+    }
+}
+
+async fn write(
+    mut sink: SplitSink<WebSocketStream<Box<dyn Wire>>, Frame>,
+    mut outgoing: mpsc::UnboundedReceiver<Frame>,
+    mut frozen: watch::Receiver<bool>,
+) {
+    while let Some(frame) = outgoing.recv().await {
+        tokio::select! {
+            biased;
+            () = until(&mut frozen) => std::future::pending().await,
+            sent = sink.send(frame) => if sent.is_err() { return },
+        }
+    }
+}
+
+/// Waits until the link is frozen.
+async fn until(frozen: &mut watch::Receiver<bool>) {
+    let _ = frozen.wait_for(|frozen| *frozen).await;
+}
+
+async fn read(
+    mut stream: SplitStream<WebSocketStream<Box<dyn Wire>>>,
+    sender: LinkSender,
+    events: mpsc::UnboundedSender<Event>,
+    mut frozen: watch::Receiver<bool>,
+) {
+    let mut ending = (None, String::new());
+    for seq in 0.. {
+        let frame = tokio::select! {
+            biased;
+            () = until(&mut frozen) => std::future::pending().await,
+            frame = stream.next() => frame,
+        };
+        let event = match frame {
+            Some(Ok(Frame::Text(text))) => {
+                let body: Value = serde_json::from_str(&text).expect("workers send JSON");
+                if body["type"] == "credit" {
+                    sender.add_credit(&body);
+                }
+                Event::Message(Message { seq, at: Instant::now(), body })
+            }
+            Some(Ok(Frame::Binary(bytes))) => {
+                let (kind, stream, payload) = piece::parse(&bytes).expect("a piece has a header");
+                assert_eq!(kind, RESPONSE_PIECE, "a worker sends response pieces only");
+                assert!(payload.len() as u64 <= PIECE_BYTES, "a piece of {} bytes", payload.len());
+                sender.shared.received.fetch_add(payload.len() as u64, Ordering::SeqCst);
+                if sender.shared.returns_credit.load(Ordering::SeqCst) {
+                    sender.send(&json!({"type": "credit", "stream": stream, "bytes": payload.len()}));
+                }
+                Event::Piece { seq, stream, payload }
+            }
+            Some(Ok(Frame::Ping(_))) => Event::Ping,
+            Some(Ok(Frame::Close(Some(frame)))) => {
+                ending = (Some(frame.code.into()), frame.reason.to_string());
+                continue;
+            }
+            Some(Ok(Frame::Pong(_) | Frame::Frame(_) | Frame::Close(None))) => continue,
+            Some(Err(_)) | None => break,
+        };
+        let _ = events.send(event);
+    }
+    let (code, reason) = ending;
+    let _ = events.send(Event::Closed { code, reason });
+}

@@ -1,0 +1,64 @@
+//! A throw-away certificate authority, made with the `openssl` command.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tempfile::TempDir;
+use tokio_rustls::TlsAcceptor;
+
+/// A CA, and a certificate of it for 127.0.0.1 and `localhost`, in a temporary directory.
+#[derive(Debug)]
+pub struct Certificates {
+    directory: TempDir,
+}
+
+impl Certificates {
+    /// Makes them.
+    ///
+    /// # Panics
+    /// When `openssl` is missing or fails.
+    #[must_use]
+    pub fn make() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let at = directory.path();
+        let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout"];
+        let authority = ["ca.key", "-x509", "-out", "ca.crt", "-days", "2", "-subj", "/CN=modelrelay test CA"];
+        openssl(at, &[&["req"], &key[..], &authority[..]].concat());
+        let request = ["server.key", "-out", "server.csr", "-subj", "/CN=localhost"];
+        openssl(at, &[&["req"], &key[..], &request[..]].concat());
+        let names = "subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=CA:FALSE\n";
+        std::fs::write(at.join("server.ext"), names).expect("a writable temporary directory");
+        let signing = ["x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"];
+        openssl(at, &[&signing[..], &["-out", "server.crt", "-days", "2", "-extfile", "server.ext"]].concat());
+        Self { directory }
+    }
+
+    /// The value for `RELAY_CA_FILE`.
+    #[must_use]
+    pub fn ca_file(&self) -> PathBuf {
+        self.directory.path().join("ca.crt")
+    }
+
+    pub(super) fn acceptor(&self) -> TlsAcceptor {
+        let certificate =
+            CertificateDer::from_pem_file(self.directory.path().join("server.crt")).expect("a certificate");
+        let key = PrivateKeyDer::from_pem_file(self.directory.path().join("server.key")).expect("a key");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("ring knows TLS 1.2 and 1.3")
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate], key)
+            .expect("the key belongs to the certificate");
+        TlsAcceptor::from(Arc::new(config))
+    }
+}
+
+fn openssl(directory: &Path, arguments: &[&str]) {
+    let output = Command::new("openssl").args(arguments).current_dir(directory).output().expect("the openssl command");
+    assert!(output.status.success(), "openssl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}

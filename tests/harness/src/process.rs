@@ -1,0 +1,297 @@
+//! One program under test: found, started with a clean environment, listened to, and killed when dropped.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, BufReader},
+    process::{Child, Command},
+    sync::watch,
+};
+
+use crate::PATIENCE;
+
+/// What a test needs to start a program.
+#[derive(Debug, Clone)]
+pub struct Spawn {
+    binary: PathBuf,
+    args: Vec<String>,
+    env: BTreeMap<String, String>,
+    working_dir: Option<PathBuf>,
+}
+
+impl Spawn {
+    /// A program by the name of its binary, such as `modelrelay-relay`: looked for in `MODELRELAY_BIN_DIR`, else in the
+    /// workspace's `target/release`.
+    #[must_use]
+    pub fn program(name: &str) -> Self {
+        Self { binary: binary_dir().join(name), args: Vec::new(), env: inherited_env(), working_dir: None }
+    }
+
+    /// Adds one argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<String>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Sets one variable of the otherwise empty environment (`PATH`, `HOME` and `TMPDIR` are inherited).
+    #[must_use]
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.env.insert(name.into(), value.into());
+        self
+    }
+
+    /// Removes a variable that was set before.
+    #[must_use]
+    pub fn without_env(mut self, name: &str) -> Self {
+        self.env.remove(name);
+        self
+    }
+
+    /// Where the program runs.
+    #[must_use]
+    pub fn working_dir(mut self, dir: impl AsRef<Path>) -> Self {
+        self.working_dir = Some(dir.as_ref().to_owned());
+        self
+    }
+
+    /// Starts it. Must be called inside a tokio runtime.
+    ///
+    /// # Panics
+    /// When the binary cannot be started: a suite without programs has nothing to test.
+    #[must_use]
+    pub fn start(self) -> Process {
+        let mut command = Command::new(&self.binary);
+        command.args(&self.args).env_clear().envs(&self.env);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        if let Some(dir) = &self.working_dir {
+            command.current_dir(dir);
+        }
+        let mut child = command.spawn().unwrap_or_else(|error| {
+            panic!(
+                "cannot start {}: {error} (build with `cargo build --release --bins`, or set MODELRELAY_BIN_DIR)",
+                self.binary.display()
+            )
+        });
+        let name = self.binary.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let log = Log::new(name);
+        log.follow(child.stdout.take().expect("stdout is piped"));
+        log.follow(child.stderr.take().expect("stderr is piped"));
+        Process { child, log }
+    }
+}
+
+/// A running program. Dropping it kills it.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    log: Log,
+}
+
+impl Process {
+    /// What it printed so far, shared and growing.
+    #[must_use]
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// Its process id, while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Waits until a line contains `part`, and returns the first such line.
+    pub async fn wait_for_line(&self, part: &str) -> String {
+        self.log.wait_for_line(part).await
+    }
+
+    /// Sends SIGTERM and returns at once.
+    pub async fn terminate(&self) {
+        self.signal("TERM").await;
+    }
+
+    /// Sends a signal by name (`TERM`, `INT`, `STOP`, `CONT`, `KILL`). Through the `kill` program: unsafe code is forbidden.
+    pub async fn signal(&self, signal: &str) {
+        let Some(pid) = self.pid() else { return };
+        let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().await;
+        assert!(status.is_ok_and(|status| status.success()), "cannot send SIG{signal} to {pid}\n{}", self.log.dump());
+    }
+
+    /// Kills it and waits until it is gone: its sockets are closed by the kernel when this returns.
+    pub async fn kill(&mut self) {
+        let _ = self.child.kill().await;
+    }
+
+    /// Waits for the end within [`PATIENCE`].
+    pub async fn wait_exit(&mut self) -> ExitStatus {
+        self.wait_exit_within(PATIENCE).await
+    }
+
+    /// Waits for the end within `patience`.
+    ///
+    /// # Panics
+    /// When it still runs then.
+    pub async fn wait_exit_within(&mut self, patience: Duration) -> ExitStatus {
+        match tokio::time::timeout(patience, self.child.wait()).await {
+            Ok(status) => status.expect("the exit status of a child can be read"),
+            Err(_) => panic!("waited {patience:?} in vain for the exit of the program\n{}", self.log.dump()),
+        }
+    }
+
+    /// Whether it runs still.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+/// The lines of a process, from stdout and stderr, in the order they were read. Clones share them.
+#[derive(Debug, Clone)]
+pub struct Log(Arc<LogState>);
+
+#[derive(Debug)]
+struct LogState {
+    program: String,
+    lines: Mutex<Vec<String>>,
+    count: watch::Sender<usize>,
+    open: watch::Sender<usize>,
+}
+
+impl Log {
+    /// An empty log; for peers that belong to no process.
+    #[must_use]
+    pub fn new(program: impl Into<String>) -> Self {
+        let (lines, count, open) = (Mutex::default(), watch::Sender::new(0), watch::Sender::new(0));
+        Self(Arc::new(LogState { program: program.into(), lines, count, open }))
+    }
+
+    /// All lines so far.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        self.0.lines.lock().expect("no holder of the log panics").clone()
+    }
+
+    /// How many lines contain `part`.
+    #[must_use]
+    pub fn count_of(&self, part: &str) -> usize {
+        self.lines().iter().filter(|line| line.contains(part)).count()
+    }
+
+    /// Whether any line contains `part`.
+    #[must_use]
+    pub fn contains(&self, part: &str) -> bool {
+        self.count_of(part) > 0
+    }
+
+    /// Everything, for a failure's message.
+    #[must_use]
+    pub fn dump(&self) -> String {
+        format!("--- log of {} ---\n{}\n--- end of log ---", self.0.program, self.lines().join("\n"))
+    }
+
+    /// Waits until a line contains `part`, and returns the first such line.
+    ///
+    /// # Panics
+    /// After [`PATIENCE`].
+    pub async fn wait_for_line(&self, part: &str) -> String {
+        let what = format!("a log line that contains {part:?}");
+        self.wait_for(&what, |line| line.contains(part).then(|| line.to_owned())).await
+    }
+
+    /// Waits until `find` gives something for a line, and returns it.
+    ///
+    /// # Panics
+    /// After [`PATIENCE`], saying `what` was looked for.
+    pub async fn wait_for<T>(&self, what: &str, find: impl Fn(&str) -> Option<T>) -> T {
+        let mut changes = self.0.count.subscribe();
+        let search = async {
+            loop {
+                changes.borrow_and_update();
+                if let Some(found) = self.lines().iter().find_map(|line| find(line)) {
+                    return found;
+                }
+                changes.changed().await.expect("the sender lives in this log");
+            }
+        };
+        crate::within(what, self, search).await
+    }
+
+    /// Waits until the process has closed both its outputs, so that nothing more can come.
+    pub async fn wait_until_closed(&self) {
+        let mut open = self.0.open.subscribe();
+        let closed = async {
+            let _ = open.wait_for(|open| *open == 0).await;
+        };
+        crate::within("the end of the program's output", self, closed).await;
+    }
+
+    fn follow(&self, stream: impl AsyncRead + Unpin + Send + 'static) {
+        let log = self.clone();
+        self.0.open.send_modify(|open| *open += 1);
+        tokio::spawn(async move {
+            let mut lines = BufReader::new(stream).split(b'\n');
+            while let Ok(Some(line)) = lines.next_segment().await {
+                log.push(String::from_utf8_lossy(&line).trim_end().to_owned());
+            }
+            log.0.open.send_modify(|open| *open -= 1);
+        });
+    }
+
+    fn push(&self, line: String) {
+        self.0.lines.lock().expect("no holder of the log panics").push(line);
+        self.0.count.send_modify(|count| *count += 1);
+    }
+}
+
+fn binary_dir() -> PathBuf {
+    match std::env::var_os("MODELRELAY_BIN_DIR") {
+        Some(dir) => dir.into(),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release"),
+    }
+}
+
+/// The little that programs need from outside; everything else would make a test depend on who runs it.
+fn inherited_env() -> BTreeMap<String, String> {
+    ["PATH", "HOME", "TMPDIR"]
+        .into_iter()
+        .filter_map(|name| std::env::var(name).ok().map(|value| (name.to_owned(), value)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Process {
+        Spawn { binary: "/bin/sh".into(), ..Spawn::program("sh") }.arg("-c").arg(script).start()
+    }
+
+    #[tokio::test]
+    async fn lines_of_both_streams_are_captured_and_awaited() {
+        let mut process = shell("echo one; echo two >&2; exit 3");
+        assert_eq!(process.wait_for_line("one").await, "one");
+        assert_eq!(process.wait_for_line("two").await, "two");
+        assert_eq!(process.wait_exit().await.code(), Some(3));
+    }
+
+    #[tokio::test]
+    async fn terminate_sends_sigterm() {
+        let mut process = shell("trap 'echo got term; exit 0' TERM; echo ready; sleep 5 & wait");
+        process.wait_for_line("ready").await;
+        process.terminate().await;
+        assert_eq!(process.wait_exit().await.code(), Some(0));
+    }
+
+    #[tokio::test]
+    async fn the_environment_is_clean() {
+        let process = Spawn { binary: "/usr/bin/env".into(), ..Spawn::program("env") }.env("ONLY", "this").start();
+        process.wait_for_line("ONLY=this").await;
+        assert!(!process.log().contains("CARGO"), "{}", process.log().dump());
+    }
+}

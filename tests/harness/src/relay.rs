@@ -1,0 +1,284 @@
+//! A relay under test: started on free ports in a folder of its own, asked over HTTP, dialled by hand-played workers.
+
+use std::{
+    future::Future,
+    net::SocketAddr,
+    path::Path,
+    process::ExitStatus,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{
+    PATIENCE,
+    client::{Pending, Reply, Request, Response},
+    process::{Log, Process, Spawn},
+    worker::{Dial, FakeWorker},
+};
+
+/// The worker secret of every relay that a test did not give another.
+pub const WORKER_SECRET: &str = "worker-secret-of-the-tests";
+/// The admin token of every relay that a test did not give another.
+pub const ADMIN_TOKEN: &str = "admin-token-of-the-tests";
+
+/// Settings of a relay to come.
+#[derive(Debug, Clone)]
+pub struct RelayBuilder {
+    spawn: Spawn,
+    files: Vec<(String, String)>,
+}
+
+impl RelayBuilder {
+    /// Sets a variable.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.spawn = self.spawn.env(name, value);
+        self
+    }
+
+    /// Removes a variable: `WORKER_SECRET` and `MODELRELAY_ADMIN_TOKEN` are set unless a test removes them.
+    #[must_use]
+    pub fn without_env(mut self, name: &str) -> Self {
+        self.spawn = self.spawn.without_env(name);
+        self
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: &str) -> Self {
+        self.spawn = self.spawn.arg(arg);
+        self
+    }
+
+    /// Writes a file into the relay's working folder before it starts.
+    #[must_use]
+    pub fn file(mut self, name: &str, contents: impl Into<String>) -> Self {
+        self.files.push((name.into(), contents.into()));
+        self
+    }
+
+    /// Runs it with this `relay.yaml` (and without `WORKER_SECRET`, whose place is in the file).
+    #[must_use]
+    pub fn config(self, yaml: impl Into<String>) -> Self {
+        self.file("relay.yaml", yaml).arg("--config").arg("relay.yaml").without_env("WORKER_SECRET")
+    }
+
+    /// Starts it and waits until it answers `/livez`.
+    pub async fn start(self) -> Relay {
+        let dir = self.working_dir();
+        Relay::start_in(dir, self.spawn).await
+    }
+
+    /// Starts it without expecting it to live, and waits for its end: for settings that it must refuse.
+    pub async fn start_and_exit(self) -> (ExitStatus, Log) {
+        let dir = self.working_dir();
+        let mut process = self.spawn.working_dir(dir.path()).start();
+        let status = process.wait_exit().await;
+        // The last lines may still be in the pipe when the process is gone.
+        let log = process.log().clone();
+        log.wait_until_closed().await;
+        (status, log)
+    }
+
+    fn working_dir(&self) -> TempDir {
+        let dir = tempfile::tempdir().expect("a temporary folder can be made");
+        for (name, contents) in &self.files {
+            write_file(dir.path(), name, contents);
+        }
+        dir
+    }
+}
+
+/// A running relay. Dropping it kills it and removes its folder.
+#[derive(Debug)]
+pub struct Relay {
+    process: Process,
+    dir: TempDir,
+    spawn: Spawn,
+    addr: SocketAddr,
+}
+
+impl Relay {
+    /// A relay with a worker secret and an admin token, else with its own defaults, on free ports.
+    #[must_use]
+    pub fn builder() -> RelayBuilder {
+        let spawn = Spawn::program("modelrelay-relay")
+            .env("LISTEN_ADDR", "127.0.0.1:0")
+            .env("WORKER_SECRET", WORKER_SECRET)
+            .env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN);
+        RelayBuilder { spawn, files: Vec::new() }
+    }
+
+    /// A relay with the defaults of [`Self::builder`].
+    pub async fn start() -> Self {
+        Self::builder().start().await
+    }
+
+    async fn start_in(dir: TempDir, spawn: Spawn) -> Self {
+        let process = spawn.clone().working_dir(dir.path()).start();
+        let addr = listener(process.log(), "").await;
+        let relay = Self { process, dir, spawn, addr };
+        relay.eventually("/livez answers 200", || async { relay.get("/livez").await.status == 200 }).await;
+        relay
+    }
+
+    /// Ends it by SIGTERM and starts it again in the same folder, on a new port.
+    pub async fn restart(mut self) -> Self {
+        self.process.terminate().await;
+        self.process.wait_exit().await;
+        Self::start_in(self.dir, self.spawn).await
+    }
+
+    /// Where clients (and, unless configured otherwise, workers) connect.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The admin listener's address, where `ADMIN_LISTEN_ADDR` opened one.
+    pub async fn admin_addr(&self) -> SocketAddr {
+        listener(self.log(), "admin").await
+    }
+
+    /// The worker listener's address, where `WORKER_LISTEN_ADDR` opened one.
+    pub async fn worker_addr(&self) -> SocketAddr {
+        listener(self.log(), "worker").await
+    }
+
+    /// Its log.
+    #[must_use]
+    pub fn log(&self) -> &Log {
+        self.process.log()
+    }
+
+    /// Its process, to signal it or to await its end.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// Replaces a file of its working folder in one step, as an editor or a Secret mount does.
+    pub fn replace_file(&self, name: &str, contents: &str) {
+        let scratch = format!("{name}.new");
+        write_file(self.dir.path(), &scratch, contents);
+        std::fs::rename(self.dir.path().join(scratch), self.dir.path().join(name)).expect("a file can be renamed");
+    }
+
+    /// Reads a file of its working folder.
+    #[must_use]
+    pub fn read_file(&self, name: &str) -> String {
+        std::fs::read_to_string(self.dir.path().join(name))
+            .unwrap_or_else(|error| panic!("cannot read {name}: {error}"))
+    }
+
+    /// Sends a request and waits for the head of its answer.
+    pub async fn send(&self, request: Request) -> Response {
+        request.send(self.addr, self.log()).await
+    }
+
+    /// Sends a request and reads the whole answer.
+    pub async fn fetch(&self, request: Request) -> Reply {
+        request.fetch(self.addr, self.log()).await
+    }
+
+    /// Sends a request in the background.
+    #[must_use]
+    pub fn begin(&self, request: Request) -> Pending {
+        request.start(self.addr, self.log())
+    }
+
+    /// GETs a path.
+    pub async fn get(&self, target: &str) -> Reply {
+        self.fetch(Request::get(target)).await
+    }
+
+    /// Calls the admin API with the right token.
+    pub async fn admin(&self, method: &str, target: &str) -> Reply {
+        self.fetch(Request::new(method, target).bearer(ADMIN_TOKEN)).await
+    }
+
+    /// GETs JSON from the admin API.
+    pub async fn admin_json(&self, target: &str) -> Value {
+        self.admin("GET", target).await.with_status(200).json()
+    }
+
+    /// POSTs JSON to the admin API.
+    pub async fn admin_post(&self, target: &str, body: &Value) -> Reply {
+        self.fetch(Request::post(target, body).bearer(ADMIN_TOKEN)).await
+    }
+
+    /// Waits until `/admin/stats` shows that many queued requests of a provider.
+    pub async fn wait_for_queue_depth(&self, provider: &str, depth: u64) {
+        let what = format!("{depth} queued requests of provider {provider}");
+        self.eventually(&what, || async {
+            self.admin_json("/admin/stats").await["queue_depth"][provider].as_u64() == Some(depth)
+        })
+        .await;
+    }
+
+    /// Waits until `/admin/workers` lists that many workers.
+    pub async fn wait_for_workers(&self, count: usize) {
+        self.eventually(&format!("{count} workers"), || async { self.workers().await.len() == count }).await;
+    }
+
+    /// The workers of `/admin/workers`.
+    pub async fn workers(&self) -> Vec<Value> {
+        let answer = self.admin_json("/admin/workers").await;
+        answer["workers"].as_array().unwrap_or_else(|| panic!("no list of workers in {answer}")).clone()
+    }
+
+    /// Waits until `condition` holds, asking again and again: for state that the relay shows but does not announce.
+    ///
+    /// # Panics
+    /// After [`PATIENCE`].
+    pub async fn eventually<F: Future<Output = bool>>(&self, what: &str, mut condition: impl FnMut() -> F) {
+        let start = Instant::now();
+        while !condition().await {
+            assert!(start.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain for: {what}\n{}", self.log().dump());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// A worker about to dial, with provider `local` and the right secret.
+    #[must_use]
+    pub fn dial(&self) -> Dial {
+        Dial::new(self.addr, self.log()).secret(WORKER_SECRET).provider("local")
+    }
+
+    /// A registered worker that knows only the seeds' text messages.
+    pub async fn worker(&self, models: &[&str], max_concurrent: u64) -> FakeWorker {
+        let mut worker = self.dial().open().await;
+        worker.register(models, max_concurrent).await;
+        worker
+    }
+
+    /// A registered worker with `core1` that granted this relay all its slots.
+    pub async fn core1_worker(&self, models: &[&str], max_concurrent: u64) -> FakeWorker {
+        let mut worker = self.dial().open().await;
+        worker.register_core1(models, max_concurrent).await;
+        worker.grant(max_concurrent).await;
+        worker
+    }
+}
+
+/// The address in the line `NAME listening on http://ADDRESS` (`NAME` empty: the clients' listener).
+async fn listener(log: &Log, name: &str) -> SocketAddr {
+    const PHRASE: &str = "listening on http://";
+    let others = ["admin", "worker", "workers"];
+    let what = format!("a line that says where the {name} listener is");
+    log.wait_for(&what, |line| {
+        let (before, after) = line.split_once(PHRASE)?;
+        let last_word = before.trim_end().rsplit([' ', '"']).next().unwrap_or_default();
+        let named = if name.is_empty() { !others.contains(&last_word) } else { last_word.starts_with(name) };
+        let address: String = after.chars().take_while(|char| char.is_ascii_digit() || ".:".contains(*char)).collect();
+        if named { address.parse().ok() } else { None }
+    })
+    .await
+}
+
+fn write_file(dir: &Path, name: &str, contents: &str) {
+    let path = dir.join(name);
+    std::fs::create_dir_all(path.parent().expect("a file of a folder has a parent")).expect("a folder can be made");
+    std::fs::write(&path, contents).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+}

@@ -1,0 +1,200 @@
+//! The real worker, started the way an operator starts it: through its environment.
+
+mod rig;
+mod stack;
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+pub use rig::Rig;
+pub use stack::{Stack, wait_for_model};
+
+use crate::process::{Process, Spawn};
+
+/// The secret that workers use unless a test sets another one. Also planted: it must never appear in a log.
+pub const WORKER_SECRET: &str = "planted-worker-secret-5b1f";
+
+/// What the worker prints when its probe server listens.
+const PROBE_LINE: &str = "probe server listening on http://";
+
+/// The settings of a worker to be started.
+#[derive(Clone, Debug)]
+pub struct WorkerBuilder {
+    spawn: Spawn,
+}
+
+/// A running worker. Dropping it kills it.
+#[derive(Debug)]
+pub struct WorkerProcess {
+    /// The program and its log.
+    pub process: Process,
+    probe: SocketAddr,
+    _home: TempDir,
+}
+
+/// An answer of the probe server.
+#[derive(Clone, Debug)]
+pub struct Probed {
+    /// The status.
+    pub status: u16,
+    /// The body.
+    pub body: String,
+}
+
+impl Probed {
+    /// The body as JSON.
+    ///
+    /// # Panics
+    /// When it is none.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).expect("a JSON body")
+    }
+}
+
+impl WorkerProcess {
+    /// A worker with a secret, model `m`, and a probe server on a free port.
+    #[must_use]
+    pub fn builder() -> WorkerBuilder {
+        let spawn = Spawn::program("modelrelay-worker")
+            .env("WORKER_SECRET", WORKER_SECRET)
+            .env("WORKER_NAME", "gpu-box-1")
+            .env("MODELS", "m")
+            .env("PROBE_ADDR", "127.0.0.1:0")
+            .env("LOG_LEVEL", "debug");
+        WorkerBuilder { spawn }
+    }
+
+    /// Asks the probe server.
+    pub async fn probe(&self, path: &str) -> Probed {
+        self.probe_with(path, &[]).await
+    }
+
+    /// Asks the probe server, with headers.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub async fn probe_with(&self, path: &str, headers: &[(&str, &str)]) -> Probed {
+        self.try_probe(path, headers).await.expect("the probe server answers")
+    }
+
+    /// Asks the probe server; `None` when it is gone.
+    pub async fn try_probe(&self, path: &str, headers: &[(&str, &str)]) -> Option<Probed> {
+        let mut stream = TcpStream::connect(self.probe).await.ok()?;
+        let mut request = format!("GET {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", self.probe);
+        for (key, value) in headers {
+            request.push_str(&format!("{key}: {value}\r\n"));
+        }
+        request.push_str("\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.ok()?;
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        let status = head.split(' ').nth(1)?.parse().ok()?;
+        Some(Probed { status, body: body.to_owned() })
+    }
+
+    /// The value of a metric: the sum over the series whose line begins with `series`.
+    pub async fn metric(&self, series: &str) -> f64 {
+        let metrics = self.probe("/metrics").await.body;
+        let lines = metrics.lines().filter(|line| line.starts_with(series));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// Sends SIGTERM.
+    pub async fn terminate(&self) {
+        self.process.terminate().await;
+    }
+
+    /// Everything it printed.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.process.log().lines().join("\n")
+    }
+}
+
+impl Drop for WorkerProcess {
+    /// A failed test says what its worker logged.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.process.log().dump());
+        }
+    }
+}
+
+impl WorkerBuilder {
+    /// `PROXY_URL`.
+    #[must_use]
+    pub fn relay(self, url: impl Into<String>) -> Self {
+        self.env("PROXY_URL", url)
+    }
+
+    /// `BACKEND_URL`.
+    #[must_use]
+    pub fn backend(self, url: impl Into<String>) -> Self {
+        self.env("BACKEND_URL", url)
+    }
+
+    /// `MODELS`.
+    #[must_use]
+    pub fn models(self, models: &str) -> Self {
+        self.env("MODELS", models)
+    }
+
+    /// `MAX_CONCURRENCY`.
+    #[must_use]
+    pub fn concurrency(self, slots: u32) -> Self {
+        self.env("MAX_CONCURRENCY", slots.to_string())
+    }
+
+    /// Any variable.
+    #[must_use]
+    pub fn env(self, name: &str, value: impl Into<String>) -> Self {
+        Self { spawn: self.spawn.env(name, value) }
+    }
+
+    /// A variable that names a file.
+    #[must_use]
+    pub fn file(self, name: &str, path: &Path) -> Self {
+        self.env(name, path.to_string_lossy())
+    }
+
+    /// Unsets a variable.
+    #[must_use]
+    pub fn without(self, name: &str) -> Self {
+        Self { spawn: self.spawn.without_env(name) }
+    }
+
+    /// A command-line argument.
+    #[must_use]
+    pub fn arg(self, arg: &str) -> Self {
+        Self { spawn: self.spawn.arg(arg) }
+    }
+
+    /// Starts the program without waiting for anything: for settings that end it.
+    #[must_use]
+    pub fn spawn(self) -> Process {
+        self.spawn.start()
+    }
+
+    /// Starts it in an empty directory and waits for its probe server.
+    ///
+    /// # Panics
+    /// When the probe server does not come up.
+    pub async fn start(self) -> WorkerProcess {
+        let home = tempfile::tempdir().expect("a temporary directory");
+        let process = self.spawn.working_dir(home.path()).start();
+        let line = process.wait_for_line(PROBE_LINE).await;
+        let rest = line.split(PROBE_LINE).nth(1).unwrap_or_default();
+        let addr: String =
+            rest.chars().take_while(|letter| letter.is_ascii_digit() || ".:".contains(*letter)).collect();
+        let probe = addr.parse().unwrap_or_else(|_| panic!("no address in {line:?}"));
+        WorkerProcess { process, probe, _home: home }
+    }
+}

@@ -1,0 +1,76 @@
+//! The usual arrangement: a real worker between a relay and a backend played by hand.
+
+use serde_json::json;
+
+use super::{WorkerBuilder, WorkerProcess};
+use crate::fake_backend::{Answer, FakeBackend};
+use crate::fake_relay::{Ack, Ask, FakeRelay, RelayLink};
+
+/// A registered worker that serves model `m`, and its two peers.
+pub struct Rig {
+    /// The relay, for further dials.
+    pub relay: FakeRelay,
+    /// The worker's first link.
+    pub link: RelayLink,
+    /// The backend.
+    pub backend: FakeBackend,
+    /// The worker.
+    pub worker: WorkerProcess,
+}
+
+impl Rig {
+    /// A worker of four slots on a `core1` link, ready to serve.
+    pub async fn core1() -> Self {
+        Self::with(&Ack::core1(), 4, |worker| worker).await
+    }
+
+    /// A worker of four slots on the link of a relay that knows only the seeds.
+    pub async fn old() -> Self {
+        Self::with(&Ack::old(), 4, |worker| worker).await
+    }
+
+    /// A worker of `slots` slots, its link acknowledged with `ack`, further settings by `settings`; ready to serve.
+    pub async fn with(ack: &Ack, slots: u32, settings: impl FnOnce(WorkerBuilder) -> WorkerBuilder) -> Self {
+        let mut relay = FakeRelay::start().await;
+        let backend = FakeBackend::start().await;
+        let builder = WorkerProcess::builder().relay(relay.url()).backend(backend.url()).concurrency(slots);
+        let worker = settings(builder).start().await;
+        let mut link = relay.accept_with(ack).await;
+        link.ready(&["m"], u64::from(slots)).await;
+        Self { relay, link, backend, worker }
+    }
+
+    /// Shows that the link and the backend work: one whole exchange.
+    ///
+    /// # Panics
+    /// When they do not.
+    pub async fn still_serves(&mut self) {
+        let asked = self.link.ask(&Ask::chat("m"));
+        self.backend.call().await.answer_json(200, &json!({"still": "here"})).await;
+        let reply = self.link.reply(&asked).await;
+        assert_eq!((reply.status, reply.json()), (200, json!({"still": "here"})));
+    }
+
+    /// As [`Rig::still_serves`], where an earlier request may or may not have reached the backend.
+    ///
+    /// # Panics
+    /// When link or backend do not work.
+    pub async fn still_serves_beside_leftovers(&mut self) {
+        let asked = self.link.ask(&Ask::chat("m").path("/v1/completions"));
+        loop {
+            let call = self.backend.call().await;
+            if call.head.path() == "/v1/completions" {
+                call.answer_json(200, &json!({"still": "here"})).await;
+                break;
+            }
+        }
+        assert_eq!(self.link.reply(&asked).await.status, 200);
+    }
+
+    /// Sends a request and lets the backend answer it so.
+    pub async fn answered(&mut self, ask: &Ask, answer: &Answer) -> crate::fake_relay::Reply {
+        let asked = self.link.ask(ask);
+        self.backend.call().await.answer(answer).await;
+        self.link.reply(&asked).await
+    }
+}

@@ -1,0 +1,54 @@
+//! Both programs for real: relay and worker, in front of a backend played by hand.
+
+use super::{WorkerBuilder, WorkerProcess};
+use crate::fake_backend::FakeBackend;
+use crate::relay::{Relay, RelayBuilder, WORKER_SECRET};
+
+/// A relay and a worker that serves model `m` through it.
+pub struct Stack {
+    /// The relay.
+    pub relay: Relay,
+    /// The worker.
+    pub worker: WorkerProcess,
+    /// The backend.
+    pub backend: FakeBackend,
+}
+
+impl Stack {
+    /// With every setting at its default, but for four slots.
+    pub async fn start() -> Self {
+        Self::with(|relay| relay, |worker| worker).await
+    }
+
+    /// With further settings.
+    pub async fn with(
+        relay: impl FnOnce(RelayBuilder) -> RelayBuilder,
+        worker: impl FnOnce(WorkerBuilder) -> WorkerBuilder,
+    ) -> Self {
+        let relay = relay(Relay::builder().env("LOG_LEVEL", "debug")).start().await;
+        let backend = FakeBackend::start().await;
+        let worker = worker(Self::worker_of(&relay, &backend)).start().await;
+        let stack = Self { relay, worker, backend };
+        stack.wait_for_model("m").await;
+        stack
+    }
+
+    /// A further worker of this relay in front of this backend, to be started.
+    #[must_use]
+    pub fn worker_of(relay: &Relay, backend: &FakeBackend) -> WorkerBuilder {
+        let url = format!("http://{}", relay.addr());
+        WorkerProcess::builder().relay(url).backend(backend.url()).env("WORKER_SECRET", WORKER_SECRET).concurrency(4)
+    }
+
+    /// Waits until the relay lists the model.
+    pub async fn wait_for_model(&self, model: &str) {
+        wait_for_model(&self.relay, model).await;
+    }
+}
+
+/// Waits until the relay lists the model.
+pub async fn wait_for_model(relay: &Relay, model: &str) {
+    let wanted = format!("\"{model}\"");
+    let listed = || async { relay.get("/v1/models").await.text().contains(&wanted) };
+    relay.eventually(&format!("model {model} in /v1/models"), listed).await;
+}

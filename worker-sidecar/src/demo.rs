@@ -1,0 +1,198 @@
+//! The demo backend: what `modelrelay-worker demo` serves, so that a first run needs neither a GPU nor a download.
+//!
+//! It is no model. It repeats what it was told, says so in every answer, and speaks the dialects of a real backend (chat,
+//! completions, Responses, Messages, embeddings, tokens), so that a client which works against it works against vLLM.
+//! It streams word by word at a human pace: a proxy in between that buffers is seen at once.
+//!
+//! Rules:
+//! - Everything an answer needs is owned by its response body. A client that leaves drops the body, and with it the answer.
+//! - Nothing grows without bound: prompts are echoed as an excerpt, stored Responses are the newest [`responses::STORED`].
+//! - A bad body is refused in the dialect of its route, as a real backend would.
+
+mod answer;
+mod embeddings;
+mod messages;
+mod openai;
+mod reply;
+mod responses;
+mod tokens;
+
+#[cfg(test)]
+mod tests;
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{StatusCode, Uri};
+use axum::routing::{get, post};
+use axum::serve::ListenerExt;
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use reply::{Dialect, Failure};
+
+/// The one model id that the demo backend knows.
+pub const MODEL: &str = "demo";
+
+/// Longest body taken: above the relay's default, so that the relay's limit is the one that a user meets.
+const MAX_BODY_BYTES: usize = 64 << 20;
+
+/// What is told about the context length; nothing is ever cut because of it.
+const CONTEXT_TOKENS: u64 = 32_768;
+
+/// Settings of `modelrelay-worker demo`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DemoArgs {
+    /// Address to listen on; port 0 takes a free one, which the first log line names
+    #[arg(long, env = "DEMO_LISTEN", default_value = "127.0.0.1:8000", value_name = "ADDR")]
+    pub listen: SocketAddr,
+
+    /// Pause before each word of an answer: `40ms`, `1s`, `0ms` for none
+    #[arg(long, env = "DEMO_DELAY", default_value = "40ms", value_name = "DURATION", value_parser = parse_delay)]
+    pub delay: Duration,
+}
+
+/// Serves the demo backend until SIGINT or SIGTERM.
+///
+/// # Errors
+/// The address cannot be bound; the message names it.
+pub async fn run(args: DemoArgs) -> io::Result<()> {
+    let listener = TcpListener::bind(args.listen)
+        .await
+        .map_err(|error| io::Error::new(error.kind(), format!("--listen {}: {error}", args.listen)))?;
+    tracing::info!(address = %listener.local_addr()?, model = MODEL, "demo backend listening; it is no model");
+    serve_at_pace(listener, args.delay, termination()?).await
+}
+
+/// Serves the demo backend at its default pace on `listener`, until `shutdown` resolves and the running answers have ended.
+///
+/// # Errors
+/// Those of the listener.
+pub async fn serve(listener: TcpListener, shutdown: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+    serve_at_pace(listener, Duration::from_millis(40), shutdown).await
+}
+
+async fn serve_at_pace(
+    listener: TcpListener,
+    delay: Duration,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let listener = listener.tap_io(|stream| {
+        // Without it a word may wait for the acknowledgement of the word before.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
+        }
+    });
+    axum::serve(listener, router(Demo::new(delay))).with_graceful_shutdown(shutdown).await
+}
+
+/// Resolves at the first SIGINT or SIGTERM.
+fn termination() -> io::Result<impl Future<Output = ()> + Send + 'static> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        tracing::info!("graceful shutdown");
+    })
+}
+
+fn parse_delay(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 1),
+        None => (text.strip_suffix('s').unwrap_or_default(), 1000),
+    };
+    let number: u64 = number.parse().map_err(|_| "expected a duration such as 40ms or 1s")?;
+    Ok(Duration::from_millis(number.saturating_mul(unit)))
+}
+
+/// What the routes share.
+#[derive(Debug, Clone)]
+struct Demo {
+    delay: Duration,
+    answering: Answering,
+    stored: responses::Store,
+}
+
+impl Demo {
+    fn new(delay: Duration) -> Self {
+        Self { delay, answering: Answering::default(), stored: responses::Store::default() }
+    }
+}
+
+/// Counts the answers under way; `/health` tells the number, which proves to an onlooker that a cancel arrived here.
+#[derive(Debug, Clone, Default)]
+struct Answering(Arc<AtomicUsize>);
+
+impl Answering {
+    fn begin(&self) -> Underway {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Underway(self.0.clone())
+    }
+}
+
+/// One answer under way, until dropped.
+#[derive(Debug)]
+struct Underway(Arc<AtomicUsize>);
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn router(demo: Demo) -> Router {
+    Router::new()
+        .route("/health", get(health))
+        .route("/v1/models", get(list_models))
+        .route("/v1/models/{*id}", get(one_model))
+        .route("/v1/chat/completions", post(openai::chat))
+        .route("/v1/completions", post(openai::completions))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses/{id}", get(responses::retrieve))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(demo)
+}
+
+async fn health(State(demo): State<Demo>) -> Json<Value> {
+    Json(json!({"status": "ok", "backend": "demo", "answering": demo.answering.0.load(Ordering::Relaxed)}))
+}
+
+async fn list_models() -> Json<Value> {
+    Json(json!({"object": "list", "data": [model_card()]}))
+}
+
+async fn one_model(Path(id): Path<String>) -> Result<Json<Value>, Failure> {
+    if id == MODEL { Ok(Json(model_card())) } else { Err(Failure::no_such_model(Dialect::OpenAi, &id)) }
+}
+
+fn model_card() -> Value {
+    json!({"id": MODEL, "object": "model", "created": 0, "owned_by": "modelrelay", "max_model_len": CONTEXT_TOKENS})
+}
+
+async fn no_such_path(uri: Uri) -> Failure {
+    Failure::new(Dialect::of_path(uri.path()), StatusCode::NOT_FOUND, "not_found", "no such path")
+}
+
+/// The router adds the `Allow` header.
+async fn wrong_method(uri: Uri) -> Failure {
+    Failure::new(Dialect::of_path(uri.path()), StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "wrong method")
+}

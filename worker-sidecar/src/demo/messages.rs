@@ -1,0 +1,92 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`, Anthropic's dialect.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::answer::{Answer, Asked, Finish, Limits, text_of_content, text_of_messages};
+use super::reply::{Dialect, Failure, Frames, fresh_id, parse_for_model, unary, wants_stream};
+use super::{Demo, MODEL, tokens};
+
+const DIALECT: Dialect = Dialect::Anthropic;
+
+/// `POST /v1/messages`.
+pub(super) async fn create(State(demo): State<Demo>, body: Result<Bytes, BytesRejection>) -> Result<Response, Failure> {
+    let body = parse_for_model(DIALECT, body)?;
+    let asked = asked(&body)?;
+    let limits = Limits::read(&body, &["max_tokens"], "stop_sequences")
+        .map_err(|(param, problem)| Failure::invalid(DIALECT, param, &problem))?;
+    if limits.max_tokens.is_none() {
+        return Err(Failure::invalid(DIALECT, "max_tokens", "max_tokens: field required"));
+    }
+    let answer = Answer::new(&asked, None, &limits);
+    if wants_stream(DIALECT, &body)? {
+        return Ok(stream(&answer).into_response(&demo));
+    }
+    let mut message = message(&answer);
+    message["content"] = json!([{"type": "text", "text": answer.text}]);
+    message["stop_reason"] = stop_reason(&answer.finish);
+    message["stop_sequence"] = stop_sequence(&answer.finish);
+    message["usage"]["output_tokens"] = json!(answer.output_tokens);
+    Ok(unary(&demo, answer.words().count(), message).await)
+}
+
+/// `POST /v1/messages/count_tokens`.
+pub(super) async fn count_tokens(body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, Failure> {
+    let body = parse_for_model(DIALECT, body)?;
+    Ok(Json(json!({"input_tokens": tokens::count(&asked(&body)?.all)})))
+}
+
+fn asked(body: &Value) -> Result<Asked, Failure> {
+    let mut asked =
+        text_of_messages(&body["messages"]).map_err(|problem| Failure::invalid(DIALECT, "messages", &problem))?;
+    asked.all.push_str(&text_of_content(&body["system"]));
+    Ok(asked)
+}
+
+/// A message that has said nothing yet.
+fn message(answer: &Answer) -> Value {
+    json!({
+        "id": fresh_id("msg_"), "type": "message", "role": "assistant", "model": MODEL, "content": [],
+        "stop_reason": null, "stop_sequence": null,
+        "usage": {"input_tokens": answer.input_tokens, "output_tokens": 0},
+    })
+}
+
+fn stream(answer: &Answer) -> Frames {
+    let mut frames = Frames::default();
+    frames.event(&json!({"type": "message_start", "message": message(answer)}));
+    let block = json!({"type": "text", "text": ""});
+    frames.event(&json!({"type": "content_block_start", "index": 0, "content_block": block}));
+    frames.event(&json!({"type": "ping"}));
+    for word in answer.words() {
+        let delta = json!({"type": "text_delta", "text": word});
+        frames.word_event(&json!({"type": "content_block_delta", "index": 0, "delta": delta}));
+    }
+    frames.event(&json!({"type": "content_block_stop", "index": 0}));
+    frames.event(&json!({
+        "type": "message_delta",
+        "delta": {"stop_reason": stop_reason(&answer.finish), "stop_sequence": stop_sequence(&answer.finish)},
+        "usage": {"input_tokens": answer.input_tokens, "output_tokens": answer.output_tokens},
+    }));
+    frames.event(&json!({"type": "message_stop"}));
+    frames
+}
+
+fn stop_reason(finish: &Finish) -> Value {
+    json!(match finish {
+        Finish::End => "end_turn",
+        Finish::Stop(_) => "stop_sequence",
+        Finish::Length => "max_tokens",
+    })
+}
+
+fn stop_sequence(finish: &Finish) -> Value {
+    match finish {
+        Finish::Stop(stop) => json!(stop),
+        Finish::End | Finish::Length => Value::Null,
+    }
+}

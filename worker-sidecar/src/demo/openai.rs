@@ -1,0 +1,130 @@
+//! `/v1/chat/completions` and `/v1/completions`: two shapes of the same answer.
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::answer::{Answer, Asked, Finish, Limits, text_of_messages};
+use super::reply::{Dialect, Failure, Frames, fresh_id, parse_for_model, unary, unix_now, wants_stream};
+use super::{Demo, MODEL};
+
+const DIALECT: Dialect = Dialect::OpenAi;
+
+/// `POST /v1/chat/completions`.
+pub(super) async fn chat(State(demo): State<Demo>, body: Result<Bytes, BytesRejection>) -> Result<Response, Failure> {
+    let body = parse_for_model(DIALECT, body)?;
+    let asked =
+        text_of_messages(&body["messages"]).map_err(|problem| Failure::invalid(DIALECT, "messages", &problem))?;
+    respond(&demo, &body, &asked, &CHAT).await
+}
+
+/// `POST /v1/completions`.
+pub(super) async fn completions(
+    State(demo): State<Demo>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Failure> {
+    let body = parse_for_model(DIALECT, body)?;
+    let prompt = &body["prompt"];
+    let only = prompt.as_array().filter(|prompts| prompts.len() == 1);
+    let prompt = only
+        .map_or(prompt, |prompts| &prompts[0])
+        .as_str()
+        .ok_or_else(|| Failure::invalid(DIALECT, "prompt", "prompt must be one string"))?;
+    respond(&demo, &body, &Asked::text(prompt), &COMPLETION).await
+}
+
+/// What the two routes differ in.
+struct Shape {
+    id_prefix: &'static str,
+    object: &'static str,
+    chunk_object: &'static str,
+    max_names: &'static [&'static str],
+    /// The choice of a unary answer, less its index and finish reason.
+    whole: fn(&str) -> (&'static str, Value),
+    /// The choice of a chunk that carries a word.
+    part: fn(&str) -> (&'static str, Value),
+    /// The first and the last choice of a stream, which carry no word.
+    open: Option<fn() -> Value>,
+    close: fn() -> (&'static str, Value),
+}
+
+const CHAT: Shape = Shape {
+    id_prefix: "chatcmpl-",
+    object: "chat.completion",
+    chunk_object: "chat.completion.chunk",
+    max_names: &["max_completion_tokens", "max_tokens"],
+    whole: |text| ("message", json!({"role": "assistant", "content": text})),
+    part: |word| ("delta", json!({"content": word})),
+    open: Some(|| json!({"role": "assistant", "content": ""})),
+    close: || ("delta", json!({})),
+};
+
+const COMPLETION: Shape = Shape {
+    id_prefix: "cmpl-",
+    object: "text_completion",
+    chunk_object: "text_completion",
+    max_names: &["max_tokens"],
+    whole: |text| ("text", json!(text)),
+    part: |word| ("text", json!(word)),
+    open: None,
+    close: || ("text", json!("")),
+};
+
+async fn respond(demo: &Demo, body: &Value, asked: &Asked, shape: &Shape) -> Result<Response, Failure> {
+    let limits = Limits::read(body, shape.max_names, "stop")
+        .map_err(|(param, problem)| Failure::invalid(DIALECT, param, &problem))?;
+    let answer = Answer::new(asked, None, &limits);
+    if wants_stream(DIALECT, body)? {
+        let with_usage = body["stream_options"]["include_usage"].as_bool().unwrap_or(false);
+        return Ok(stream(&answer, shape, with_usage).into_response(demo));
+    }
+    let whole = json!({
+        "id": fresh_id(shape.id_prefix), "object": shape.object, "created": unix_now(), "model": MODEL,
+        "choices": [choice((shape.whole)(&answer.text), Some(&answer.finish))], "usage": usage(&answer),
+    });
+    Ok(unary(demo, answer.words().count(), whole).await)
+}
+
+fn stream(answer: &Answer, shape: &Shape, with_usage: bool) -> Frames {
+    let (id, created) = (fresh_id(shape.id_prefix), unix_now());
+    let chunk = |choices: Value, usage: Value| {
+        let mut chunk = json!({
+            "id": id, "object": shape.chunk_object, "created": created, "model": MODEL, "choices": choices,
+        });
+        if with_usage {
+            chunk["usage"] = usage;
+        }
+        chunk
+    };
+    let mut frames = Frames::default();
+    if let Some(open) = shape.open {
+        frames.data(&chunk(json!([choice(("delta", open()), None)]), Value::Null));
+    }
+    for word in answer.words() {
+        frames.word(&chunk(json!([choice((shape.part)(word), None)]), Value::Null));
+    }
+    frames.data(&chunk(json!([choice((shape.close)(), Some(&answer.finish))]), Value::Null));
+    if with_usage {
+        frames.data(&chunk(json!([]), usage(answer)));
+    }
+    frames.done();
+    frames
+}
+
+fn choice((name, content): (&str, Value), finish: Option<&Finish>) -> Value {
+    let reason = finish.map(|finish| match finish {
+        Finish::End | Finish::Stop(_) => "stop",
+        Finish::Length => "length",
+    });
+    json!({"index": 0, name: content, "logprobs": null, "finish_reason": reason})
+}
+
+fn usage(answer: &Answer) -> Value {
+    json!({
+        "prompt_tokens": answer.input_tokens,
+        "completion_tokens": answer.output_tokens,
+        "total_tokens": answer.input_tokens + answer.output_tokens,
+    })
+}

@@ -7,7 +7,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::demo::DemoArgs;
 
 /// What the command line asks for.
 #[derive(Debug)]
@@ -16,11 +18,32 @@ pub enum Command {
     Say(String),
     /// Run the worker.
     Run(Box<Args>),
+    /// Run the demo backend.
+    Demo(Box<Args>, DemoArgs),
+}
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "modelrelay-worker",
+    version,
+    about = "Sits beside an inference backend and dials out to the relays",
+    max_term_width = 110
+)]
+struct Cli {
+    #[command(flatten)]
+    args: Args,
+    #[command(subcommand)]
+    instead: Option<Instead>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Instead {
+    /// Serve a built-in demo backend, which needs no model and says so in every answer
+    Demo(DemoArgs),
 }
 
 /// Flags and variables of the worker, unjudged. An empty value counts as not given, except for the secret.
-#[derive(Clone, Debug, Default, Parser)]
-#[command(name = "modelrelay-worker", version, about = "Sits beside an inference backend and dials out to the relays")]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
     /// Relay to dial: http(s)://, ws(s)://, or dns+http(s)://NAME:PORT for every address behind NAME [default: http://127.0.0.1:8080]
     #[arg(long, env = "PROXY_URL", value_name = "URL")]
@@ -115,9 +138,15 @@ where
     I: IntoIterator<Item = T>,
     T: Into<OsString> + Clone,
 {
-    let read = Args::command().try_get_matches_from(arguments).and_then(|matches| Args::from_arg_matches(&matches));
+    let read = Cli::command().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
     match read {
-        Ok(args) => Ok(Command::Run(Box::new(args.without_empty()))),
+        Ok(Cli { args, instead }) => {
+            let args = Box::new(args.without_empty());
+            Ok(match instead {
+                None => Command::Run(args),
+                Some(Instead::Demo(demo)) => Command::Demo(args, demo),
+            })
+        }
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             Ok(Command::Say(error.to_string()))
         }
@@ -127,7 +156,7 @@ where
 
 /// Every setting, in the order of the help.
 pub fn settings() -> Vec<Setting> {
-    Args::command()
+    Cli::command()
         .get_arguments()
         .filter_map(|argument| {
             let help = argument.get_help()?.to_string();
@@ -203,7 +232,7 @@ mod tests {
 
     #[test]
     fn every_flag_has_a_variable() {
-        let flags = Args::command().get_arguments().filter(|a| a.get_help().is_some()).count();
+        let flags = Cli::command().get_arguments().filter(|a| a.get_help().is_some()).count();
         assert_eq!(settings().len(), flags);
         let models = settings().into_iter().find(|s| s.variable == "MODELS").unwrap();
         assert_eq!((models.flag.as_str(), models.default.as_deref()), ("--models", Some("*")));

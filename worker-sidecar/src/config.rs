@@ -176,8 +176,7 @@ impl Settings {
         let provider = Given::first([("PROVIDER_NAME", &args.provider_name), ("provider", &file.provider)]);
         let name = Given::first([("WORKER_NAME", &args.worker_name), ("name", &file.name)]);
         let pool = Given::first([("WORKER_POOL", &args.worker_pool), ("pool", &file.pool)]);
-        let filter = Given::first([("LOG_LEVEL", &args.log_level), ("logLevel", &file.log_level)]);
-        let format = Given::first([("LOG_FORMAT", &args.log_format), ("logFormat", &file.log_format)]);
+        let (log_filter, log_format) = log(args, &file)?;
         Ok(Self {
             relay: match relay {
                 Some(given) => RelayUrl::parse(given.setting, given.value)?,
@@ -195,8 +194,8 @@ impl Settings {
                 ("drainTokenFile", file.drain_token_file.as_deref()),
             )?,
             relay_ca_file: args.relay_ca_file.clone().or_else(|| file.relay_ca_file.clone()),
-            log_filter: filter.map_or(Ok(LogFilter::default()), |given| given.log_filter())?,
-            log_format: format.map_or(Ok(LogFormat::default()), |given| given.log_format())?,
+            log_filter,
+            log_format,
             live: Live {
                 secret: worker_secret(args, &file)?,
                 backend: backend(args, &file)?,
@@ -207,6 +206,11 @@ impl Settings {
     }
 }
 
+/// The settings of the log alone, for the demo.
+pub fn log_settings(args: &Args) -> Result<(LogFilter, LogFormat), SettingError> {
+    log(args, &File::default())
+}
+
 impl SecretSource {
     /// The secret as it is now; an error says why there is none, never what it was.
     pub fn read(&self) -> Result<Secret, SettingError> {
@@ -215,6 +219,15 @@ impl SecretSource {
             Self::File(path) => read_secret("WORKER_SECRET_FILE", path),
         }
     }
+}
+
+fn log(args: &Args, file: &File) -> Result<(LogFilter, LogFormat), SettingError> {
+    let filter = Given::first([("LOG_LEVEL", &args.log_level), ("logLevel", &file.log_level)]);
+    let format = Given::first([("LOG_FORMAT", &args.log_format), ("logFormat", &file.log_format)]);
+    Ok((
+        filter.map_or(Ok(LogFilter::default()), |given| given.log_filter())?,
+        format.map_or(Ok(LogFormat::default()), |given| given.log_format())?,
+    ))
 }
 
 fn read_config(path: &Path) -> Result<String, SettingError> {

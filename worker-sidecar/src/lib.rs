@@ -19,4 +19,4 @@ pub mod shutdown;
 pub mod telemetry;
 pub mod worker;
 
-pub use worker::run;
+pub use worker::{run, run_demo};

@@ -15,6 +15,7 @@ fn main() -> ExitCode {
     match cli::parse(std::env::args_os()) {
         Ok(Command::Say(text)) => say(&text),
         Ok(Command::Run(args)) => modelrelay_worker::run(&args),
+        Ok(Command::Demo(args, demo)) => modelrelay_worker::run_demo(&args, demo),
         Err(error) => fail(&error.to_string()),
     }
 }

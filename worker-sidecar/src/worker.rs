@@ -14,6 +14,7 @@ use crate::capacity::Capacity;
 use crate::catalogue::Catalogue;
 use crate::cli::Args;
 use crate::config::{self, Live, SettingError, Settings};
+use crate::demo::{self, DemoArgs};
 use crate::metrics::Metrics;
 use crate::net::Trust;
 use crate::relay_link::{Link, LinkId};
@@ -70,12 +71,28 @@ pub fn run(args: &Args) -> ExitCode {
         Err(error) => return fail(&error),
     };
     telemetry::init(&settings.log_filter, settings.log_format);
+    run_to_end(serve(args, settings))
+}
+
+/// Runs the demo backend until a signal.
+pub fn run_demo(args: &Args, demo: DemoArgs) -> ExitCode {
+    match config::log_settings(args) {
+        Ok((filter, format)) => telemetry::init(&filter, format),
+        Err(error) => return fail(&error),
+    }
+    run_to_end(async {
+        let listen = demo.listen.to_string();
+        demo::run(demo).await.map_err(|error| SettingError::new("--listen", listen, error.to_string()))
+    })
+}
+
+fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&SettingError::hidden("runtime", error.to_string())),
     };
-    match runtime.block_on(serve(args, settings)) {
+    match runtime.block_on(work) {
         Ok(()) => {
             // What is left are tasks with nothing to finish.
             runtime.shutdown_background();

@@ -1,3 +1,22 @@
 //! The worker: sits beside an inference backend and dials out to the relays.
+//!
+//! One process, one job: bring a local backend's capacity to every relay that it can reach. A request's failure is that
+//! request's failure; a link ends only when its socket does.
 
+pub mod backend;
+pub mod capacity;
+pub mod catalogue;
+pub mod cli;
+pub mod config;
 pub mod demo;
+pub mod forward;
+pub mod metrics;
+pub mod net;
+pub mod probe;
+pub mod relay_link;
+pub mod relays;
+pub mod shutdown;
+pub mod telemetry;
+pub mod worker;
+
+pub use worker::{run, run_demo};

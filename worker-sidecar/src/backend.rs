@@ -1,0 +1,306 @@
+//! The local backend as an HTTP/1.1 peer: where it is, what is added to its requests, and the connections to it.
+//!
+//! hyper's connections are used directly and not through a client with a pool of its own, for three reasons: a request
+//! with a body of known length must carry exactly that `content-length`; dropping an answer must close its socket in the
+//! same instant, because that is how a backend learns of a cancel; and a kept connection that the backend closed meanwhile
+//! must cost no request.
+//!
+//! No redirects, no proxy from the environment, no cookies, no decompression: what arrives is what the client gets.
+
+mod connection;
+mod upload;
+
+pub use connection::Answer;
+pub use upload::{Upload, UploadError};
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, HOST};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
+use modelrelay_protocol::dialect::Dialect;
+use modelrelay_protocol::headers::{is_own_key, is_request_header};
+use modelrelay_protocol::paths::BackendPath;
+use url::Url;
+
+use crate::config::BackendSettings;
+use crate::net::Trust;
+use connection::{Connection, ExchangeError};
+
+/// Kept connections. More are closed after their request: dialling on the same machine costs less than a request's body.
+const MAX_IDLE: usize = 64;
+
+/// Backends keep an idle connection for 5 s (uvicorn, cpp-httplib); a shorter time avoids most races with their close.
+const MAX_IDLE_TIME: Duration = Duration::from_secs(3);
+
+/// A kept connection is only used for a request that could be sent again on a fresh one, so its body must be kept that long.
+const MAX_REPLAY_BYTES: u64 = 1 << 20;
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub enum BackendError {
+    /// No connection.
+    Unreachable(std::io::Error),
+    /// The connection broke before an answer began.
+    Reset(String),
+    /// What came is not HTTP, or nothing that we may pass on.
+    BadAnswer(String),
+}
+
+impl std::fmt::Display for BackendError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unreachable(error) => write!(f, "the backend cannot be reached: {error}"),
+            Self::Reset(detail) => write!(f, "the backend broke the connection: {detail}"),
+            Self::BadAnswer(detail) => write!(f, "the backend's answer cannot be read: {detail}"),
+        }
+    }
+}
+
+impl std::error::Error for BackendError {}
+
+/// One backend.
+#[derive(Debug)]
+pub struct Backend {
+    settings: BackendSettings,
+    host_header: HeaderValue,
+    trust: Arc<Trust>,
+    /// Connections without a request, newest last. Never held over an await.
+    idle: Mutex<Vec<(Connection, Instant)>>,
+}
+
+impl Backend {
+    /// A backend at the given place; nothing is dialled yet.
+    pub fn new(settings: BackendSettings, trust: Arc<Trust>) -> Self {
+        let authority = settings.url.authority();
+        // A parsed URL's authority is ASCII.
+        let host_header = HeaderValue::from_str(authority).unwrap_or_else(|_| HeaderValue::from_static("localhost"));
+        Self { settings, host_header, trust, idle: Mutex::new(Vec::new()) }
+    }
+
+    /// What it was made from.
+    pub fn settings(&self) -> &BackendSettings {
+        &self.settings
+    }
+
+    /// The head of a request for an allowed path; `None` when the URL would not stay with this backend.
+    pub fn request_head<'a>(
+        &self,
+        method: Method,
+        path: &BackendPath<'_>,
+        headers: impl Iterator<Item = (&'a str, &'a str)>,
+        content_length: u64,
+    ) -> Option<Request<()>> {
+        let uri = target(&self.settings.url, path.path, path.query)?;
+        let mut head = Request::builder().method(method.clone()).uri(uri).body(()).ok()?;
+        *head.headers_mut() = self.headers(headers, path.endpoint.dialect());
+        if method != Method::GET || content_length > 0 {
+            head.headers_mut().insert(CONTENT_LENGTH, content_length.into());
+        }
+        Some(head)
+    }
+
+    /// Sends a request and gives the answer once its head is there. Dropping the future, or the answer, closes the
+    /// connection.
+    pub async fn send(&self, head: Request<()>, upload: &Upload) -> Result<Answer, BackendError> {
+        if upload.length() <= MAX_REPLAY_BYTES
+            && let Some(kept) = self.take_idle()
+        {
+            upload.keep_for_replay();
+            match kept.exchange(clone_head(&head), upload).await {
+                Ok(answer) => {
+                    upload.forget_replay();
+                    return Ok(answer);
+                }
+                // The backend closed it while it was idle; nothing of an answer was seen, so a fresh one takes over.
+                Err(ExchangeError::Broken(detail)) => {
+                    tracing::debug!(detail, "a kept connection was closed by the backend");
+                    upload.rewind();
+                }
+                Err(ExchangeError::Garbage(detail)) => return Err(BackendError::BadAnswer(detail)),
+            }
+        }
+        upload.forget_replay();
+        let fresh = Connection::dial(&self.settings.url, &self.trust).await.map_err(BackendError::Unreachable)?;
+        fresh.exchange(head, upload).await.map_err(|error| match error {
+            ExchangeError::Broken(detail) => BackendError::Reset(detail),
+            ExchangeError::Garbage(detail) => BackendError::BadAnswer(detail),
+        })
+    }
+
+    /// Asks for a path of our own, such as `/health`. On a fresh connection: a kept one would prove nothing.
+    pub async fn ask(&self, path: &str) -> Result<Answer, BackendError> {
+        let uri = target(&self.settings.url, path, None)
+            .ok_or_else(|| BackendError::BadAnswer("the path leaves the backend".to_owned()))?;
+        let mut head = Request::new(());
+        *head.uri_mut() = uri;
+        *head.headers_mut() = self.headers(std::iter::empty(), Dialect::OpenAi);
+        let fresh = Connection::dial(&self.settings.url, &self.trust).await.map_err(BackendError::Unreachable)?;
+        fresh.exchange(head, &Upload::empty()).await.map_err(|error| match error {
+            ExchangeError::Broken(detail) => BackendError::Reset(detail),
+            ExchangeError::Garbage(detail) => BackendError::BadAnswer(detail),
+        })
+    }
+
+    /// Takes a connection back whose answer was read to its end.
+    pub async fn recycle(&self, answer: Answer) {
+        let Some(connection) = answer.into_reusable().await else { return };
+        let now = Instant::now();
+        let mut idle = self.lock_idle();
+        idle.retain(|(connection, since)| !connection.is_closed() && now.duration_since(*since) < MAX_IDLE_TIME);
+        if idle.len() < MAX_IDLE {
+            idle.push((connection, now));
+        }
+    }
+
+    fn take_idle(&self) -> Option<Connection> {
+        let now = Instant::now();
+        let mut idle = self.lock_idle();
+        while let Some((connection, since)) = idle.pop() {
+            if now.duration_since(since) >= MAX_IDLE_TIME {
+                // Those below are older still.
+                idle.clear();
+                return None;
+            }
+            if connection.is_ready() {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    fn lock_idle(&self) -> std::sync::MutexGuard<'_, Vec<(Connection, Instant)>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn headers<'a>(&self, of: impl Iterator<Item = (&'a str, &'a str)>, dialect: Dialect) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in of {
+            let name = name.to_ascii_lowercase();
+            let credential = matches!(name.as_str(), "authorization" | "x-api-key");
+            let ours = credential && (self.settings.api_key.is_some() || is_own_key(value));
+            if ours || !is_request_header(&name) {
+                continue;
+            }
+            if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::from_str(value)) {
+                headers.append(name, value);
+            }
+        }
+        if let Some(key) = &self.settings.api_key {
+            insert_sensitive(&mut headers, AUTHORIZATION, &format!("Bearer {}", key.expose()));
+            if dialect == Dialect::Anthropic {
+                insert_sensitive(&mut headers, HeaderName::from_static("x-api-key"), key.expose());
+            }
+        }
+        for (name, value) in &self.settings.headers {
+            headers.insert(name, value.clone());
+        }
+        headers.insert(HOST, self.host_header.clone());
+        headers
+    }
+}
+
+fn insert_sensitive(headers: &mut HeaderMap, name: HeaderName, value: &str) {
+    if let Ok(mut value) = HeaderValue::from_str(value) {
+        value.set_sensitive(true);
+        headers.insert(name, value);
+    }
+}
+
+fn clone_head(head: &Request<()>) -> Request<()> {
+    let mut copy = Request::new(());
+    *copy.method_mut() = head.method().clone();
+    *copy.uri_mut() = head.uri().clone();
+    *copy.headers_mut() = head.headers().clone();
+    copy
+}
+
+/// The request target for `path` under the backend's base, built with a URL's own rules and then checked: whatever the
+/// path holds, it cannot lead to another host.
+fn target(base: &Url, path: &str, query: Option<&str>) -> Option<Uri> {
+    let mut url = base.clone();
+    url.set_path(&format!("{}{path}", base.path().trim_end_matches('/')));
+    url.set_query(query);
+    let same = url.scheme() == base.scheme()
+        && url.host_str() == base.host_str()
+        && url.port_or_known_default() == base.port_or_known_default();
+    let target = match url.query() {
+        Some(query) => format!("{}?{query}", url.path()),
+        None => url.path().to_owned(),
+    };
+    if same { target.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use modelrelay_protocol::paths::backend_path;
+    use modelrelay_protocol::secret::Secret;
+
+    use super::*;
+    use crate::config::Engine;
+
+    fn backend(url: &str, api_key: Option<&str>) -> Backend {
+        let settings = BackendSettings {
+            url: url.parse().unwrap(),
+            engine: Engine::OpenAi,
+            api_key: api_key.map(Secret::new),
+            headers: HeaderMap::new(),
+        };
+        Backend::new(settings, Arc::new(Trust::new(None)))
+    }
+
+    fn head(backend: &Backend, path: &str, headers: &[(&str, &str)]) -> Request<()> {
+        let path = backend_path("POST", path).unwrap();
+        backend.request_head(Method::POST, &path, headers.iter().copied(), 2).unwrap()
+    }
+
+    #[test]
+    fn a_path_is_put_under_the_base_with_its_query() {
+        let head = head(&backend("http://127.0.0.1:9/base/", None), "/v1/messages?beta=true", &[]);
+        assert_eq!(head.uri(), "/base/v1/messages?beta=true");
+        assert_eq!(
+            (&head.headers()["host"], &head.headers()["content-length"]),
+            (&"127.0.0.1:9".parse().unwrap(), &2.into())
+        );
+    }
+
+    #[test]
+    fn only_listed_headers_go_and_never_the_relays_own_key() {
+        let backend = backend("http://h:1", None);
+        let head = head(
+            &backend,
+            "/v1/messages",
+            &[
+                ("Content-Type", "application/json"),
+                ("authorization", "Bearer mr-1-2"),
+                ("x-api-key", "sk-theirs"),
+                ("cookie", "a=b"),
+                ("accept-encoding", "gzip"),
+                ("x-request-id", "r\n1"),
+            ],
+        );
+        let mut names: Vec<_> = head.headers().keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["content-length", "content-type", "host", "x-api-key"]);
+    }
+
+    #[test]
+    fn the_backends_own_key_replaces_the_clients_credentials() {
+        let backend = backend("http://h:1", Some("ours"));
+        let head = head(&backend, "/v1/messages", &[("authorization", "Bearer theirs"), ("x-api-key", "theirs")]);
+        assert_eq!(
+            (&head.headers()["authorization"], &head.headers()["x-api-key"]),
+            (&HeaderValue::from_static("Bearer ours"), &HeaderValue::from_static("ours"))
+        );
+    }
+
+    #[test]
+    fn no_path_leaves_the_backend() {
+        let base: Url = "http://127.0.0.1:9".parse().unwrap();
+        for path in ["//evil/v1", "/../..", "@evil", "http://evil/", "\\\\evil", "/v1/%2e%2e/x"] {
+            if let Some(uri) = target(&base, path, None) {
+                assert!(uri.host().is_none() && uri.path().starts_with('/'), "{path} became {uri}");
+            }
+        }
+    }
+}

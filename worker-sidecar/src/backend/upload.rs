@@ -1,0 +1,249 @@
+//! A request body on its way to the backend: pieces come in from the relay, hyper takes them out.
+//!
+//! The body's length is known from the start. Whatever hyper takes returns credit to the relay. On a kept connection the
+//! pieces stay until the answer begins, so that the request can be sent again.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use modelrelay_protocol::credit::{BodyCounter, ReceiveWindow};
+
+/// What a piece did wrong; its request fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UploadError {
+    /// More than was granted.
+    Overrun,
+    /// More than was announced.
+    TooLong,
+}
+
+/// Gives credit back to the sender.
+pub(crate) type ReturnCredit = Box<dyn Fn(u64) + Send + Sync>;
+
+/// The two ends of one body. Clones are the same body.
+#[derive(Clone)]
+pub struct Upload(Arc<Shared>);
+
+struct Shared {
+    length: u64,
+    state: Mutex<State>,
+    return_credit: Option<ReturnCredit>,
+}
+
+struct State {
+    waiting: VecDeque<Bytes>,
+    /// What was taken already, while it may have to be sent again.
+    kept: Option<Vec<Bytes>>,
+    taken: u64,
+    /// Taken bytes for which credit was counted: a second sending counts none.
+    counted: u64,
+    counter: BodyCounter,
+    window: ReceiveWindow,
+    /// The backend has refused the request and wants no more of it.
+    stopped: bool,
+    waker: Option<Waker>,
+}
+
+impl Upload {
+    /// A body of `length` bytes, of which the sender may send what `window` grants.
+    pub fn new(length: u64, window: ReceiveWindow, return_credit: ReturnCredit) -> Self {
+        Self::with(length, window, Some(return_credit), VecDeque::new())
+    }
+
+    /// A body that is all there.
+    pub fn whole(body: Bytes) -> Self {
+        let length = body.len() as u64;
+        let upload = Self::with(length, ReceiveWindow::new(length, length), None, VecDeque::new());
+        if !body.is_empty() {
+            upload.lock().waiting.push_back(body);
+        }
+        upload
+    }
+
+    /// No body.
+    pub fn empty() -> Self {
+        Self::whole(Bytes::new())
+    }
+
+    fn with(length: u64, window: ReceiveWindow, return_credit: Option<ReturnCredit>, waiting: VecDeque<Bytes>) -> Self {
+        let state = State {
+            waiting,
+            kept: None,
+            taken: 0,
+            counted: 0,
+            counter: BodyCounter::new(Some(length)),
+            window,
+            stopped: false,
+            waker: None,
+        };
+        Self(Arc::new(Shared { length, state: Mutex::new(state), return_credit }))
+    }
+
+    /// All bytes of the body.
+    pub fn length(&self) -> u64 {
+        self.0.length
+    }
+
+    /// The next piece has arrived.
+    pub fn push(&self, piece: Bytes) -> Result<(), UploadError> {
+        let mut state = self.lock();
+        let len = piece.len() as u64;
+        state.counter.on_piece(len).map_err(|_| UploadError::TooLong)?;
+        state.window.on_piece(len).map_err(|_| UploadError::Overrun)?;
+        if !piece.is_empty() {
+            state.waiting.push_back(piece);
+        }
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        Ok(())
+    }
+
+    /// Whether the backend has taken all of it.
+    pub fn is_sent(&self) -> bool {
+        self.lock().taken == self.0.length
+    }
+
+    /// Gives the backend no more of it: it has refused the request already, and a write that it answers with a reset would
+    /// cost us its answer.
+    pub fn stop(&self) {
+        self.lock().stopped = true;
+    }
+
+    pub(super) fn keep_for_replay(&self) {
+        self.lock().kept = Some(Vec::new());
+    }
+
+    pub(super) fn forget_replay(&self) {
+        self.lock().kept = None;
+    }
+
+    /// Begins anew with what was kept.
+    pub(super) fn rewind(&self) {
+        let mut state = self.lock();
+        let kept = state.kept.take().unwrap_or_default();
+        for piece in kept.into_iter().rev() {
+            state.waiting.push_front(piece);
+        }
+        state.taken = 0;
+    }
+
+    pub(super) fn body(&self) -> UploadBody {
+        UploadBody(self.clone())
+    }
+
+    fn take(&self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let mut state = self.lock();
+        if state.taken == self.0.length {
+            return Poll::Ready(None);
+        }
+        let next = if state.stopped { None } else { state.waiting.pop_front() };
+        let Some(piece) = next else {
+            state.waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        };
+        state.taken += piece.len() as u64;
+        if let Some(kept) = &mut state.kept {
+            kept.push(piece.clone());
+        }
+        let news = state.taken.saturating_sub(state.counted);
+        state.counted += news;
+        let credit = if news > 0 { state.window.on_consumed(news, Instant::now()) } else { None };
+        drop(state);
+        if let (Some(bytes), Some(return_credit)) = (credit, &self.0.return_credit) {
+            return_credit(bytes);
+        }
+        Poll::Ready(Some(piece))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Upload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Upload").field("length", &self.0.length).finish_non_exhaustive()
+    }
+}
+
+/// The end that hyper reads.
+pub(super) struct UploadBody(Upload);
+
+impl Body for UploadBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.take(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_sent()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let taken = self.0.lock().taken;
+        SizeHint::with_exact(self.0.length() - taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    fn taken(upload: &Upload) -> Option<Vec<u8>> {
+        match upload.take(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Some(piece)) => Some(piece.to_vec()),
+            Poll::Ready(None) | Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn what_is_taken_returns_credit_once() {
+        let returned = Arc::new(AtomicU64::new(0));
+        let sink = Arc::clone(&returned);
+        let upload = Upload::new(
+            8,
+            ReceiveWindow::new(4, 4),
+            Box::new(move |bytes| {
+                sink.fetch_add(bytes, Ordering::Relaxed);
+            }),
+        );
+        upload.keep_for_replay();
+        upload.push(Bytes::from_static(b"abcd")).unwrap();
+        assert_eq!(upload.push(Bytes::from_static(b"e")), Err(UploadError::Overrun));
+        assert_eq!(taken(&upload).unwrap(), b"abcd");
+        upload.rewind();
+        assert_eq!(taken(&upload).unwrap(), b"abcd");
+        assert_eq!(returned.load(Ordering::Relaxed), 4);
+    }
+
+    #[test]
+    fn a_body_ends_at_its_length_and_never_beyond() {
+        let upload = Upload::new(4, ReceiveWindow::new(100, 100), Box::new(|_| ()));
+        upload.push(Bytes::from_static(b"abc")).unwrap();
+        assert_eq!(upload.push(Bytes::from_static(b"de")), Err(UploadError::TooLong));
+        let whole = Upload::whole(Bytes::from_static(b"xy"));
+        assert_eq!(taken(&whole).unwrap(), b"xy");
+        assert!(whole.is_sent() && Upload::empty().is_sent());
+    }
+
+    #[test]
+    fn a_stopped_body_gives_no_more() {
+        let upload = Upload::new(4, ReceiveWindow::new(100, 100), Box::new(|_| ()));
+        upload.push(Bytes::from_static(b"abcd")).unwrap();
+        upload.stop();
+        assert_eq!(taken(&upload), None);
+        assert!(!upload.is_sent());
+    }
+}

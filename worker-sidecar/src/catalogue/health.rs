@@ -1,0 +1,136 @@
+//! Asking the backend: is it alive, and what does it serve.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use serde::Deserialize;
+
+use crate::backend::{Backend, BackendError};
+use crate::config::Engine;
+
+/// A backend that computes may be slow to answer, but not this slow.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A list of models at most.
+const MAX_LIST_BYTES: usize = 4 << 20;
+
+/// What a probe found.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Health {
+    /// It can be asked.
+    Alive,
+    /// Something is there that cannot be asked yet.
+    NotReady(String),
+    /// Nothing is there.
+    Gone(String),
+}
+
+/// What asking for models gave.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Listing {
+    /// Their ids.
+    Models(Vec<String>),
+    /// No list.
+    Failed(String),
+}
+
+/// Probes the backend as its engine wants to be probed.
+pub(super) async fn probe(backend: &Backend) -> Health {
+    let engine = backend.settings().engine;
+    let first = match engine {
+        Engine::Vllm | Engine::Sglang | Engine::LlamaServer | Engine::OpenAi => "/health",
+        Engine::Ollama => "/v1/models",
+    };
+    match status(backend, first).await {
+        Ok(StatusCode::NOT_FOUND) if first == "/health" => match status(backend, "/v1/models").await {
+            Ok(_) => Health::Alive,
+            Err(error) => judge_error(&error),
+        },
+        Ok(status) => judge(engine, status),
+        Err(error) => judge_error(&error),
+    }
+}
+
+/// Reads `/v1/models`.
+pub(super) async fn list(backend: &Backend) -> Listing {
+    let read = async {
+        let mut answer = backend.ask("/v1/models").await.map_err(|error| error.to_string())?;
+        if answer.head.status != StatusCode::OK {
+            return Err(format!("/v1/models answers {}", answer.head.status));
+        }
+        let body = answer.read_all(MAX_LIST_BYTES).await?;
+        parse(&body)
+    };
+    match tokio::time::timeout(TIMEOUT, read).await {
+        Ok(Ok(models)) => Listing::Models(models),
+        Ok(Err(why)) => Listing::Failed(why),
+        Err(_) => Listing::Failed("/v1/models takes more than 5 s".to_owned()),
+    }
+}
+
+async fn status(backend: &Backend, path: &str) -> Result<StatusCode, BackendError> {
+    match tokio::time::timeout(TIMEOUT, backend.ask(path)).await {
+        Ok(answer) => answer.map(|answer| answer.head.status),
+        Err(_) => Err(BackendError::Reset(format!("{path} takes more than 5 s"))),
+    }
+}
+
+fn judge(engine: Engine, status: StatusCode) -> Health {
+    let alive = match engine {
+        Engine::Vllm | Engine::Sglang | Engine::LlamaServer => status.is_success(),
+        // Of an unknown program any answer shows that it lives, but for the one that says it is not ready.
+        Engine::Ollama | Engine::OpenAi => status != StatusCode::SERVICE_UNAVAILABLE,
+    };
+    if alive { Health::Alive } else { Health::NotReady(format!("its health check answers {status}")) }
+}
+
+fn judge_error(error: &BackendError) -> Health {
+    match error {
+        BackendError::Unreachable(error) => Health::Gone(error.to_string()),
+        BackendError::Reset(why) | BackendError::BadAnswer(why) => Health::NotReady(why.clone()),
+    }
+}
+
+#[derive(Deserialize)]
+struct List {
+    data: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    id: String,
+}
+
+fn parse(body: &[u8]) -> Result<Vec<String>, String> {
+    let list: List =
+        serde_json::from_slice(body).map_err(|error| format!("/v1/models is no list of models: {error}"))?;
+    Ok(list.data.into_iter().map(|entry| entry.id).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_with_a_health_check_must_pass_it() {
+        for engine in [Engine::Vllm, Engine::LlamaServer, Engine::Sglang] {
+            assert_eq!(judge(engine, StatusCode::OK), Health::Alive);
+            assert!(matches!(judge(engine, StatusCode::SERVICE_UNAVAILABLE), Health::NotReady(_)));
+        }
+    }
+
+    #[test]
+    fn of_an_unknown_program_any_answer_counts_but_not_ready() {
+        for status in [StatusCode::OK, StatusCode::UNAUTHORIZED, StatusCode::INTERNAL_SERVER_ERROR] {
+            assert_eq!(judge(Engine::OpenAi, status), Health::Alive, "{status}");
+        }
+        assert!(matches!(judge(Engine::OpenAi, StatusCode::SERVICE_UNAVAILABLE), Health::NotReady(_)));
+    }
+
+    #[test]
+    fn a_list_gives_its_ids() {
+        let body = br#"{"object":"list","data":[{"id":"a","object":"model"},{"id":"b/c:1"}]}"#;
+        assert_eq!(parse(body), Ok(vec!["a".to_owned(), "b/c:1".to_owned()]));
+        assert!(parse(b"{}").is_err() && parse(b"<html>").is_err());
+    }
+}

@@ -1,0 +1,240 @@
+//! The command line and its variables: what was said, not yet what it means.
+//!
+//! Every value arrives as text and is judged in [`crate::config`] together with `worker.yaml`, so that a wrong setting
+//! reads the same wherever it was written. Each flag has a variable; both win over the file.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::demo::DemoArgs;
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Command {
+    /// Print this and end: help or version.
+    Say(String),
+    /// Run the worker.
+    Run(Box<Args>),
+    /// Run the demo backend.
+    Demo(Box<Args>, DemoArgs),
+}
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "modelrelay-worker",
+    version,
+    about = "Sits beside an inference backend and dials out to the relays",
+    max_term_width = 110
+)]
+struct Cli {
+    #[command(flatten)]
+    args: Args,
+    #[command(subcommand)]
+    instead: Option<Instead>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Instead {
+    /// Serve a built-in demo backend, which needs no model and says so in every answer
+    Demo(DemoArgs),
+}
+
+/// Flags and variables of the worker, unjudged. An empty value counts as not given, except for the secret.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Args {
+    /// Relay to dial: http(s)://, ws(s)://, or dns+http(s)://NAME:PORT for every address behind NAME [default: http://127.0.0.1:8080]
+    #[arg(long, env = "PROXY_URL", value_name = "URL")]
+    pub proxy_url: Option<String>,
+    /// Provider to serve at the relay [default: local]
+    #[arg(long, env = "PROVIDER_NAME", value_name = "NAME")]
+    pub provider_name: Option<String>,
+    /// Secret that admits this worker to the provider
+    #[arg(long, env = "WORKER_SECRET", value_name = "SECRET", hide_env_values = true)]
+    pub worker_secret: Option<String>,
+    /// File that holds the secret; read again at every dial
+    #[arg(long, env = "WORKER_SECRET_FILE", value_name = "FILE")]
+    pub worker_secret_file: Option<PathBuf>,
+    /// Name shown to people [default: the host name]
+    #[arg(long, env = "WORKER_NAME", value_name = "NAME")]
+    pub worker_name: Option<String>,
+    /// Pool that the worker belongs to [default: none]
+    #[arg(long, env = "WORKER_POOL", value_name = "NAME")]
+    pub worker_pool: Option<String>,
+    /// Inference backend to serve [default: http://127.0.0.1:8000]
+    #[arg(long, env = "BACKEND_URL", value_name = "URL")]
+    pub backend_url: Option<String>,
+    /// Kind of backend: vllm, sglang, llama-server, ollama or openai [default: openai]
+    #[arg(long, env = "BACKEND_ENGINE", value_name = "ENGINE")]
+    pub backend_engine: Option<String>,
+    /// Key sent to the backend in place of the client's
+    #[arg(long, env = "BACKEND_API_KEY", value_name = "KEY", hide_env_values = true)]
+    pub backend_api_key: Option<String>,
+    /// File that holds the backend's key [default: none]
+    #[arg(long, env = "BACKEND_API_KEY_FILE", value_name = "FILE")]
+    pub backend_api_key_file: Option<PathBuf>,
+    /// Models to advertise, separated by commas; * asks the backend [default: *]
+    #[arg(long, env = "MODELS", value_name = "LIST")]
+    pub models: Option<String>,
+    /// Requests to run at once [default: 1]
+    #[arg(long, env = "MAX_CONCURRENCY", value_name = "N")]
+    pub max_concurrency: Option<String>,
+    /// How long running requests may take to finish after SIGTERM [default: 30]
+    #[arg(long, env = "SHUTDOWN_TIMEOUT_SECS", value_name = "SECONDS")]
+    pub shutdown_timeout_secs: Option<String>,
+    /// Where /livez, /readyz, /healthz, /metrics and /drain are served [default: 127.0.0.1:17990]
+    #[arg(long, env = "PROBE_ADDR", value_name = "ADDR")]
+    pub probe_addr: Option<String>,
+    /// Token that /drain asks for in x-modelrelay-drain-token [default: none]
+    #[arg(long, env = "DRAIN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    pub drain_token: Option<String>,
+    /// File that holds the token for /drain [default: none]
+    #[arg(long, env = "DRAIN_TOKEN_FILE", value_name = "FILE")]
+    pub drain_token_file: Option<PathBuf>,
+    /// Certificates (PEM) to trust for the relay, besides the system's [default: none]
+    #[arg(long, env = "RELAY_CA_FILE", value_name = "FILE")]
+    pub relay_ca_file: Option<PathBuf>,
+    /// error, warn, info, debug or trace [default: info]
+    #[arg(long, env = "LOG_LEVEL", value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// text or json [default: text]
+    #[arg(long, env = "LOG_FORMAT", value_name = "FORMAT")]
+    pub log_format: Option<String>,
+    /// worker.yaml; read again when it changes [default: none]
+    #[arg(long, env = "WORKER_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// One setting, for the table in the README.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// The environment variable.
+    pub variable: String,
+    /// The flag, with its dashes.
+    pub flag: String,
+    /// The default, where there is one.
+    pub default: Option<String>,
+    /// What it is for.
+    pub help: String,
+}
+
+/// A command line that cannot be read, in one line.
+#[derive(Debug)]
+pub struct CliError(String);
+
+impl std::fmt::Display for CliError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for CliError {}
+
+/// Reads the command line and the environment.
+pub fn parse<I, T>(arguments: I) -> Result<Command, CliError>
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString> + Clone,
+{
+    let read = Cli::command().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
+    match read {
+        Ok(Cli { args, instead }) => {
+            let args = Box::new(args.without_empty());
+            Ok(match instead {
+                None => Command::Run(args),
+                Some(Instead::Demo(demo)) => Command::Demo(args, demo),
+            })
+        }
+        Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            Ok(Command::Say(error.to_string()))
+        }
+        Err(error) => Err(CliError(first_line(&error.to_string()))),
+    }
+}
+
+/// Every setting, in the order of the help.
+pub fn settings() -> Vec<Setting> {
+    Cli::command()
+        .get_arguments()
+        .filter_map(|argument| {
+            let help = argument.get_help()?.to_string();
+            let (help, default) = match help.rsplit_once(" [default: ") {
+                Some((help, default)) => (help.to_owned(), Some(default.trim_end_matches(']').to_owned())),
+                None => (help, None),
+            };
+            Some(Setting {
+                variable: argument.get_env()?.to_string_lossy().into_owned(),
+                flag: format!("--{}", argument.get_long()?),
+                default: default.filter(|default| default != "none"),
+                help,
+            })
+        })
+        .collect()
+}
+
+impl Args {
+    /// Compose files and charts pass an empty variable for "not set".
+    fn without_empty(mut self) -> Self {
+        for text in [
+            &mut self.proxy_url,
+            &mut self.provider_name,
+            &mut self.worker_name,
+            &mut self.worker_pool,
+            &mut self.backend_url,
+            &mut self.backend_engine,
+            &mut self.backend_api_key,
+            &mut self.models,
+            &mut self.max_concurrency,
+            &mut self.shutdown_timeout_secs,
+            &mut self.probe_addr,
+            &mut self.drain_token,
+            &mut self.log_level,
+            &mut self.log_format,
+        ] {
+            text.take_if(|text| text.trim().is_empty());
+        }
+        for path in [
+            &mut self.worker_secret_file,
+            &mut self.backend_api_key_file,
+            &mut self.drain_token_file,
+            &mut self.relay_ca_file,
+            &mut self.config,
+        ] {
+            path.take_if(|path| path.as_os_str().is_empty());
+        }
+        self
+    }
+}
+
+fn first_line(text: &str) -> String {
+    let line = text.lines().next().unwrap_or("the command line cannot be read");
+    line.strip_prefix("error: ").unwrap_or(line).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_flag_is_one_line() {
+        let error = parse(["modelrelay-worker", "--colour", "red"]).unwrap_err().to_string();
+        assert!(error.contains("--colour") && !error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn help_and_version_are_output() {
+        for flag in ["--help", "--version"] {
+            assert!(matches!(parse(["modelrelay-worker", flag]), Ok(Command::Say(_))), "{flag}");
+        }
+    }
+
+    #[test]
+    fn every_flag_has_a_variable() {
+        let flags = Cli::command().get_arguments().filter(|a| a.get_help().is_some()).count();
+        assert_eq!(settings().len(), flags);
+        let models = settings().into_iter().find(|s| s.variable == "MODELS").unwrap();
+        assert_eq!((models.flag.as_str(), models.default.as_deref()), ("--models", Some("*")));
+    }
+}

@@ -1,0 +1,366 @@
+//! Settings, judged once: flags and variables over `worker.yaml` over defaults.
+//!
+//! A wrong setting is one [`SettingError`], which names the setting as the user wrote it, the value and what is allowed.
+//! Secrets are never repeated. After a reload of the file only [`Live`] settings change; the rest needs a restart and
+//! says so.
+
+mod file;
+mod parse;
+mod relay_url;
+mod watch;
+
+pub use relay_url::RelayUrl;
+pub use watch::watch;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue};
+use modelrelay_protocol::secret::Secret;
+use url::Url;
+
+use crate::cli::Args;
+use crate::telemetry::{LogFilter, LogFormat};
+use file::File;
+use parse::Given;
+
+/// Where the probe server listens unless told otherwise.
+pub const DEFAULT_PROBE_ADDR: &str = "127.0.0.1:17990";
+
+/// A setting that cannot be used. Prints as one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SettingError {
+    setting: String,
+    value: Option<String>,
+    allowed: String,
+}
+
+impl SettingError {
+    pub(crate) fn new(setting: impl Into<String>, value: impl Into<String>, allowed: impl Into<String>) -> Self {
+        let value: String = value.into();
+        let value = value.chars().take(200).collect();
+        Self { setting: setting.into(), value: Some(value), allowed: allowed.into() }
+    }
+
+    /// The same about a value that must not be shown, or that is not there.
+    pub(crate) fn hidden(setting: impl Into<String>, allowed: impl Into<String>) -> Self {
+        Self { setting: setting.into(), value: None, allowed: allowed.into() }
+    }
+}
+
+impl std::fmt::Display for SettingError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // One line, whatever a file or a library put into it.
+        let line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        match &self.value {
+            Some(value) => write!(f, "{}: {value:?} is not allowed: {}", self.setting, line(&self.allowed)),
+            None => write!(f, "{}: {}", self.setting, line(&self.allowed)),
+        }
+    }
+}
+
+impl std::error::Error for SettingError {}
+
+/// All settings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Which relays.
+    pub relay: RelayUrl,
+    /// Which provider there.
+    pub provider: String,
+    /// For people.
+    pub name: String,
+    /// The WorkerPool, if any.
+    pub pool: Option<String>,
+    /// How long a drain may take.
+    pub shutdown_timeout: Duration,
+    /// Where the probe server listens.
+    pub probe: ProbeAddr,
+    /// What `/drain` asks for.
+    pub drain_token: Option<Secret>,
+    /// Certificates to trust besides the system's.
+    pub relay_ca_file: Option<PathBuf>,
+    /// How much is logged.
+    pub log_filter: LogFilter,
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// What a reload can change.
+    pub live: Live,
+}
+
+/// Settings that a reload of `worker.yaml` applies without a restart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Live {
+    /// What admits us.
+    pub secret: SecretSource,
+    /// The backend.
+    pub backend: BackendSettings,
+    /// What is advertised.
+    pub models: Models,
+    /// Requests at once.
+    pub max_concurrency: u32,
+}
+
+/// Where the worker's secret comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SecretSource {
+    /// Given as it is.
+    Value(Secret),
+    /// A file, read again at every dial: a rotation needs no restart.
+    File(PathBuf),
+}
+
+/// Where the probe server listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeAddr {
+    /// The address.
+    pub addr: SocketAddr,
+    /// Somebody asked for it: when it is taken, that is an error.
+    pub explicit: bool,
+}
+
+/// The backend.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackendSettings {
+    /// Scheme, host, port and base path.
+    pub url: Url,
+    /// Which program it is.
+    pub engine: Engine,
+    /// Replaces the client's credentials.
+    pub api_key: Option<Secret>,
+    /// Set on every request.
+    pub headers: HeaderMap,
+}
+
+/// Which program serves: it decides what "healthy" means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// llama.cpp's server.
+    LlamaServer,
+    /// Ollama.
+    Ollama,
+    /// Anything that speaks OpenAI's API.
+    #[default]
+    OpenAi,
+}
+
+/// What is advertised.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Models {
+    /// What the backend's `/v1/models` lists.
+    Ask,
+    /// Exactly these.
+    Fixed(Vec<String>),
+}
+
+impl Settings {
+    /// Reads and judges everything.
+    pub fn load(args: &Args) -> Result<Self, SettingError> {
+        let file = match &args.config {
+            Some(path) => File::parse(path, &read_config(path)?)?,
+            None => File::default(),
+        };
+        Self::resolve(args, file)
+    }
+
+    fn resolve(args: &Args, file: File) -> Result<Self, SettingError> {
+        if file.multiplexer.is_some() {
+            return Err(SettingError::hidden("multiplexer", "this version has no multiplexer yet; use `backend`"));
+        }
+        let relay = Given::first([("PROXY_URL", &args.proxy_url), ("relay", &file.relay)]);
+        let provider = Given::first([("PROVIDER_NAME", &args.provider_name), ("provider", &file.provider)]);
+        let name = Given::first([("WORKER_NAME", &args.worker_name), ("name", &file.name)]);
+        let pool = Given::first([("WORKER_POOL", &args.worker_pool), ("pool", &file.pool)]);
+        let (log_filter, log_format) = log(args, &file)?;
+        Ok(Self {
+            relay: match relay {
+                Some(given) => RelayUrl::parse(given.setting, given.value)?,
+                None => RelayUrl::default(),
+            },
+            provider: provider.map_or(Ok("local".to_owned()), |given| given.provider())?,
+            name: name.map_or_else(|| Ok(host_name()), |given| given.label())?,
+            pool: pool.map(|given| given.label()).transpose()?,
+            shutdown_timeout: shutdown_timeout(args, &file)?,
+            probe: probe_addr(args, &file)?,
+            drain_token: optional_secret(
+                ("DRAIN_TOKEN", args.drain_token.as_deref()),
+                ("DRAIN_TOKEN_FILE", args.drain_token_file.as_deref()),
+                ("drainToken", file.drain_token.as_deref()),
+                ("drainTokenFile", file.drain_token_file.as_deref()),
+            )?,
+            relay_ca_file: args.relay_ca_file.clone().or_else(|| file.relay_ca_file.clone()),
+            log_filter,
+            log_format,
+            live: Live {
+                secret: worker_secret(args, &file)?,
+                backend: backend(args, &file)?,
+                models: models(args, &file)?,
+                max_concurrency: max_concurrency(args, &file)?,
+            },
+        })
+    }
+}
+
+/// The settings of the log alone, for the demo.
+pub fn log_settings(args: &Args) -> Result<(LogFilter, LogFormat), SettingError> {
+    log(args, &File::default())
+}
+
+impl SecretSource {
+    /// The secret as it is now; an error says why there is none, never what it was.
+    pub fn read(&self) -> Result<Secret, SettingError> {
+        match self {
+            Self::Value(secret) => Ok(secret.clone()),
+            Self::File(path) => read_secret("WORKER_SECRET_FILE", path),
+        }
+    }
+}
+
+fn log(args: &Args, file: &File) -> Result<(LogFilter, LogFormat), SettingError> {
+    let filter = Given::first([("LOG_LEVEL", &args.log_level), ("logLevel", &file.log_level)]);
+    let format = Given::first([("LOG_FORMAT", &args.log_format), ("logFormat", &file.log_format)]);
+    Ok((
+        filter.map_or(Ok(LogFilter::default()), |given| given.log_filter())?,
+        format.map_or(Ok(LogFormat::default()), |given| given.log_format())?,
+    ))
+}
+
+fn read_config(path: &Path) -> Result<String, SettingError> {
+    std::fs::read_to_string(path)
+        .map_err(|error| SettingError::new("--config", path.display().to_string(), format!("cannot be read: {error}")))
+}
+
+fn worker_secret(args: &Args, file: &File) -> Result<SecretSource, SettingError> {
+    const MISSING: &str = "missing or empty: the secret of the relay's provider is required, in WORKER_SECRET or \
+        WORKER_SECRET_FILE (or workerSecret, workerSecretFile in worker.yaml)";
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
+    let source = if let Some(text) = given(&args.worker_secret) {
+        SecretSource::Value(header_secret("WORKER_SECRET", &text)?)
+    } else if let Some(path) = &args.worker_secret_file {
+        SecretSource::File(path.clone())
+    } else if let Some(text) = given(&file.worker_secret) {
+        SecretSource::Value(header_secret("workerSecret", &text)?)
+    } else if let Some(path) = &file.worker_secret_file {
+        SecretSource::File(path.clone())
+    } else {
+        return Err(SettingError::hidden("WORKER_SECRET", MISSING));
+    };
+    source.read()?;
+    Ok(source)
+}
+
+fn read_secret(setting: &str, path: &Path) -> Result<Secret, SettingError> {
+    let shown = path.display().to_string();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| SettingError::new(setting, &shown, format!("the file cannot be read: {error}")))?;
+    let text = text.trim_end_matches(['\r', '\n']);
+    if text.is_empty() {
+        return Err(SettingError::new(setting, shown, "the file is empty; it must hold the secret"));
+    }
+    header_secret(setting, text)
+}
+
+/// A secret travels in a header.
+fn header_secret(setting: &str, text: &str) -> Result<Secret, SettingError> {
+    if HeaderValue::from_str(text).is_ok() {
+        Ok(Secret::new(text))
+    } else {
+        Err(SettingError::hidden(setting, "its value (not shown) must be printable ASCII on one line"))
+    }
+}
+
+type NamedText<'a> = (&'a str, Option<&'a str>);
+type NamedPath<'a> = (&'a str, Option<&'a Path>);
+
+fn optional_secret(
+    value: NamedText,
+    path: NamedPath,
+    file_value: NamedText,
+    file_path: NamedPath,
+) -> Result<Option<Secret>, SettingError> {
+    for (value, path) in [(value, path), (file_value, file_path)] {
+        if let (setting, Some(text)) = value
+            && !text.is_empty()
+        {
+            return header_secret(setting, text).map(Some);
+        }
+        if let (setting, Some(path)) = path
+            && !path.as_os_str().is_empty()
+        {
+            return read_secret(setting, path).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+fn backend(args: &Args, file: &File) -> Result<BackendSettings, SettingError> {
+    let url = Given::first([("BACKEND_URL", &args.backend_url), ("backend.url", &file.backend.url)]);
+    let engine = Given::first([("BACKEND_ENGINE", &args.backend_engine), ("backend.engine", &file.backend.engine)]);
+    let default = Given { setting: "BACKEND_URL", value: "http://127.0.0.1:8000" };
+    Ok(BackendSettings {
+        url: url.unwrap_or(default).backend_url()?,
+        engine: engine.map_or(Ok(Engine::default()), |given| given.engine())?,
+        api_key: optional_secret(
+            ("BACKEND_API_KEY", args.backend_api_key.as_deref()),
+            ("BACKEND_API_KEY_FILE", args.backend_api_key_file.as_deref()),
+            ("backend.apiKey", None),
+            ("backend.apiKeyFile", file.backend.api_key_file.as_deref()),
+        )?,
+        headers: parse::headers(&file.backend.headers)?,
+    })
+}
+
+fn models(args: &Args, file: &File) -> Result<Models, SettingError> {
+    if let Some(text) = &args.models {
+        return parse::models("MODELS", text.split(','));
+    }
+    match &file.models {
+        Some(list) => parse::models("models", list.iter().map(String::as_str)),
+        None => Ok(Models::Ask),
+    }
+}
+
+fn max_concurrency(args: &Args, file: &File) -> Result<u32, SettingError> {
+    match (&args.max_concurrency, file.max_concurrency) {
+        (Some(text), _) => parse::concurrency("MAX_CONCURRENCY", text),
+        (None, Some(number)) => parse::concurrency("maxConcurrency", &number.to_string()),
+        (None, None) => Ok(1),
+    }
+}
+
+fn shutdown_timeout(args: &Args, file: &File) -> Result<Duration, SettingError> {
+    match (&args.shutdown_timeout_secs, file.shutdown_timeout) {
+        (Some(text), _) => parse::seconds("SHUTDOWN_TIMEOUT_SECS", text),
+        (None, Some(duration)) => Ok(duration.0),
+        (None, None) => Ok(Duration::from_secs(30)),
+    }
+}
+
+fn probe_addr(args: &Args, file: &File) -> Result<ProbeAddr, SettingError> {
+    match Given::first([("PROBE_ADDR", &args.probe_addr), ("probeListen", &file.probe_listen)]) {
+        Some(given) => Ok(ProbeAddr { addr: given.socket_addr()?, explicit: true }),
+        None => Ok(ProbeAddr {
+            addr: Given { setting: "PROBE_ADDR", value: DEFAULT_PROBE_ADDR }.socket_addr()?,
+            explicit: false,
+        }),
+    }
+}
+
+/// The box's own name tells people which box it is.
+fn host_name() -> String {
+    let from_file = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    std::env::var("HOSTNAME")
+        .ok()
+        .or_else(from_file)
+        .map(|name| name.trim().to_owned())
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "worker".to_owned())
+}
+
+#[cfg(test)]
+mod tests;

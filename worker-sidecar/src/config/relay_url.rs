@@ -1,0 +1,71 @@
+//! Where the relays are.
+
+use url::Url;
+
+use super::SettingError;
+
+/// One relay address, or a name behind which every address is a relay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelayUrl {
+    /// Look the name up again and again, and dial every address (`dns+http(s)`).
+    pub every_address: bool,
+    /// `https`, `wss`.
+    pub tls: bool,
+    /// Name or address, without brackets.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// What goes before `/v1/worker/connect`, without a `/` at its end.
+    pub base_path: String,
+}
+
+impl Default for RelayUrl {
+    fn default() -> Self {
+        Self { every_address: false, tls: false, host: "127.0.0.1".to_owned(), port: 8080, base_path: String::new() }
+    }
+}
+
+impl RelayUrl {
+    /// Reads a URL of one of the schemes.
+    pub(super) fn parse(setting: &str, text: &str) -> Result<Self, SettingError> {
+        const ALLOWED: &str = "http://HOST:PORT, https://HOST:PORT, ws:// or wss:// likewise, or dns+http://NAME:PORT, dns+https://NAME:PORT";
+        let refuse = || SettingError::new(setting, text, ALLOWED);
+        let (every_address, plain) = match text.strip_prefix("dns+") {
+            Some(rest) if rest.starts_with("http") => (true, rest),
+            Some(_) => return Err(refuse()),
+            None => (false, text),
+        };
+        let url = Url::parse(plain).map_err(|_| refuse())?;
+        let tls = match url.scheme() {
+            "http" | "ws" => false,
+            "https" | "wss" => true,
+            _ => return Err(refuse()),
+        };
+        if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some() {
+            return Err(SettingError::hidden(setting, "must not hold credentials, a query or a fragment"));
+        }
+        let host = url.host_str().filter(|host| !host.is_empty()).ok_or_else(refuse)?;
+        Ok(Self {
+            every_address,
+            tls,
+            host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
+            port: url.port().unwrap_or(if tls { 443 } else { 80 }),
+            base_path: url.path().trim_end_matches('/').to_owned(),
+        })
+    }
+
+    /// `host:port` as it is written in a URL.
+    pub fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+
+    /// The worker socket's URL, for the handshake.
+    pub fn connect_url(&self, provider: &str) -> String {
+        let scheme = if self.tls { "wss" } else { "ws" };
+        format!("{scheme}://{}{}/v1/worker/connect?provider={provider}", self.authority(), self.base_path)
+    }
+}

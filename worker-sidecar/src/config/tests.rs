@@ -1,0 +1,103 @@
+use super::*;
+
+fn args() -> Args {
+    Args { worker_secret: Some("s3cret".to_owned()), ..Args::default() }
+}
+
+fn load(args: &Args, yaml: &str) -> Result<Settings, SettingError> {
+    Settings::resolve(args, File::parse(Path::new("worker.yaml"), yaml)?)
+}
+
+fn error(args: &Args, yaml: &str) -> String {
+    let text = load(args, yaml).unwrap_err().to_string();
+    assert!(!text.contains('\n'), "{text}");
+    text
+}
+
+#[test]
+fn everything_has_a_default_but_the_secret() {
+    let settings = load(&args(), "").unwrap();
+    assert_eq!(settings.relay, RelayUrl::default());
+    assert_eq!((settings.provider.as_str(), settings.live.max_concurrency), ("local", 1));
+    assert_eq!(settings.live.models, Models::Ask);
+    assert_eq!(settings.live.backend.url.as_str(), "http://127.0.0.1:8000/");
+    assert_eq!(settings.shutdown_timeout, Duration::from_secs(30));
+    assert!(!settings.probe.explicit && settings.probe.addr.port() == 17990);
+}
+
+#[test]
+fn a_missing_or_empty_secret_is_one_clear_line() {
+    for secret in [None, Some(String::new()), Some("  ".to_owned())] {
+        let text = error(&Args { worker_secret: secret, ..Args::default() }, "");
+        assert!(text.starts_with("WORKER_SECRET: missing or empty"), "{text}");
+    }
+    let empty = tempfile::NamedTempFile::new().unwrap();
+    let text = error(&Args { worker_secret_file: Some(empty.path().into()), ..Args::default() }, "");
+    assert!(text.contains("WORKER_SECRET_FILE") && text.contains("empty"), "{text}");
+}
+
+#[test]
+fn a_wrong_setting_names_itself_its_value_and_what_is_allowed() {
+    let with = |change: fn(&mut Args)| {
+        let mut args = args();
+        change(&mut args);
+        error(&args, "")
+    };
+    for (text, parts) in [
+        (with(|a| a.max_concurrency = Some("0".into())), ["MAX_CONCURRENCY", "\"0\"", "1 to 100000"]),
+        (with(|a| a.proxy_url = Some("ftp://x".into())), ["PROXY_URL", "\"ftp://x\"", "https://"]),
+        (with(|a| a.backend_url = Some("nonsense".into())), ["BACKEND_URL", "\"nonsense\"", "http://"]),
+        (with(|a| a.probe_addr = Some("17990".into())), ["PROBE_ADDR", "\"17990\"", "127.0.0.1:17990"]),
+        (with(|a| a.log_level = Some("loud".into())), ["LOG_LEVEL", "\"loud\"", "debug"]),
+        (with(|a| a.shutdown_timeout_secs = Some("soon".into())), ["SHUTDOWN_TIMEOUT_SECS", "\"soon\"", "seconds"]),
+        (with(|a| a.models = Some("*,a".into())), ["MODELS", "\"*,a\"", "not both"]),
+    ] {
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    }
+}
+
+#[test]
+fn the_file_is_read_and_variables_win_over_it() {
+    let yaml = "relay: dns+http://local-workers.llm.svc:8081\nprovider: p\nname: gpu-box-1\n\
+        backend: {url: 'http://127.0.0.1:9000/v1', engine: vllm, apiKeyFile: '', headers: {x-a: b}}\n\
+        models: [a, ' b ', a]\nmaxConcurrency: 4\nshutdownTimeout: 90s\nprobeListen: 0.0.0.0:17990\n";
+    let settings = load(&args(), yaml).unwrap();
+    assert!(settings.relay.every_address && settings.relay.port == 8081);
+    assert_eq!(settings.live.backend.url.as_str(), "http://127.0.0.1:9000/");
+    assert_eq!(settings.live.backend.engine, Engine::Vllm);
+    assert_eq!(settings.live.backend.headers["x-a"], "b");
+    assert_eq!(settings.live.models, Models::Fixed(vec!["a".into(), "b".into()]));
+    assert_eq!(settings.shutdown_timeout, Duration::from_secs(90));
+    assert!(settings.probe.explicit);
+
+    let over = Args { provider_name: Some("q".into()), max_concurrency: Some("7".into()), ..args() };
+    let settings = load(&over, yaml).unwrap();
+    assert_eq!((settings.provider.as_str(), settings.live.max_concurrency), ("q", 7));
+}
+
+#[test]
+fn unknown_keys_and_a_multiplexer_are_refused() {
+    let text = error(&args(), "maxConcurency: 4\n");
+    assert!(text.contains("maxConcurency"), "{text}");
+    let text = error(&args(), "multiplexer: {slots: []}\n");
+    assert!(text.contains("no multiplexer yet"), "{text}");
+}
+
+#[test]
+fn secrets_are_never_repeated() {
+    let args = Args { worker_secret: Some("hunter2\nhunter2".into()), ..Args::default() };
+    assert!(!error(&args, "").contains("hunter2"));
+    let args = Args { backend_url: Some("http://user:hunter2@host".into()), ..self::args() };
+    assert!(!error(&args, "").contains("hunter2"));
+    assert!(!format!("{:?}", load(&self::args(), "").unwrap()).contains("s3cret"));
+}
+
+#[test]
+fn a_relay_url_gives_the_sockets_url() {
+    let url = |text| RelayUrl::parse("PROXY_URL", text).unwrap().connect_url("local");
+    assert_eq!(url("https://relay.example"), "wss://relay.example:443/v1/worker/connect?provider=local");
+    assert_eq!(url("ws://[::1]:9/base/"), "ws://[::1]:9/base/v1/worker/connect?provider=local");
+    for text in ["dns+ws://x", "relay.example:8080", "http://", "http://a?b=c", "http://u:p@h"] {
+        assert!(RelayUrl::parse("PROXY_URL", text).is_err(), "{text}");
+    }
+}

@@ -1,0 +1,102 @@
+//! Why a request has no answer, or no whole one.
+
+use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::message::{WorkerError, WorkerToRelay};
+
+use crate::backend::BackendError;
+
+/// A request's failure.
+#[derive(Debug)]
+pub enum Failure {
+    /// There was no answer.
+    Backend(BackendError),
+    /// The answer broke off.
+    Broken(String),
+    /// The path is not on our list.
+    BadPath,
+    /// The answer does not fit into a message of an old relay.
+    TooLarge,
+    /// The answer is not text, and the relay takes nothing else.
+    NotText,
+}
+
+impl From<BackendError> for Failure {
+    fn from(error: BackendError) -> Self {
+        Self::Backend(error)
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Backend(error) => write!(f, "{error}"),
+            Self::Broken(detail) => write!(f, "the backend broke its answer off: {detail}"),
+            Self::BadPath => f.write_str("the path may not be asked of a backend"),
+            Self::TooLarge => f.write_str("the answer is too large for this relay"),
+            Self::NotText => f.write_str("the answer is not UTF-8, and this relay takes only text"),
+        }
+    }
+}
+
+impl Failure {
+    /// The wire's code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Backend(BackendError::Unreachable(_)) => WorkerError::BACKEND_UNREACHABLE,
+            Self::Backend(BackendError::Reset(_)) | Self::Broken(_) => WorkerError::BACKEND_RESET,
+            Self::Backend(BackendError::BadAnswer(_)) => "bad_answer",
+            Self::BadPath => WorkerError::BAD_PATH,
+            Self::TooLarge => WorkerError::RESPONSE_TOO_LARGE,
+            Self::NotText => "response_not_text",
+        }
+    }
+
+    /// The metric label.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Backend(BackendError::Unreachable(_)) => "connect",
+            Self::Backend(BackendError::Reset(_)) => "reset",
+            Self::Backend(BackendError::BadAnswer(_)) | Self::Broken(_) | Self::TooLarge | Self::NotText => "body",
+            Self::BadPath => "bad_path",
+        }
+    }
+
+    /// What a client may read: nothing of where the backend is or of what a library says.
+    pub fn public_message(&self) -> String {
+        match self {
+            Self::Backend(BackendError::Unreachable(error))
+                if error.kind() == std::io::ErrorKind::ConnectionRefused =>
+            {
+                "the backend refused the connection".to_owned()
+            }
+            Self::Backend(BackendError::Unreachable(_)) => "the backend cannot be reached".to_owned(),
+            Self::Backend(BackendError::Reset(_)) => "the backend broke the connection before it answered".to_owned(),
+            Self::Backend(BackendError::BadAnswer(_)) => "the backend's answer cannot be read".to_owned(),
+            Self::Broken(_) => "the backend broke its answer off".to_owned(),
+            Self::BadPath | Self::TooLarge | Self::NotText => self.to_string(),
+        }
+    }
+
+    /// The same for a client, where we must write the answer ourselves.
+    pub fn api_error(&self) -> ApiError {
+        let kind = match self {
+            Self::Backend(BackendError::Unreachable(_)) => ErrorKind::BackendUnreachable,
+            Self::TooLarge => ErrorKind::ResponseTooLarge,
+            Self::Backend(BackendError::Reset(_) | BackendError::BadAnswer(_))
+            | Self::Broken(_)
+            | Self::BadPath
+            | Self::NotText => ErrorKind::Worker(self.code().to_owned()),
+        };
+        ApiError::new(kind, self.public_message())
+    }
+}
+
+/// The `error` message about a request.
+pub(super) fn error_message(request_id: &str, code: &str, message: &str) -> WorkerToRelay {
+    WorkerToRelay::Error(WorkerError {
+        request_id: Some(request_id.to_owned()),
+        code: code.to_owned(),
+        message: message.to_owned(),
+        retry_after_ms: None,
+    })
+}

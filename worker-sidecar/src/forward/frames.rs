@@ -1,0 +1,34 @@
+//! The answer towards a relay with `core1`: its head, its bytes as they come, its end.
+
+use modelrelay_protocol::headers::response_pairs;
+use modelrelay_protocol::message::{ResponseComplete, ResponseStart, WorkerToRelay};
+
+use super::{Failure, Job};
+
+/// Passes the backend's answer on. The backend is read only while there is room for what it says.
+pub(super) async fn answer(job: &Job) -> Result<(), Failure> {
+    let (backend, mut answer) = job.send().await?;
+    let content_length = answer.head.headers.get(http::header::CONTENT_LENGTH);
+    job.say(&WorkerToRelay::ResponseStart(ResponseStart {
+        request_id: job.key.id.to_string(),
+        status_code: answer.head.status.as_u16(),
+        headers: response_pairs(&answer.head.headers),
+        content_length: content_length.and_then(|value| value.to_str().ok()?.parse().ok()),
+    }));
+    let mut usage = job.usage_reader(&answer);
+    while let Some(bytes) = answer.next().await {
+        let bytes = bytes.map_err(Failure::Broken)?;
+        usage.push(&bytes);
+        let waited = job.link.send_body(&job.key, bytes).await;
+        job.worker.metrics.waited(waited);
+    }
+    let usage = usage.finish();
+    let complete = WorkerToRelay::ResponseComplete(ResponseComplete {
+        request_id: job.key.id.to_string(),
+        token_counts: usage.token_counts,
+        response_id: usage.response_id,
+        ..ResponseComplete::default()
+    });
+    tokio::join!(job.link.finish(&job.key, &complete), backend.recycle(answer));
+    Ok(())
+}

@@ -1,0 +1,224 @@
+//! What the worker counts, as `modelrelay_worker_…`. Labels are bounded: no model, no request, no client.
+
+use std::time::Duration;
+
+use modelrelay_protocol::paths::Endpoint;
+use prometheus::core::Collector;
+use prometheus::{
+    Counter, Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
+};
+
+/// All metrics.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Links, by relay address.
+    pub connected: IntGaugeVec,
+    reconnects: IntCounterVec,
+    /// The backend answers.
+    pub backend_up: IntGauge,
+    backend_duration: HistogramVec,
+    backend_errors: IntCounterVec,
+    /// Requests that run.
+    pub in_flight: IntGauge,
+    /// Slots.
+    pub max_concurrency: IntGauge,
+    /// Body bytes from relays.
+    pub received_bytes: IntCounter,
+    /// Body bytes to relays.
+    pub sent_bytes: IntCounter,
+    backpressure: Counter,
+    refreshes: IntCounterVec,
+    last_message: GaugeVec,
+    /// Pieces that nobody waited for.
+    pub dropped_pieces: IntCounter,
+}
+
+/// Answers take from milliseconds to an hour.
+const SECONDS: [f64; 16] =
+    [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0];
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All at zero.
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let bytes: IntCounterVec = labelled(
+            &registry,
+            IntCounterVec::new(opts("forwarded_bytes_total", "Body bytes, by direction"), &["direction"]),
+        );
+        let info = labelled(&registry, IntGaugeVec::new(opts("build_info", "The program's version"), &["version"]));
+        info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let duration = HistogramOpts::new(
+            name("backend_request_duration_seconds"),
+            "Until the backend's head, by endpoint and status",
+        );
+        Self {
+            connected: labelled(&registry, IntGaugeVec::new(opts("connected", "Live links, by relay"), &["relay"])),
+            reconnects: labelled(
+                &registry,
+                IntCounterVec::new(opts("reconnects_total", "Ended links and failed dials, by reason"), &["reason"]),
+            ),
+            backend_up: labelled(&registry, IntGauge::with_opts(opts("backend_up", "1 while the backend answers"))),
+            backend_duration: labelled(
+                &registry,
+                HistogramVec::new(duration.buckets(SECONDS.to_vec()), &["endpoint", "code"]),
+            ),
+            backend_errors: labelled(
+                &registry,
+                IntCounterVec::new(opts("backend_errors_total", "Requests without a whole answer, by kind"), &["kind"]),
+            ),
+            in_flight: labelled(&registry, IntGauge::with_opts(opts("requests_in_flight", "Requests that run"))),
+            max_concurrency: labelled(&registry, IntGauge::with_opts(opts("max_concurrency", "Requests that may run"))),
+            received_bytes: bytes.with_label_values(&["request"]),
+            sent_bytes: bytes.with_label_values(&["response"]),
+            backpressure: labelled(
+                &registry,
+                Counter::with_opts(opts("send_backpressure_seconds_total", "Time that backends waited for readers")),
+            ),
+            refreshes: labelled(
+                &registry,
+                IntCounterVec::new(
+                    opts("model_refresh_total", "Looks at the backend's models, by result"),
+                    &["result"],
+                ),
+            ),
+            last_message: labelled(
+                &registry,
+                GaugeVec::new(
+                    opts("last_relay_message_timestamp_seconds", "When the relay last said something"),
+                    &["relay"],
+                ),
+            ),
+            dropped_pieces: labelled(
+                &registry,
+                IntCounter::with_opts(opts("dropped_pieces_total", "Pieces of bodies that nobody waited for")),
+            ),
+            registry,
+        }
+    }
+
+    /// A link ended, or a dial failed.
+    pub fn reconnects(&self, reason: &str) {
+        self.reconnects.with_label_values(&[reason]).inc();
+    }
+
+    /// A request has no whole answer.
+    pub fn backend_errors(&self, kind: &str) {
+        self.backend_errors.with_label_values(&[kind]).inc();
+    }
+
+    /// The backend's head came.
+    pub fn observe_backend(&self, endpoint: Endpoint, status: u16, took: Duration) {
+        let endpoint = endpoint.as_str();
+        self.backend_duration.with_label_values(&[endpoint, status_class(status)]).observe(took.as_secs_f64());
+        if (500..=599).contains(&status) {
+            self.backend_errors("http_5xx");
+        }
+    }
+
+    /// The backend was asked for its models.
+    pub fn refreshed(&self, result: &str) {
+        self.refreshes.with_label_values(&[result]).inc();
+    }
+
+    /// A backend waited so long for its reader.
+    pub fn waited(&self, time: Duration) {
+        if !time.is_zero() {
+            self.backpressure.inc_by(time.as_secs_f64());
+        }
+    }
+
+    /// A relay said something.
+    pub fn heard(&self, relay: &str) {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        self.last_message.with_label_values(&[relay]).set(now.as_secs_f64());
+    }
+
+    /// A relay's last link is gone, and its series with it.
+    pub fn forget_relay(&self, relay: &str) {
+        let _ = self.connected.remove_label_values(&[relay]);
+        let _ = self.last_message.remove_label_values(&[relay]);
+    }
+
+    /// The text that Prometheus reads.
+    pub fn render(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        // Writing to memory fails only for metrics that were built wrongly.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
+        text
+    }
+}
+
+fn name(of: &str) -> String {
+    format!("modelrelay_worker_{of}")
+}
+
+fn opts(of: &str, help: &str) -> Opts {
+    Opts::new(name(of), help)
+}
+
+/// Names and labels are constants of this file, so neither step can fail at run time.
+fn labelled<C: Collector + Clone + 'static>(registry: &Registry, metric: prometheus::Result<C>) -> C {
+    let metric = metric.expect("a metric with a valid name");
+    registry.register(Box::new(metric.clone())).expect("a metric registered once");
+    metric
+}
+
+/// A backend may answer any status; few are told apart.
+fn status_class(status: u16) -> &'static str {
+    match status {
+        200 => "200",
+        201..=299 => "2xx",
+        300..=399 => "3xx",
+        400 => "400",
+        401 => "401",
+        404 => "404",
+        429 => "429",
+        402..=499 => "4xx",
+        500 => "500",
+        503 => "503",
+        501..=599 => "5xx",
+        _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documented_names_are_exported() {
+        let metrics = Metrics::new();
+        metrics.connected.with_label_values(&["r"]).set(1);
+        metrics.reconnects("lost");
+        metrics.backend_errors("connect");
+        metrics.observe_backend(Endpoint::Messages, 503, Duration::from_millis(3));
+        metrics.refreshed("ok");
+        metrics.heard("r");
+        let text = String::from_utf8(metrics.render()).unwrap();
+        for name in [
+            "connected{relay=\"r\"} 1",
+            "reconnects_total{reason=\"lost\"} 1",
+            "backend_up 0",
+            "backend_request_duration_seconds_count{code=\"503\",endpoint=\"messages\"} 1",
+            "backend_errors_total{kind=\"http_5xx\"} 1",
+            "requests_in_flight 0",
+            "max_concurrency 0",
+            "forwarded_bytes_total{direction=\"response\"} 0",
+            "send_backpressure_seconds_total 0",
+            "model_refresh_total{result=\"ok\"} 1",
+            "last_relay_message_timestamp_seconds{relay=\"r\"}",
+        ] {
+            assert!(text.contains(&format!("modelrelay_worker_{name}")), "{name} in\n{text}");
+        }
+        metrics.forget_relay("r");
+        assert!(!String::from_utf8(metrics.render()).unwrap().contains("relay=\"r\""));
+    }
+}

@@ -1,0 +1,151 @@
+//! Outgoing connections, plain or TLS, of both kinds: to relays and to the backend.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// From the first packet to the end of the TLS handshake.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connected socket.
+#[derive(Debug)]
+pub enum Stream {
+    /// TCP.
+    Plain(TcpStream),
+    /// TLS over TCP.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Who is trusted: the system's roots, and those of a file. Read at first use, because most workers need neither and the
+/// system's roots take a megabyte.
+#[derive(Debug)]
+pub struct Trust {
+    extra: Option<PathBuf>,
+    config: OnceLock<Arc<ClientConfig>>,
+}
+
+impl Trust {
+    /// Trusts the system's roots and the certificates in `extra`.
+    pub fn new(extra: Option<PathBuf>) -> Self {
+        Self { extra, config: OnceLock::new() }
+    }
+
+    /// Reads `extra`, so that a wrong file is found at the start.
+    pub fn check(&self) -> io::Result<()> {
+        self.extra.as_deref().map(read_pem).transpose().map(|_| ())
+    }
+
+    fn connector(&self) -> io::Result<TlsConnector> {
+        if let Some(config) = self.config.get() {
+            return Ok(TlsConnector::from(Arc::clone(config)));
+        }
+        let mut roots = RootCertStore::empty();
+        let (_, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        if let Some(path) = &self.extra {
+            let (_, _) = roots.add_parsable_certificates(read_pem(path)?);
+        }
+        if roots.is_empty() {
+            return Err(io::Error::other("no trusted certificates: neither the system's roots nor a CA file"));
+        }
+        let config = Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth());
+        Ok(TlsConnector::from(Arc::clone(self.config.get_or_init(|| config))))
+    }
+}
+
+fn read_pem(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    match read {
+        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
+        Ok(_) => Err(io::Error::other("the file holds no certificate in PEM form")),
+        Err(error) => Err(io::Error::other(format!("the file cannot be read as PEM certificates: {error}"))),
+    }
+}
+
+/// Connects to `host:port`, or to `addr` in its place while `host` stays the name that a certificate must have.
+pub async fn connect(host: &str, port: u16, addr: Option<SocketAddr>, tls: Option<&Trust>) -> io::Result<Stream> {
+    let connecting = async {
+        let tcp = match addr {
+            Some(addr) => TcpStream::connect(addr).await?,
+            None => TcpStream::connect((host, port)).await?,
+        };
+        tcp.set_nodelay(true)?;
+        let Some(trust) = tls else { return Ok(Stream::Plain(tcp)) };
+        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        Ok(Stream::Tls(Box::new(trust.connector()?.connect(name, tcp).await?)))
+    };
+    tokio::time::timeout(CONNECT_TIMEOUT, connecting)
+        .await
+        .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no connection within 10 s")))
+}
+
+impl Stream {
+    /// The TCP socket underneath.
+    pub fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(tcp) => tcp,
+            Self::Tls(tls) => tls.get_ref().0,
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_read(cx, buf),
+            Self::Tls(tls) => Pin::new(tls).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_write(cx, buf),
+            Self::Tls(tls) => Pin::new(tls).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_write_vectored(cx, bufs),
+            Self::Tls(tls) => Pin::new(tls).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(tcp) => tcp.is_write_vectored(),
+            Self::Tls(tls) => tls.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_flush(cx),
+            Self::Tls(tls) => Pin::new(tls).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_shutdown(cx),
+            Self::Tls(tls) => Pin::new(tls).poll_shutdown(cx),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The probe server: `/livez`, `/readyz`, `/healthz`, `/metrics` and `/drain`, for kubelet and for people.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::get;
+use axum::serve::ListenerExt;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use crate::config::{ProbeAddr, SettingError};
+use crate::shutdown::{Cause, DrainState};
+use crate::worker::Worker;
+
+/// Opens the listener. The default address, when taken, gives way to a free port; one that somebody asked for does not.
+pub async fn bind(probe: ProbeAddr) -> Result<TcpListener, SettingError> {
+    match TcpListener::bind(probe.addr).await {
+        Ok(listener) => Ok(listener),
+        Err(error) if probe.explicit => Err(refused(probe.addr, &error)),
+        Err(error) => {
+            let free = SocketAddr::new(probe.addr.ip(), 0);
+            tracing::info!(address = %probe.addr, %error, "the default probe address is taken; using a free port");
+            TcpListener::bind(free).await.map_err(|error| refused(free, &error))
+        }
+    }
+}
+
+fn refused(addr: SocketAddr, error: &std::io::Error) -> SettingError {
+    SettingError::new("PROBE_ADDR", addr.to_string(), format!("an address that is free on this machine ({error})"))
+}
+
+/// Serves until the process ends.
+pub async fn serve(listener: TcpListener, worker: Arc<Worker>) {
+    if let Ok(addr) = listener.local_addr() {
+        tracing::info!("probe server listening on http://{addr}");
+    }
+    let app = Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .route("/healthz", get(healthz))
+        .route("/metrics", get(metrics))
+        .route("/drain", get(drain).post(drain))
+        .with_state(worker);
+    let listener = listener.tap_io(|socket| {
+        let _ = socket.set_nodelay(true);
+    });
+    // It fails only where accepting does, and then the process goes on without probes.
+    if let Err(error) = axum::serve(listener, app).await {
+        tracing::error!(%error, "the probe server ended");
+    }
+}
+
+/// Ready means configured. Neither the relay nor the backend counts: restarting this Pod would mend neither.
+async fn readyz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
+    Json(json!({ "ready": true, "config_error": worker.config_error() }))
+}
+
+async fn healthz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
+    let links: Vec<_> = worker
+        .links
+        .all()
+        .iter()
+        .map(|link| json!({ "relay": &*link.relay, "core1": link.core1, "unanswered": link.unanswered() }))
+        .collect();
+    let drain = match worker.drain.state() {
+        DrainState::Serving => None,
+        DrainState::Draining(order) => Some(json!({
+            "cause": order.cause.as_str(),
+            "remaining_ms": order.deadline.saturating_duration_since(Instant::now()).as_millis() as u64,
+        })),
+    };
+    Json(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "name": worker.settings.name,
+        "provider": worker.settings.provider,
+        "backend_up": *worker.catalogue.healthy().borrow(),
+        "models": worker.catalogue.advertised(),
+        "running": worker.capacity.load(),
+        "max_concurrency": worker.live.load().max_concurrency,
+        "links": links,
+        "drain": drain,
+        "config_error": worker.config_error(),
+        "uptime_secs": worker.started.elapsed().as_secs(),
+    }))
+}
+
+async fn metrics(State(worker): State<Arc<Worker>>) -> Response {
+    worker.metrics.in_flight.set(i64::from(worker.capacity.load()));
+    worker.metrics.max_concurrency.set(i64::from(worker.live.load().max_concurrency));
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], worker.metrics.render()).into_response()
+}
+
+/// Drains, and answers when nothing runs any more or the time is over. A preStop hook waits here.
+async fn drain(State(worker): State<Arc<Worker>>, headers: HeaderMap) -> Response {
+    if let Some(token) = &worker.settings.drain_token {
+        let presented = headers.get("x-modelrelay-drain-token").and_then(|value| value.to_str().ok());
+        if !token.verify(presented.unwrap_or_default()) {
+            return (StatusCode::FORBIDDEN, "x-modelrelay-drain-token is missing or wrong\n").into_response();
+        }
+    }
+    let order = worker.begin_drain(Cause::Probe, worker.settings.shutdown_timeout);
+    let mut unlinked = worker.unlinked.subscribe();
+    let idle = unlinked.wait_for(|unlinked| *unlinked);
+    let drained = tokio::time::timeout_at(order.deadline.into(), idle).await.is_ok();
+    let running = worker.links.unanswered();
+    if !drained {
+        tracing::warn!(running, "drain timeout reached");
+    }
+    let status = if drained { StatusCode::OK } else { StatusCode::GATEWAY_TIMEOUT };
+    (status, Json(json!({ "drained": drained, "running": running }))).into_response()
+}

@@ -1,0 +1,115 @@
+//! How long to wait before the next dial.
+//!
+//! - After a lost link, and while its relay is away: uniformly 0.2 s … min(10 s, 2ⁿ s), so that a thousand workers do not
+//!   come back in one instant.
+//! - An address that never admitted us: 1, 2, 4 … 30 s and up to 500 ms of true jitter. The same after a refused secret.
+//! - The address of a relay that we have already (a load balancer may give another next time): 1–60 s.
+
+use std::time::Duration;
+
+/// How a dial, or the link that it made, ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndKind {
+    /// A link was made and has ended.
+    Linked,
+    /// No link was made.
+    Failed,
+    /// The relay refused our secret.
+    Refused,
+    /// We have a link to that relay.
+    Duplicate,
+    /// The relay asked for another protocol version, which is at hand.
+    OtherVersion,
+}
+
+/// Counts what went wrong at one address.
+#[derive(Clone, Debug, Default)]
+pub struct Backoff {
+    admitted: bool,
+    failures: u32,
+    duplicates: u32,
+}
+
+impl Backoff {
+    /// The pause after such an end. `random` is uniform in 0..1.
+    pub fn next_pause(&mut self, end: EndKind, random: f64) -> Duration {
+        match end {
+            EndKind::Linked => {
+                (self.admitted, self.failures, self.duplicates) = (true, 0, 0);
+                between(0.2, 1.0, random)
+            }
+            EndKind::Failed if self.admitted => {
+                self.failures += 1;
+                between(0.2, power(self.failures).min(10.0), random)
+            }
+            EndKind::Failed | EndKind::Refused => {
+                self.failures += 1;
+                Duration::from_secs_f64(power(self.failures - 1).min(30.0) + 0.5 * random)
+            }
+            EndKind::Duplicate => {
+                self.admitted = true;
+                self.failures = 0;
+                self.duplicates += 1;
+                between(1.0, power(self.duplicates).min(60.0), random)
+            }
+            EndKind::OtherVersion => between(0.0, 0.2, random),
+        }
+    }
+}
+
+/// A random number, uniform in 0..1.
+pub fn random() -> f64 {
+    // Without the operating system's randomness a fixed pause still works.
+    let bits = getrandom::u64().unwrap_or(u64::MAX / 2);
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+fn power(n: u32) -> f64 {
+    f64::from(1_u32 << n.min(10))
+}
+
+fn between(low: f64, high: f64, random: f64) -> Duration {
+    Duration::from_secs_f64(low + (high - low) * random)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(backoff: &mut Backoff, end: EndKind, random: f64) -> f64 {
+        backoff.next_pause(end, random).as_secs_f64()
+    }
+
+    #[test]
+    fn an_address_that_never_answered_is_dialled_after_1_to_30_s() {
+        let mut backoff = Backoff::default();
+        let pauses: Vec<f64> = (0..7).map(|_| seconds(&mut backoff, EndKind::Failed, 0.0)).collect();
+        assert_eq!(pauses, [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]);
+        assert_eq!(seconds(&mut backoff, EndKind::Failed, 1.0), 30.5);
+    }
+
+    #[test]
+    fn a_lost_link_is_dialled_again_soon_and_then_within_10_s() {
+        let mut backoff = Backoff::default();
+        assert_eq!(seconds(&mut backoff, EndKind::Linked, 0.0), 0.2);
+        assert_eq!(seconds(&mut backoff, EndKind::Linked, 1.0), 1.0);
+        let most: Vec<f64> = (0..5).map(|_| seconds(&mut backoff, EndKind::Failed, 1.0)).collect();
+        assert_eq!(most, [2.0, 4.0, 8.0, 10.0, 10.0]);
+        assert_eq!(seconds(&mut backoff, EndKind::Failed, 0.0), 0.2);
+    }
+
+    #[test]
+    fn the_address_of_a_relay_that_we_have_is_dialled_after_1_to_60_s() {
+        let mut backoff = Backoff::default();
+        let most: Vec<f64> = (0..8).map(|_| seconds(&mut backoff, EndKind::Duplicate, 1.0)).collect();
+        assert_eq!(most, [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]);
+        assert_eq!(seconds(&mut backoff, EndKind::Duplicate, 0.0), 1.0);
+    }
+
+    #[test]
+    fn a_refused_secret_is_never_hurried() {
+        let mut backoff = Backoff::default();
+        seconds(&mut backoff, EndKind::Linked, 0.0);
+        assert!(seconds(&mut backoff, EndKind::Refused, 0.0) >= 1.0);
+    }
+}

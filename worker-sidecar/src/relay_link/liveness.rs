@@ -1,0 +1,159 @@
+//! Whether the peer is there: judged by bytes received under the WebSocket, in the middle of a message too.
+//!
+//! Bytes sent prove nothing, they sit in a kernel buffer. Only their standing still does: a peer that takes none of our
+//! waiting output for that long is lost as well.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use modelrelay_protocol::limits::HEARTBEATS_UNTIL_LOST;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// When bytes last moved, in milliseconds since `start`.
+#[derive(Debug)]
+pub(super) struct Traffic {
+    start: Instant,
+    received: AtomicU64,
+    progressed: AtomicU64,
+    /// Since when output waits, plus one; 0 while none does.
+    output_since: AtomicU64,
+}
+
+/// What the clock asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Look again then.
+    Fine(Instant),
+    /// Silent for an interval: ask, and look again then.
+    Ask(Instant),
+    /// Gone.
+    Lost(&'static str),
+}
+
+impl Traffic {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            start: Instant::now(),
+            received: AtomicU64::new(0),
+            progressed: AtomicU64::new(0),
+            output_since: AtomicU64::new(0),
+        })
+    }
+
+    /// The writer has something.
+    pub(super) fn begin_output(&self) {
+        self.output_since.store(self.millis(Instant::now()) + 1, Ordering::Relaxed);
+    }
+
+    /// The writer has nothing.
+    pub(super) fn end_output(&self) {
+        self.output_since.store(0, Ordering::Relaxed);
+    }
+
+    /// Judges the peer at `now`.
+    pub(super) fn judge(&self, now: Instant, interval: Duration) -> Verdict {
+        let limit = interval * HEARTBEATS_UNTIL_LOST;
+        let heard = self.instant(self.received.load(Ordering::Relaxed));
+        let silent = now.saturating_duration_since(heard);
+        if silent >= limit {
+            return Verdict::Lost("nothing was received for three heartbeats");
+        }
+        let mut next = heard + if silent < interval { interval } else { silent + interval };
+        next = next.min(heard + limit);
+        if let Some(since) = self.output_since.load(Ordering::Relaxed).checked_sub(1) {
+            let stuck = self.instant(since.max(self.progressed.load(Ordering::Relaxed)));
+            if now.saturating_duration_since(stuck) >= limit {
+                return Verdict::Lost("it took nothing of our output for three heartbeats");
+            }
+            next = next.min(stuck + limit);
+        }
+        if silent >= interval { Verdict::Ask(next) } else { Verdict::Fine(next) }
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.start).as_millis()).unwrap_or(u64::MAX - 1)
+    }
+
+    fn instant(&self, millis: u64) -> Instant {
+        self.start + Duration::from_millis(millis)
+    }
+}
+
+/// A socket whose traffic is counted.
+#[derive(Debug)]
+pub(super) struct Counted<S> {
+    inner: S,
+    traffic: Arc<Traffic>,
+}
+
+impl<S> Counted<S> {
+    pub(super) fn new(inner: S, traffic: Arc<Traffic>) -> Self {
+        Self { inner, traffic }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.inner).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            let now = self.traffic.millis(Instant::now());
+            self.traffic.received.store(now, Ordering::Relaxed);
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let wrote = Pin::new(&mut self.inner).poll_write(cx, buf);
+        if let Poll::Ready(Ok(1..)) = wrote {
+            let now = self.traffic.millis(Instant::now());
+            self.traffic.progressed.store(now, Ordering::Relaxed);
+        }
+        wrote
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEAT: Duration = Duration::from_secs(15);
+
+    #[test]
+    fn one_silent_interval_asks_and_three_are_the_end() {
+        let traffic = Traffic::new();
+        let at = |seconds| traffic.start + Duration::from_secs(seconds);
+        assert_eq!(traffic.judge(at(1), BEAT), Verdict::Fine(at(15)));
+        assert_eq!(traffic.judge(at(15), BEAT), Verdict::Ask(at(30)));
+        assert_eq!(traffic.judge(at(40), BEAT), Verdict::Ask(at(45)));
+        assert!(matches!(traffic.judge(at(45), BEAT), Verdict::Lost(_)));
+        traffic.received.store(44_000, Ordering::Relaxed);
+        assert_eq!(traffic.judge(at(45), BEAT), Verdict::Fine(at(59)));
+    }
+
+    #[test]
+    fn output_that_stands_still_is_the_end_though_the_peer_speaks() {
+        let traffic = Traffic::new();
+        let at = |seconds| traffic.start + Duration::from_secs(seconds);
+        traffic.received.store(100_000, Ordering::Relaxed);
+        traffic.output_since.store(60_001, Ordering::Relaxed);
+        assert_eq!(traffic.judge(at(100), BEAT), Verdict::Fine(at(105)));
+        assert!(matches!(traffic.judge(at(105), BEAT), Verdict::Lost(_)));
+        traffic.progressed.store(101_000, Ordering::Relaxed);
+        assert_eq!(traffic.judge(at(105), BEAT), Verdict::Fine(at(115)));
+    }
+}

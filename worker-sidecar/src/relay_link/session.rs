@@ -1,0 +1,432 @@
+//! One link's life: dial, register, pump until its socket ends.
+//!
+//! The reading half is here. Whatever a message asks for is put into the [`Link`] or given to a task of its own; nothing
+//! here waits for a backend, and nothing but the socket ends the session.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::SplitStream;
+use futures_util::{SinkExt, StreamExt};
+use modelrelay_protocol::frame::{self, BodyKind};
+use modelrelay_protocol::limits::{HEARTBEAT_INTERVAL, MAX_CONTROL_BYTES, REGISTER_TIMEOUT, STREAM_WINDOW_BYTES};
+use modelrelay_protocol::message::{
+    Cancel, CommandResult, Drain, GracefulShutdown, Parsed, Pong, Register, RegisterAck, RelayToWorker, WorkerLimits,
+    WorkerToRelay, encode,
+};
+use modelrelay_protocol::version::{Capabilities, Capability};
+use tokio_tungstenite::tungstenite::{Bytes, Message};
+
+use super::dial::{DialError, Endpoint, dial};
+use super::liveness::{Traffic, Verdict};
+use super::writer::{self, WebSocket};
+use super::{EndKind, Link};
+use crate::forward;
+use crate::shutdown::DrainState;
+use crate::worker::Worker;
+
+/// How long a drain waits for a relay's word that no more requests follow.
+const BARRIER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a closed link may take to be closed by the other side.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Close codes of the WebSocket.
+const NORMAL: u16 = 1000;
+const PROTOCOL_ERROR: u16 = 1002;
+const TOO_BIG: u16 = 1009;
+
+/// How a link, or the attempt to make one, ended.
+#[derive(Debug)]
+pub struct End {
+    /// What it means for the next dial.
+    pub kind: EndKind,
+    /// For people.
+    pub reason: String,
+    /// The metric label.
+    pub label: &'static str,
+    /// The relay asked for this much patience.
+    pub retry_after: Option<Duration>,
+    /// The relay that we have already.
+    pub relay_id: Option<String>,
+}
+
+impl End {
+    fn new(kind: EndKind, label: &'static str, reason: impl Into<String>) -> Self {
+        Self { kind, reason: reason.into(), label, retry_after: None, relay_id: None }
+    }
+}
+
+/// Makes a link and serves it to its end.
+pub async fn run(worker: &Arc<Worker>, endpoint: &Endpoint, version: &str) -> End {
+    let (mut socket, traffic) = match connect(worker, endpoint).await {
+        Ok(connected) => connected,
+        Err(end) => return end,
+    };
+    tracing::info!(relay = %endpoint.name(), "connected to proxy");
+    let models = worker.catalogue.advertised();
+    let registered = tokio::time::timeout(REGISTER_TIMEOUT, register(worker, &mut socket, version, &models)).await;
+    let ack = match registered {
+        Ok(Ok(ack)) => ack,
+        Ok(Err(end)) => return end,
+        Err(_) => return End::new(EndKind::Failed, "register_timeout", "no register_ack within 10 s"),
+    };
+    if ack.duplicate {
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, socket.close(None)).await;
+        let mut end = End::new(EndKind::Duplicate, "duplicate", "there is a link to this relay already");
+        end.relay_id = ack.relay_id;
+        return end;
+    }
+    let link = link_of(endpoint, &ack);
+    for warning in &ack.warnings {
+        tracing::warn!(relay = %link.relay, "the relay warns: {warning}");
+    }
+    tracing::info!(relay = %link.relay, worker_id = %ack.worker_id, models = ack.models.len(), core1 = link.core1, "registered");
+    if let Some(count) = ack.relay_count {
+        worker.set_relay_count(count);
+    }
+    let heartbeat = ack.limits.map_or(HEARTBEAT_INTERVAL, |limits| Duration::from_millis(limits.heartbeat_ms.max(10)));
+    worker.attach(&link, &models);
+    let attached = Attached { worker, link: &link };
+    let end = Session::new(worker, &link, heartbeat).pump(socket, traffic).await;
+    drop(attached);
+    end
+}
+
+/// Takes the link out again, however the session ends.
+struct Attached<'a> {
+    worker: &'a Arc<Worker>,
+    link: &'a Arc<Link>,
+}
+
+impl Drop for Attached<'_> {
+    fn drop(&mut self) {
+        self.worker.detach(self.link);
+    }
+}
+
+async fn connect(worker: &Arc<Worker>, endpoint: &Endpoint) -> Result<(WebSocket, Arc<Traffic>), End> {
+    let secret = worker.secret();
+    dial(endpoint, &worker.settings.provider, &secret, &worker.trust).await.map_err(|error| {
+        let text = error.to_string();
+        match error {
+            DialError::Unauthorized => End::new(EndKind::Refused, "auth_failed", text),
+            DialError::Status(_, retry_after) => End { retry_after, ..End::new(EndKind::Failed, "rejected", text) },
+            DialError::Io(_) => End::new(EndKind::Failed, "unreachable", text),
+        }
+    })
+}
+
+fn link_of(endpoint: &Endpoint, ack: &RegisterAck) -> Arc<Link> {
+    let capabilities = Capabilities::from_names(&ack.capabilities);
+    let core1 = capabilities.has(Capability::Core1);
+    let window = ack.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes);
+    Link::new(endpoint.name(), ack.relay_id.clone(), core1, window)
+}
+
+async fn register(
+    worker: &Arc<Worker>,
+    socket: &mut WebSocket,
+    version: &str,
+    models: &[String],
+) -> Result<RegisterAck, End> {
+    let register = WorkerToRelay::Register(Register {
+        worker_name: worker.settings.name.clone(),
+        models: models.to_vec(),
+        max_concurrent: worker.live.load().max_concurrency,
+        protocol_version: Some(version.to_owned()),
+        current_load: worker.capacity.load(),
+        instance_id: Some(worker.instance_id.clone()),
+        pool: worker.settings.pool.clone(),
+        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        have: worker.links.relay_ids(),
+        capabilities: Capabilities::new([Capability::Core1]).names(),
+        limits: Some(WorkerLimits { stream_window_bytes: STREAM_WINDOW_BYTES }),
+        slots: None,
+    });
+    let lost = |reason: String| End::new(EndKind::Failed, "unreachable", reason);
+    socket.send(Message::text(encode(&register))).await.map_err(|error| lost(error.to_string()))?;
+    loop {
+        let message = match socket.next().await {
+            Some(Ok(message)) => message,
+            Some(Err(error)) => return Err(lost(error.to_string())),
+            None => return Err(lost("the relay closed before register_ack".to_owned())),
+        };
+        match message {
+            Message::Text(text) => {
+                if let Ok(Parsed::Known(RelayToWorker::RegisterAck(ack))) = RelayToWorker::parse(text.as_str()) {
+                    return Ok(ack);
+                }
+            }
+            Message::Close(frame) => {
+                let code = frame.as_ref().map_or(0, |frame| u16::from(frame.code));
+                let reason = frame.map_or_else(String::new, |frame| frame.reason.to_string());
+                let kind = if code == PROTOCOL_ERROR { EndKind::OtherVersion } else { EndKind::Failed };
+                return Err(End::new(kind, "closed", format!("the relay closed with {code} {reason}")));
+            }
+            Message::Binary(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
+        }
+    }
+}
+
+/// A registered link being served.
+struct Session<'a> {
+    worker: &'a Arc<Worker>,
+    link: &'a Arc<Link>,
+    heartbeat: Duration,
+    /// We asked for no more requests, at this time.
+    drain: Option<Instant>,
+    /// The relay has said that none follow.
+    barrier: bool,
+    /// The relay asked us to finish and come back.
+    finishing: bool,
+    /// The close frame is queued, or the other side's was read.
+    closing: Option<Instant>,
+    closed: Option<End>,
+}
+
+impl<'a> Session<'a> {
+    fn new(worker: &'a Arc<Worker>, link: &'a Arc<Link>, heartbeat: Duration) -> Self {
+        Self { worker, link, heartbeat, drain: None, barrier: false, finishing: false, closing: None, closed: None }
+    }
+
+    async fn pump(mut self, socket: WebSocket, traffic: Arc<Traffic>) -> End {
+        let (sink, mut stream) = socket.split();
+        let metrics = Arc::clone(&self.worker.metrics);
+        let mut writer =
+            AbortOnDrop(tokio::spawn(writer::run(Arc::clone(self.link), sink, Arc::clone(&traffic), metrics)));
+        let mut drain = self.worker.drain.subscribe();
+        self.handle_drain(*drain.borrow_and_update());
+        let timer = tokio::time::sleep(self.heartbeat);
+        tokio::pin!(timer);
+        let mut writing = true;
+        loop {
+            tokio::select! {
+                message = stream.next() => match message {
+                    Some(Ok(message)) => self.handle_frame(message),
+                    Some(Err(error)) => return self.end("lost", error.to_string()),
+                    None => return self.end("lost", "the connection ended".to_owned()),
+                },
+                wrote = &mut writer.0, if writing => {
+                    writing = false;
+                    if let Ok(Err(error)) = wrote {
+                        self.read_last_words(&mut stream).await;
+                        return self.end("lost", error.to_string());
+                    }
+                }
+                Ok(()) = drain.changed() => {
+                    let state = *drain.borrow_and_update();
+                    self.handle_drain(state);
+                }
+                () = self.link.changed() => {}
+                () = &mut timer => {}
+            }
+            let now = Instant::now();
+            if timer.is_elapsed() || self.drain.is_some() || self.closing.is_some() {
+                match self.handle_time(&traffic, now) {
+                    Ok(next) => timer.as_mut().reset(next.into()),
+                    Err(reason) => return self.end("silent", reason.to_owned()),
+                }
+            }
+            self.close_when_done(now);
+        }
+    }
+
+    /// A close frame may stand behind what we could not write.
+    async fn read_last_words(&mut self, stream: &mut SplitStream<WebSocket>) {
+        let read = async {
+            while let Some(Ok(message)) = stream.next().await {
+                if let Message::Close(_) = message {
+                    self.handle_frame(message);
+                    return;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(Duration::from_millis(100), read).await;
+    }
+
+    fn end(self, label: &'static str, reason: String) -> End {
+        self.closed.unwrap_or_else(|| End::new(EndKind::Linked, label, reason))
+    }
+
+    /// Asks a silent peer, gives up a dead one, and says when to look again.
+    fn handle_time(&mut self, traffic: &Traffic, now: Instant) -> Result<Instant, &'static str> {
+        if self.closing.is_some_and(|since| now.duration_since(since) >= CLOSE_TIMEOUT) {
+            return Err("the relay did not close in time");
+        }
+        let next = match traffic.judge(now, self.heartbeat) {
+            Verdict::Fine(next) => next,
+            Verdict::Ask(next) => {
+                self.link.ping();
+                next
+            }
+            Verdict::Lost(reason) => return Err(reason),
+        };
+        let closing = self.closing.map(|since| since + CLOSE_TIMEOUT);
+        let barrier = self.drain.filter(|_| !self.barrier).map(|since| since + BARRIER_TIMEOUT);
+        // A barrier that is overdue has had its effect.
+        let barrier = barrier.filter(|due| *due > now);
+        Ok([closing, barrier].into_iter().flatten().fold(next, Instant::min))
+    }
+
+    fn handle_drain(&mut self, state: DrainState) {
+        let DrainState::Draining(order) = state else { return };
+        if self.drain.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        self.drain = Some(now);
+        self.link.watch();
+        if self.link.core1 {
+            let timeout_secs = order.deadline.saturating_duration_since(now).as_secs();
+            self.link.push(&WorkerToRelay::Drain(Drain {
+                reason: order.cause.as_str().to_owned(),
+                timeout_secs: Some(timeout_secs),
+            }));
+        } else {
+            // Such a relay answers our ping after it has read what went before: its pong is the barrier.
+            self.link.mute();
+            self.link.ping();
+        }
+    }
+
+    fn close_when_done(&mut self, now: Instant) {
+        let drained = self.drain.is_some_and(|since| self.barrier || now.duration_since(since) >= BARRIER_TIMEOUT);
+        if (drained || self.finishing) && self.closing.is_none() && self.link.is_idle() {
+            self.link.close(NORMAL, "graceful shutdown complete");
+            self.closing = Some(now);
+        }
+    }
+
+    fn close(&mut self, code: u16, reason: &'static str) {
+        tracing::warn!(relay = %self.link.relay, code, reason, "closing the link");
+        self.link.close(code, reason);
+        self.closing.get_or_insert_with(Instant::now);
+    }
+
+    fn handle_frame(&mut self, message: Message) {
+        match message {
+            Message::Text(text) if self.link.core1 && text.len() > MAX_CONTROL_BYTES => {
+                self.close(TOO_BIG, "message too large");
+            }
+            Message::Text(text) => self.handle_text(text.as_str()),
+            Message::Binary(bytes) => self.handle_binary(bytes),
+            Message::Pong(_) => self.barrier |= self.drain.is_some() && !self.link.core1,
+            Message::Close(frame) => {
+                let code = frame.as_ref().map_or(1005, |frame| u16::from(frame.code));
+                let reason = frame.map_or_else(String::new, |frame| frame.reason.to_string());
+                let kind = if reason == "replaced" { EndKind::Duplicate } else { EndKind::Linked };
+                self.closed = Some(End::new(kind, "closed", format!("the relay closed with {code} {reason}")));
+                self.closing.get_or_insert_with(Instant::now);
+            }
+            // tungstenite answers pings; raw frames are never given out.
+            Message::Ping(_) | Message::Frame(_) => {}
+        }
+    }
+
+    fn handle_text(&mut self, text: &str) {
+        match RelayToWorker::parse(text) {
+            Ok(Parsed::Known(message)) => {
+                self.worker.metrics.heard(&self.link.relay);
+                self.handle_message(message);
+            }
+            Ok(Parsed::Unknown(kind)) => {
+                let kind: String = kind.chars().take(64).collect();
+                tracing::debug!(relay = %self.link.relay, kind, "skipping a message of unknown type");
+            }
+            Err(error) => tracing::warn!(relay = %self.link.relay, %error, "skipping a message"),
+        }
+    }
+
+    fn handle_message(&mut self, message: RelayToWorker) {
+        let (worker, link) = (self.worker, self.link);
+        match message {
+            RelayToWorker::Request(request) => return forward::begin(worker, link, request),
+            RelayToWorker::Demand(demand) => {
+                let waiting = demand.models.iter().fold(0_u32, |sum, model| sum.saturating_add(model.waiting));
+                return worker.capacity.handle_demand(link.id, waiting);
+            }
+            RelayToWorker::Cancel(cancel) => self.handle_cancel(&cancel),
+            RelayToWorker::Credit(credit) => link.add_credit(credit.stream, credit.bytes),
+            RelayToWorker::Ping(ping) => link.push(&WorkerToRelay::Pong(Pong {
+                current_load: Some(worker.capacity.load()),
+                timestamp_unix_ms: ping.timestamp_unix_ms,
+            })),
+            RelayToWorker::Relays(relays) => worker.set_relay_count(relays.relay_count),
+            RelayToWorker::ModelsRefresh(_) => worker.catalogue.refresh(link.id),
+            RelayToWorker::GracefulShutdown(shutdown) => self.handle_graceful_shutdown(&shutdown),
+            RelayToWorker::Command(command) => link.push(&WorkerToRelay::CommandResult(CommandResult {
+                op_id: command.op_id,
+                ok: false,
+                error: Some("this worker has no multiplexer".to_owned()),
+            })),
+            RelayToWorker::RegisterAck(_) => tracing::warn!(relay = %link.relay, "skipping a second register_ack"),
+        }
+        worker.capacity.handle_message(link.id);
+    }
+
+    fn handle_cancel(&self, cancel: &Cancel) {
+        if !self.link.cancel(&cancel.request_id) {
+            return;
+        }
+        self.worker.metrics.backend_errors("cancelled");
+        tracing::info!(request_id = %cancel.request_id, reason = cancel.reason.as_str(), "cancelled");
+        if !self.link.core1 {
+            // A relay of the seeds leaks the slot of a request that never completes.
+            self.link.push(&forward::cancelled_completion(&cancel.request_id));
+        }
+    }
+
+    fn handle_graceful_shutdown(&mut self, shutdown: &GracefulShutdown) {
+        let reason = shutdown.reason.as_deref().unwrap_or_default();
+        match reason {
+            GracefulShutdown::DRAIN if self.drain.is_some() => self.barrier = true,
+            GracefulShutdown::WORKER_DRAIN => {
+                tracing::info!(relay = %self.link.relay, "graceful shutdown: an admin drains this worker");
+                let timeout = shutdown.drain_timeout_secs.map(Duration::from_secs);
+                // The relay sends nothing more of itself.
+                self.barrier = true;
+                self.worker.drain_by_admin(timeout);
+            }
+            _ => {
+                tracing::info!(
+                    relay = %self.link.relay, reason, running = self.link.unanswered(),
+                    "graceful shutdown: finishing what runs on this link"
+                );
+                self.finishing = true;
+                self.link.watch();
+            }
+        }
+    }
+
+    fn handle_binary(&mut self, bytes: Bytes) {
+        if !self.link.core1 {
+            return self.close(PROTOCOL_ERROR, "binary message without core1");
+        }
+        let piece = match frame::decode(bytes) {
+            Ok(piece) if piece.kind == BodyKind::Request => piece,
+            // A piece of a body that only we send.
+            Ok(_) => return self.worker.metrics.dropped_pieces.inc(),
+            Err(error) => {
+                tracing::warn!(relay = %self.link.relay, %error, "broken binary message");
+                return self.close(PROTOCOL_ERROR, "broken binary message");
+            }
+        };
+        let Some((id, upload)) = self.link.upload(piece.stream) else {
+            return self.worker.metrics.dropped_pieces.inc();
+        };
+        self.worker.metrics.received_bytes.inc_by(piece.payload.len() as u64);
+        if let Err(error) = upload.push(piece.payload) {
+            forward::fail_upload(self.worker, self.link, &id, piece.stream, error);
+        }
+    }
+}
+
+/// The writer ends with its session.
+struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

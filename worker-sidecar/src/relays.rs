@@ -1,0 +1,213 @@
+//! Which relays to dial, and one task for each.
+//!
+//! - A fixed URL: as many links as there are relays (`relay_count`), all dialled at that address; a load balancer behind it
+//!   hands them out. What is found to be a relay that we have already is tried again later.
+//! - `dns+http(s)`: every address behind the name, looked up every 5 s. An address that leaves is no longer dialled but
+//!   keeps its live link; a failed or empty lookup changes nothing.
+//!
+//! While the worker drains nobody dials; when all links have ended the worker is unlinked, and says so.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use modelrelay_protocol::version::{VERSION, VERSION_PUBLISHED};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::relay_link::{self, Backoff, End, EndKind, Endpoint};
+use crate::shutdown::DrainState;
+use crate::worker::Worker;
+
+/// Between lookups of a name.
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// More links than this to one name are somebody's mistake.
+const MAX_RELAYS: usize = 256;
+
+/// Names one task: the n-th link to a fixed URL, or an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    Nth(usize),
+    Addr(SocketAddr),
+}
+
+/// Keeps links to all relays until the worker drains, and again when that is undone. Never returns.
+pub async fn run(worker: Arc<Worker>) {
+    let mut drain = worker.drain.subscribe();
+    loop {
+        // The sender lives in `worker`.
+        let _ = drain.wait_for(|state| *state == DrainState::Serving).await;
+        worker.unlinked.send_replace(false);
+        Dialling::new(&worker).run().await;
+        worker.unlinked.send_replace(true);
+    }
+}
+
+struct Dialling<'a> {
+    worker: &'a Arc<Worker>,
+    /// The tasks that run, and whether each is still wanted.
+    wanted: BTreeMap<Key, watch::Sender<bool>>,
+    tasks: JoinSet<Key>,
+    addresses: BTreeSet<SocketAddr>,
+}
+
+impl<'a> Dialling<'a> {
+    fn new(worker: &'a Arc<Worker>) -> Self {
+        Self { worker, wanted: BTreeMap::new(), tasks: JoinSet::new(), addresses: BTreeSet::new() }
+    }
+
+    async fn run(mut self) {
+        let mut drain = self.worker.drain.subscribe();
+        let mut count = self.worker.relay_count.subscribe();
+        let every_address = self.worker.settings.relay.every_address;
+        let mut lookups = tokio::time::interval(LOOKUP_INTERVAL);
+        lookups.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        if !every_address {
+            self.want_count(*count.borrow_and_update());
+        }
+        loop {
+            tokio::select! {
+                () = draining(&mut drain) => break,
+                Ok(()) = count.changed(), if !every_address => {
+                    let number = *count.borrow_and_update();
+                    self.want_count(number);
+                }
+                _ = lookups.tick(), if every_address => {
+                    self.look_up().await;
+                    let keys = self.addresses.iter().copied().map(Key::Addr).collect();
+                    self.want(&keys);
+                }
+                Some(ended) = self.tasks.join_next() => self.handle_ended(ended.ok()),
+            }
+        }
+        // Each ends by itself when its link has nothing left to do.
+        while self.tasks.join_next().await.is_some() {}
+    }
+
+    fn want_count(&mut self, number: u32) {
+        let number = usize::try_from(number).unwrap_or(MAX_RELAYS).clamp(1, MAX_RELAYS);
+        self.want(&(0..number).map(Key::Nth).collect());
+    }
+
+    async fn look_up(&mut self) {
+        let relay = &self.worker.settings.relay;
+        match tokio::net::lookup_host((relay.host.as_str(), relay.port)).await {
+            Ok(found) => {
+                let found: BTreeSet<_> = found.take(MAX_RELAYS).collect();
+                if !found.is_empty() && found != self.addresses {
+                    tracing::info!(name = relay.host, addresses = found.len(), "relay addresses changed");
+                    self.addresses = found;
+                }
+            }
+            Err(error) if self.addresses.is_empty() => {
+                tracing::warn!(name = relay.host, %error, "no relay address yet")
+            }
+            Err(error) => tracing::debug!(name = relay.host, %error, "keeping the relay addresses"),
+        }
+    }
+
+    fn want(&mut self, keys: &BTreeSet<Key>) {
+        for (key, wanted) in &self.wanted {
+            wanted.send_if_modified(|now| std::mem::replace(now, keys.contains(key)) != keys.contains(key));
+        }
+        for key in keys {
+            self.start(*key);
+        }
+    }
+
+    fn start(&mut self, key: Key) {
+        if self.wanted.contains_key(&key) {
+            return;
+        }
+        let (sender, wanted) = watch::channel(true);
+        self.wanted.insert(key, sender);
+        let addr = match key {
+            Key::Nth(_) => None,
+            Key::Addr(addr) => Some(addr),
+        };
+        let endpoint = Endpoint { url: self.worker.settings.relay.clone(), addr };
+        let worker = Arc::clone(self.worker);
+        self.tasks.spawn(async move {
+            keep_linked(&worker, &endpoint, wanted).await;
+            key
+        });
+    }
+
+    fn handle_ended(&mut self, key: Option<Key>) {
+        let Some(key) = key else {
+            // A task panicked, which is our fault and must not cost a relay: those without a task begin anew.
+            tracing::error!("a relay's task failed");
+            self.wanted.retain(|_, wanted| wanted.receiver_count() > 0);
+            return;
+        };
+        // Wanted again in the instant in which it ended.
+        if self.wanted.remove(&key).is_some_and(|wanted| *wanted.borrow()) {
+            self.start(key);
+        }
+    }
+}
+
+/// Dials one endpoint, serves the link, and dials again, until it is no longer wanted or the worker drains.
+async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watch::Receiver<bool>) {
+    let mut drain = worker.drain.subscribe();
+    let mut backoff = Backoff::default();
+    let mut version = VERSION;
+    let mut said = None;
+    loop {
+        let end = relay_link::run(worker, endpoint, version).await;
+        worker.metrics.reconnects(end.label);
+        tell(endpoint, &end, &mut said);
+        let mut kind = end.kind;
+        if kind == EndKind::OtherVersion {
+            // The published relay refuses our version; one that refuses both is not hurried.
+            kind = if version == VERSION { EndKind::OtherVersion } else { EndKind::Failed };
+            version = if version == VERSION { VERSION_PUBLISHED } else { VERSION };
+        }
+        let pause = backoff.next_pause(kind, relay_link::random()).max(end.retry_after.unwrap_or_default());
+        let rest = async {
+            match (&end.relay_id, endpoint.addr) {
+                // That very relay sits behind this address: there is nothing to gain while its link lives.
+                (Some(relay_id), Some(_)) if kind == EndKind::Duplicate => {
+                    worker.links.wait_without(relay_id).await;
+                    tokio::time::sleep(pause.min(Duration::from_secs(1))).await;
+                }
+                _ => tokio::time::sleep(pause).await,
+            }
+        };
+        tokio::select! {
+            () = rest => {}
+            () = unwanted(&mut wanted) => return,
+            () = draining(&mut drain) => return,
+        }
+        if !*wanted.borrow() || worker.drain.is_draining() {
+            return;
+        }
+    }
+}
+
+/// Waits for a drain; its sender outlives all who wait.
+async fn draining(drain: &mut watch::Receiver<DrainState>) {
+    let _ = drain.wait_for(|state| *state != DrainState::Serving).await;
+}
+
+async fn unwanted(wanted: &mut watch::Receiver<bool>) {
+    let _ = wanted.wait_for(|wanted| !wanted).await;
+}
+
+/// The first of equal complaints is a warning; the rest would bury everything else.
+fn tell(endpoint: &Endpoint, end: &End, said: &mut Option<(EndKind, &'static str)>) {
+    let (relay, reason) = (endpoint.name(), &end.reason);
+    let this = (end.kind, end.label);
+    let again = said.replace(this) == Some(this);
+    match end.kind {
+        EndKind::Linked => tracing::warn!(%relay, reason, "link ended"),
+        EndKind::Refused if !again => {
+            tracing::warn!(%relay, reason, "worker authentication failed; is the worker secret that of this provider?");
+        }
+        EndKind::Failed if !again => tracing::warn!(%relay, reason, "cannot link to the relay; trying again"),
+        EndKind::Refused | EndKind::Failed => tracing::debug!(%relay, reason, "still not linked"),
+        EndKind::Duplicate | EndKind::OtherVersion => tracing::debug!(%relay, reason, "dialling again later"),
+    }
+}

@@ -1,0 +1,70 @@
+//! Log lines, on standard error. What is logged never holds a prompt, an answer, a key, a secret or a query string.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// How lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One object a line.
+    Json,
+}
+
+/// A judged `LOG_LEVEL`: a level, or directives such as `info,modelrelay_worker=debug`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogFilter(String);
+
+impl Default for LogFilter {
+    fn default() -> Self {
+        Self("info".to_owned())
+    }
+}
+
+impl LogFilter {
+    /// What [`LogFilter::parse`] takes, for people.
+    pub const ALLOWED: &str = "error, warn, info, debug, trace, or directives such as info,modelrelay_worker=debug";
+
+    /// Reads a level or directives. A word that is no level would be read as a target and silence everything else, so
+    /// it is refused.
+    pub fn parse(text: &str) -> Option<Self> {
+        const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+        let known = |part: &str| part.contains('=') || LEVELS.contains(&part.trim().to_ascii_lowercase().as_str());
+        let text = text.trim();
+        (text.split(',').all(known) && EnvFilter::try_new(text).is_ok()).then(|| Self(text.to_owned()))
+    }
+}
+
+/// Starts logging for the process. A second call changes nothing.
+pub fn init(filter: &LogFilter, format: LogFormat) {
+    let registry = tracing_subscriber::registry().with(EnvFilter::new(&filter.0));
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        // An escape sequence in a log file breaks every search for a phrase.
+        .with_ansi(std::io::stderr().is_terminal());
+    let _ = match format {
+        LogFormat::Text => registry.with(lines).try_init(),
+        LogFormat::Json => registry.with(lines.json().flatten_event(true).with_current_span(false)).try_init(),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_and_directives_are_accepted_and_other_words_refused() {
+        for text in ["error", "WARN", "info,modelrelay_worker=debug", "modelrelay_worker::forward=trace"] {
+            assert!(LogFilter::parse(text).is_some(), "{text}");
+        }
+        for text in ["", "loud", "loud=noise", "info,verbose"] {
+            assert!(LogFilter::parse(text).is_none(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! The whole worker: what its parts share, and how they are started and ended.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use modelrelay_protocol::secret::Secret;
+use tokio::sync::watch;
+
+use crate::backend::Backend;
+use crate::capacity::Capacity;
+use crate::catalogue::Catalogue;
+use crate::cli::Args;
+use crate::config::{self, Live, SettingError, Settings};
+use crate::demo::{self, DemoArgs};
+use crate::metrics::Metrics;
+use crate::net::Trust;
+use crate::relay_link::{Link, LinkId};
+use crate::shutdown::{self, Cause, Drain, Order};
+use crate::{probe, relays, telemetry};
+
+/// More threads than this only wake one another.
+const MAX_THREADS: usize = 4;
+
+/// What all parts share.
+#[derive(Debug)]
+pub struct Worker {
+    /// As they were at the start.
+    pub settings: Settings,
+    /// The part of them that a reload changes.
+    pub live: ArcSwap<Live>,
+    /// The backend in force.
+    pub backend: ArcSwap<Backend>,
+    /// Who is trusted as a relay.
+    pub trust: Arc<Trust>,
+    /// 128 random bits: names this process to relays.
+    pub instance_id: String,
+    /// Live links.
+    pub links: Links,
+    /// Slots.
+    pub capacity: Arc<Capacity>,
+    /// Models.
+    pub catalogue: Catalogue,
+    /// Whether work is taken.
+    pub drain: Drain,
+    /// True while no link lives and none is dialled.
+    pub unlinked: watch::Sender<bool>,
+    /// How many relays there are, as they say.
+    pub relay_count: watch::Sender<u32>,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// When the process began.
+    pub started: Instant,
+    last_secret: Mutex<Secret>,
+    config_error: Mutex<Option<String>>,
+}
+
+/// The live links.
+#[derive(Debug)]
+pub struct Links {
+    map: Mutex<BTreeMap<LinkId, Arc<Link>>>,
+    changed: watch::Sender<()>,
+}
+
+/// Runs the worker until a signal. Errors of the settings end it with one line and exit code 1.
+pub fn run(args: &Args) -> ExitCode {
+    let settings = match Settings::load(args) {
+        Ok(settings) => settings,
+        Err(error) => return fail(&error),
+    };
+    telemetry::init(&settings.log_filter, settings.log_format);
+    run_to_end(serve(args, settings))
+}
+
+/// Runs the demo backend until a signal.
+pub fn run_demo(args: &Args, demo: DemoArgs) -> ExitCode {
+    match config::log_settings(args) {
+        Ok((filter, format)) => telemetry::init(&filter, format),
+        Err(error) => return fail(&error),
+    }
+    run_to_end(async {
+        let listen = demo.listen.to_string();
+        demo::run(demo).await.map_err(|error| SettingError::new("--listen", listen, error.to_string()))
+    })
+}
+
+fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&SettingError::hidden("runtime", error.to_string())),
+    };
+    match runtime.block_on(work) {
+        Ok(()) => {
+            // What is left are tasks with nothing to finish.
+            runtime.shutdown_background();
+            ExitCode::SUCCESS
+        }
+        Err(error) => fail(&error),
+    }
+}
+
+#[allow(clippy::print_stderr)]
+fn fail(error: &SettingError) -> ExitCode {
+    eprintln!("{error}");
+    ExitCode::FAILURE
+}
+
+async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
+    let signals = tokio::spawn(shutdown::first_signal());
+    let listener = probe::bind(settings.probe).await?;
+    let worker = Arc::new(Worker::new(settings)?);
+    tokio::spawn(probe::serve(listener, Arc::clone(&worker)));
+    tokio::spawn(Arc::clone(&worker.capacity).run());
+    let catalogue = Arc::clone(&worker);
+    tokio::spawn(async move { catalogue.catalogue.run(&catalogue).await });
+    tokio::spawn(relays::run(Arc::clone(&worker)));
+    tokio::spawn(undo_drain(Arc::clone(&worker)));
+    if let Some(path) = args.config.clone() {
+        let (apply, refuse) = (Arc::clone(&worker), Arc::clone(&worker));
+        let args = args.clone();
+        tokio::spawn(async move {
+            config::watch(args, path, |settings| apply.apply(settings), |error| refuse.refuse(error)).await;
+        });
+    }
+    match signals.await {
+        Ok(Ok(signal)) => worker.stop(signal).await,
+        Ok(Err(error)) => return Err(SettingError::hidden("signals", error.to_string())),
+        Err(error) => return Err(SettingError::hidden("signals", error.to_string())),
+    }
+    Ok(())
+}
+
+/// A `/drain` is over when the backend for whose end it was asked has gone and come back.
+async fn undo_drain(worker: Arc<Worker>) {
+    let mut drain = worker.drain.subscribe();
+    let mut healthy = worker.catalogue.healthy();
+    let mut unlinked = worker.unlinked.subscribe();
+    loop {
+        let _ = drain.wait_for(|_| worker.drain.is_undoable()).await;
+        let _ = healthy.wait_for(|healthy| !healthy).await;
+        let _ = healthy.wait_for(|healthy| *healthy).await;
+        // Links of the drain that still end must not be mistaken for new ones.
+        let _ = unlinked.wait_for(|unlinked| *unlinked).await;
+        if worker.drain.is_undoable() {
+            tracing::info!("the backend is back; the drain is undone");
+        }
+        worker.drain.undo();
+        // A stronger drain is for good.
+        let _ = drain.wait_for(|_| !worker.drain.is_draining()).await;
+    }
+}
+
+impl Worker {
+    /// A worker that does nothing yet.
+    pub fn new(settings: Settings) -> Result<Self, SettingError> {
+        let trust = Arc::new(Trust::new(settings.relay_ca_file.clone()));
+        trust.check().map_err(|error| {
+            let path = settings.relay_ca_file.clone().unwrap_or_default();
+            SettingError::new("RELAY_CA_FILE", path.display().to_string(), error.to_string())
+        })?;
+        let metrics = Arc::new(Metrics::new());
+        let live = settings.live.clone();
+        let secret = live.secret.read()?;
+        Ok(Self {
+            backend: ArcSwap::from_pointee(Backend::new(live.backend.clone(), Arc::new(Trust::new(None)))),
+            capacity: Capacity::new(live.max_concurrency),
+            live: ArcSwap::from_pointee(live),
+            trust,
+            instance_id: instance_id()?,
+            links: Links::default(),
+            catalogue: Catalogue::new(Arc::clone(&metrics)),
+            drain: Drain::default(),
+            unlinked: watch::channel(false).0,
+            relay_count: watch::channel(1).0,
+            metrics,
+            started: Instant::now(),
+            last_secret: Mutex::new(secret),
+            config_error: Mutex::new(None),
+            settings,
+        })
+    }
+
+    /// The secret to dial with: read again each time, the last good one while its file is not.
+    pub fn secret(&self) -> Secret {
+        match self.live.load().secret.read() {
+            Ok(secret) => {
+                lock(&self.last_secret).clone_from(&secret);
+                secret
+            }
+            Err(error) => {
+                tracing::warn!(%error, "dialling with the last good secret");
+                lock(&self.last_secret).clone()
+            }
+        }
+    }
+
+    /// A link has registered with these models.
+    pub fn attach(&self, link: &Arc<Link>, models: &[String]) {
+        self.catalogue.attach(models, |changed| {
+            self.links.insert(link);
+            if let Some(models) = changed {
+                link.announce(models, self.capacity.load());
+            }
+        });
+        self.capacity.join(link);
+        self.metrics.connected.with_label_values(&[&*link.relay]).inc();
+    }
+
+    /// A link has ended: its requests with it, at once.
+    pub fn detach(&self, link: &Arc<Link>) {
+        let aborted = link.cancel_all();
+        if aborted > 0 {
+            tracing::warn!(relay = %link.relay, aborted, "requests ended with their link");
+        }
+        self.capacity.leave(link.id);
+        self.links.remove(link.id);
+        let gauge = self.metrics.connected.with_label_values(&[&*link.relay]);
+        gauge.dec();
+        if gauge.get() <= 0 {
+            self.metrics.forget_relay(&link.relay);
+        }
+    }
+
+    /// How many relays a relay says there are.
+    pub fn set_relay_count(&self, count: u32) {
+        self.relay_count.send_if_modified(|now| std::mem::replace(now, count.max(1)) != count.max(1));
+    }
+
+    /// Takes no more work.
+    pub fn begin_drain(&self, cause: Cause, timeout: Duration) -> Order {
+        let order = self.drain.begin(cause, timeout, Instant::now());
+        let running = self.links.unanswered();
+        tracing::info!(cause = cause.as_str(), running, "graceful shutdown");
+        order
+    }
+
+    /// An admin's order: finish, and stay away until restarted.
+    pub fn drain_by_admin(&self, timeout: Option<Duration>) {
+        self.begin_drain(Cause::Admin, timeout.unwrap_or(self.settings.shutdown_timeout));
+    }
+
+    /// Why the file's newest content is not in force.
+    pub fn config_error(&self) -> Option<String> {
+        lock(&self.config_error).clone()
+    }
+
+    async fn stop(&self, signal: &str) {
+        tracing::info!(signal, "signal received");
+        let order = self.begin_drain(Cause::Signal, self.settings.shutdown_timeout);
+        let mut unlinked = self.unlinked.subscribe();
+        let idle = unlinked.wait_for(|unlinked| *unlinked);
+        if tokio::time::timeout_at(order.deadline.into(), idle).await.is_ok() {
+            return tracing::info!("graceful shutdown complete");
+        }
+        let links = self.links.all();
+        let severed: usize = links.iter().map(|link| link.cancel_all()).sum();
+        tracing::warn!(severed, "drain timeout reached");
+        for link in &links {
+            link.close(1000, "graceful shutdown timed out");
+        }
+        // Long enough for the close frames, too short to matter.
+        let mut unlinked = self.unlinked.subscribe();
+        let _ = tokio::time::timeout(Duration::from_millis(500), unlinked.wait_for(|unlinked| *unlinked)).await;
+    }
+
+    fn apply(&self, settings: Settings) {
+        let (old, new) = (self.live.load_full(), settings.live.clone());
+        let rest = Settings { live: self.settings.live.clone(), ..settings };
+        if rest != self.settings {
+            tracing::warn!("worker.yaml changed settings that need a restart; they stay as they were");
+        }
+        lock(&self.config_error).take();
+        self.live.store(Arc::new(new.clone()));
+        if new.max_concurrency != old.max_concurrency {
+            self.capacity.set(new.max_concurrency);
+        }
+        if new.backend != old.backend {
+            self.backend.store(Arc::new(Backend::new(new.backend.clone(), Arc::new(Trust::new(None)))));
+        }
+        if new.backend != old.backend || new.models != old.models {
+            self.catalogue.reset(&self.links, self.capacity.load());
+        }
+        tracing::info!("worker.yaml applied");
+    }
+
+    fn refuse(&self, error: &SettingError) {
+        tracing::error!(%error, "worker.yaml cannot be used; the last good settings stay in force");
+        *lock(&self.config_error) = Some(error.to_string());
+    }
+}
+
+impl Default for Links {
+    fn default() -> Self {
+        Self { map: Mutex::default(), changed: watch::channel(()).0 }
+    }
+}
+
+impl Links {
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Link>> {
+        lock(&self.map).values().map(Arc::clone).collect()
+    }
+
+    /// One of them.
+    pub fn find(&self, id: LinkId) -> Option<Arc<Link>> {
+        lock(&self.map).get(&id).map(Arc::clone)
+    }
+
+    /// The relays that they lead to, where those name themselves.
+    pub fn relay_ids(&self) -> Vec<String> {
+        lock(&self.map).values().filter_map(|link| link.relay_id.clone()).collect()
+    }
+
+    /// Requests that have not been answered to their last byte.
+    pub fn unanswered(&self) -> usize {
+        self.all().iter().map(|link| link.unanswered()).sum()
+    }
+
+    /// Waits until no link leads to that relay.
+    pub async fn wait_without(&self, relay_id: &str) {
+        let mut changed = self.changed.subscribe();
+        let _ = changed.wait_for(|()| !self.relay_ids().iter().any(|id| id == relay_id)).await;
+    }
+
+    fn insert(&self, link: &Arc<Link>) {
+        lock(&self.map).insert(link.id, Arc::clone(link));
+        self.changed.send_replace(());
+    }
+
+    fn remove(&self, id: LinkId) {
+        lock(&self.map).remove(&id);
+        self.changed.send_replace(());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn instance_id() -> Result<String, SettingError> {
+    let mut bytes = [0_u8; 16];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| SettingError::hidden("instance_id", format!("no randomness: {error}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}

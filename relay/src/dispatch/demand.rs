@@ -21,7 +21,8 @@ const PACE: Span = 50_000_000;
 pub(super) struct DemandState {
     /// What it takes to be waiting; models with nothing waiting are absent.
     believed: BTreeMap<Model, u32>,
-    /// Whether that is uncertain: it adds its refusals to a count that may have been zero or below.
+    /// Whether it is to be told even what it should believe already: it adds its refusals to a count that may have been
+    /// zero or below, and subtracts what it was sent.
     doubtful: bool,
     told_at: Option<Moment>,
     /// When it will be looked at, if it is marked.
@@ -36,6 +37,8 @@ impl DemandState {
             if *count == 0 {
                 self.believed.remove(model);
             }
+            // The last state is always told, also to a worker that counts for itself.
+            self.doubtful = true;
         }
     }
 }

@@ -16,6 +16,7 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 use modelrelay_protocol::message::{GracefulShutdown, RegisterAck, RelayToWorker};
 use tokio::sync::Notify;
+use tracing::info;
 
 use crate::config::ProviderConfig;
 use crate::dispatch::{
@@ -254,6 +255,7 @@ impl Provider {
 
     fn drain_link(&self, link: &Arc<WorkerLink>, reason: &str, timeout: Option<u64>, close: Option<Close>) {
         let worker = link.info.key;
+        info!(provider = %self.name, worker = %link.info.name, worker_id = %link.info.id, reason, "graceful shutdown");
         let mut state = self.lock();
         // Nothing new from here on; what was not written yet goes to somebody else.
         self.handle_quietly(&mut state, Event::WorkerDraining { worker });

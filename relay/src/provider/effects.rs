@@ -196,7 +196,7 @@ impl Provider {
             | CancelReason::Admin
             | CancelReason::WorkerFault => wire::CancelReason::ClientDisconnect,
             CancelReason::Timeout => wire::CancelReason::Timeout,
-            CancelReason::DrainDeadline => wire::CancelReason::GracefulShutdown,
+            CancelReason::DrainDeadline => wire::CancelReason::ServerShutdown,
         };
         self.series.cancelled(reason, stage.into());
     }

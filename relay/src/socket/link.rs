@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use modelrelay_protocol::credit::ReceiveWindow;
 use modelrelay_protocol::frame::BodyKind;
@@ -272,6 +272,30 @@ impl WorkerLink {
         self.drain.notified().await;
     }
 
+    /// The drain's time is over: the worker is told to stop what it still runs, then the socket closes. Its requests are
+    /// lost with it, and go to others where nothing was sent yet.
+    pub fn end_drain(&self, close: Close) {
+        let mut state = self.lock();
+        let mut streams: Vec<u32> = state.held.keys().copied().collect();
+        streams.sort_unstable();
+        for stream in streams {
+            let Some(held) = state.held.get(&stream) else { continue };
+            let reason = wire::CancelReason::GracefulShutdown;
+            let cancel = Cancel { request_id: held.request_id.to_string(), reason, detail: None };
+            state.outbox.cancel(stream, encode(&RelayToWorker::Cancel(cancel)));
+        }
+        state.close.get_or_insert(close);
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Until when a drain may last that began before and has not ended.
+    pub fn drain_deadline(&self, timeout: Duration) -> Option<Instant> {
+        let state = self.lock();
+        let since = state.draining_since.filter(|_| state.close.is_none())?;
+        Some(since + timeout)
+    }
+
     /// Since when the worker has been draining.
     pub fn draining_since(&self) -> Option<Instant> {
         self.lock().draining_since
@@ -365,6 +389,6 @@ fn on_the_wire(reason: CancelReason) -> (wire::CancelReason, Option<&'static str
         CancelReason::Admin => (wire::CancelReason::ClientDisconnect, Some("cancelled by an admin")),
         CancelReason::WorkerFault => (wire::CancelReason::ClientDisconnect, Some("the answer broke the protocol")),
         CancelReason::Timeout => (wire::CancelReason::Timeout, None),
-        CancelReason::DrainDeadline => (wire::CancelReason::GracefulShutdown, None),
+        CancelReason::DrainDeadline => (wire::CancelReason::ServerShutdown, None),
     }
 }

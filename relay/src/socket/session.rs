@@ -320,7 +320,9 @@ async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLi
     loop {
         let lost_at = pulse.last_read() + patience;
         let stuck_at = pulse.waiting_since().map(|since| since + patience);
-        let drained_by = link.draining_since().map(|since| since + provider.shared.config.load().drain_timeout);
+        // The process's own drain has a deadline of its own.
+        let own_drain = provider.shared.phase() >= Phase::Draining;
+        let drained_by = link.drain_deadline(provider.shared.config.load().drain_timeout).filter(|_| !own_drain);
         let next = [Some(lost_at), stuck_at, drained_by, Some(beat)].into_iter().flatten().min().unwrap_or(beat);
         tokio::select! {
             () = tokio::time::sleep_until(next.into()) => {}
@@ -333,8 +335,8 @@ async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLi
         if pulse.waiting_since().is_some_and(|since| since + patience <= now) {
             return End::closing(HEARTBEAT_LOST, DisconnectReason::WriteTimeout);
         }
-        if drained_by.is_some_and(|by| by <= now) && provider.shared.phase() < Phase::Draining {
-            return End::closing(DRAIN_TIMED_OUT, DisconnectReason::DrainTimeout);
+        if drained_by.is_some_and(|by| by <= now) {
+            link.end_drain(DRAIN_TIMED_OUT);
         }
         if beat <= now {
             beat = now + interval;
@@ -377,6 +379,7 @@ fn reason_of(close: Close) -> DisconnectReason {
     match close {
         SECRET_REMOVED => DisconnectReason::AuthFailed,
         RELAY_STOPPING => DisconnectReason::RelayShutdown,
+        DRAIN_TIMED_OUT => DisconnectReason::DrainTimeout,
         Close { reason: "replaced", .. } => DisconnectReason::Replaced,
         _ => DisconnectReason::Drained,
     }

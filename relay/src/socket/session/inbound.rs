@@ -61,8 +61,8 @@ pub(super) fn handle_text(provider: &Arc<Provider>, link: &Arc<WorkerLink>, text
             provider.granted(link, grant);
         }
         WorkerToRelay::Drain(drain) if link.info.core1 => {
-            let reason: String = drain.reason.chars().take(128).collect();
-            info!(provider = %provider.name, worker = %link.info.name, reason, "worker drains itself");
+            let said: String = drain.reason.chars().filter(|c| !c.is_control()).take(128).collect();
+            debug!(worker = %link.info.name, said, "worker drains itself");
             provider.worker_asked_to_drain(link);
         }
         WorkerToRelay::Grant(_)

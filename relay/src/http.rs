@@ -19,9 +19,10 @@ use axum::body::Body;
 use axum::extract::DefaultBodyLimit;
 use axum::response::Response;
 use axum::routing::{get, post};
-use http::{Method, Request};
+use http::{Method, Request, StatusCode};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::paths::POST_PATHS;
+use tower_service::Service;
 
 use crate::relay::Relay;
 use crate::{admin, socket};
@@ -66,6 +67,17 @@ pub fn router(relay: Arc<Relay>, parts: Parts) -> Router {
         // Bodies are bounded where they are read, by `MAX_REQUEST_BYTES` and the memory budget.
         .layer(DefaultBodyLimit::disable())
         .with_state(relay)
+}
+
+/// Answers one request; whatever the route, the answer carries the request's id.
+pub async fn answer(router: &mut Router, mut request: Request<Body>) -> Response {
+    let client = Client::read(&request);
+    request.extensions_mut().insert(client.clone());
+    let mut response = router.call(request).await.unwrap_or_else(|never| match never {});
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        client.stamp(response.headers_mut());
+    }
+    response
 }
 
 async fn not_found(request: Request<Body>) -> Response {

@@ -203,16 +203,16 @@ impl Provider {
     }
 
     /// Replaces the settings. Connected workers keep what the new catalogue allows.
-    pub fn reconfigure(&self, config: ProviderConfig) {
+    pub fn reconfigure(&self, config: &ProviderConfig) {
         let mut state = self.lock();
         let catalogue_changed = self.config.load().models != config.models
             || self.config.load().max_models_per_worker != config.max_models_per_worker;
         self.config.store(Arc::new(config.clone()));
-        self.handle(&mut state, Event::SettingsChanged(settings(&config)));
+        self.handle(&mut state, Event::SettingsChanged(settings(config)));
         if catalogue_changed {
             let links: Vec<_> = state.links.values().cloned().collect();
             for link in links {
-                let models = register::sanitize_models(&link.advertised(), &config, &mut Vec::new());
+                let models = register::sanitize_models(&link.advertised(), config, &mut Vec::new());
                 self.handle(&mut state, Event::ModelsUpdated { worker: link.info.key, models, load: None });
             }
         }

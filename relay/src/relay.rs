@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{error, info, warn};
 
 use crate::cli::Args;
-use crate::config::{Config, ProviderConfig};
+use crate::config::Config;
 use crate::config_watch::ConfigWatch;
 use crate::http::{self, Parts};
 use crate::keys::{FileKeyStore, KeyStore, flush_regularly};
@@ -104,7 +104,7 @@ impl Relay {
         let current =
             config.providers.iter().map(|wanted| match old.iter().find(|provider| *provider.name == *wanted.name) {
                 Some(provider) => {
-                    provider.reconfigure(wanted.clone());
+                    provider.reconfigure(wanted);
                     Arc::clone(provider)
                 }
                 None => Provider::start(wanted.clone(), Arc::clone(&self.shared)),
@@ -133,11 +133,7 @@ impl Relay {
         for provider in self.providers.all() {
             let config = provider.config();
             for link in provider.links() {
-                let admitted = |config: &ProviderConfig| {
-                    let mut current = config.worker_secrets.iter().filter(|secret| secret.is_current(now));
-                    current.any(|secret| *secret.secret.digest() == link.info.secret)
-                };
-                if !admitted(&config) && link.draining_since().is_none() {
+                if !config.still_admits(&link.info.secret, now) && link.draining_since().is_none() {
                     warn!(provider = %provider.name, worker = %link.info.name, "the worker's secret was removed; it is drained");
                     provider.drain_worker(&link, "secret_removed", Some(SECRET_REMOVED));
                 }

@@ -8,9 +8,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::http::Request;
 use axum::Router;
 use axum::body::Body;
-use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -18,10 +18,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
-use tower_service::Service;
 use tracing::{debug, warn};
 
-use crate::http::peer::{ClientIo, Peer};
+use crate::http::{
+    self,
+    peer::{ClientIo, Peer},
+};
 use crate::shared::{Phase, Shared};
 
 /// From a connection's first byte to the end of its headers.
@@ -72,7 +74,7 @@ async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, shared:
         request.extensions_mut().insert(Peer(peer));
         request.extensions_mut().insert(flushed.clone());
         let mut router = router.clone();
-        async move { Ok::<_, Infallible>(router.call(request.map(Body::new)).await.unwrap_or_else(|never| match never {})) }
+        async move { Ok::<_, Infallible>(http::answer(&mut router, request.map(Body::new)).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -50,14 +50,14 @@ pub struct Admission {
 pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>) -> Response {
     let accept = match websocket_accept(request.headers()) {
         Ok(accept) => accept,
-        Err(refusal) => return refusal,
+        Err(refusal) => return *refusal,
     };
     if relay.shared.phase() >= Phase::Draining {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "the relay is shutting down");
     }
     let (provider, admission) = match admit(&relay, &request) {
         Ok(admitted) => admitted,
-        Err(refusal) => return refusal,
+        Err(refusal) => return *refusal,
     };
     let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
         return refuse(StatusCode::BAD_REQUEST, "this connection cannot be upgraded");
@@ -98,7 +98,7 @@ async fn serve(upgraded: Upgraded, provider: Arc<Provider>, admission: Admission
     session::serve(socket, pulse, provider, admission).await;
 }
 
-fn admit(relay: &Relay, request: &Request<Body>) -> Result<(Arc<Provider>, Admission), Response> {
+fn admit(relay: &Relay, request: &Request<Body>) -> Result<(Arc<Provider>, Admission), Box<Response>> {
     let config = relay.shared.config.load();
     let peer = request.extensions().get::<Peer>().map_or(SocketAddr::from(([0, 0, 0, 0], 0)), |peer| peer.0);
     let address = client_address(peer.ip(), request.headers(), &config.trusted_proxies);
@@ -108,10 +108,9 @@ fn admit(relay: &Relay, request: &Request<Body>) -> Result<(Arc<Provider>, Admis
     let presented = header.or(query.worker_secret.as_deref()).unwrap_or("");
     let provider = relay.providers.named(name);
     let valid = admitted_by(relay, provider.as_deref(), presented);
-    let count = |result| {
-        if let Some(provider) = &provider {
-            provider.series.worker_connected(result);
-        }
+    let count = |result| match &provider {
+        Some(provider) => provider.series.worker_connected(result),
+        None => relay.shared.metrics.worker_of_unknown_provider(result),
     };
     match relay.lockout.judge(address, valid, Instant::now()) {
         Verdict::Admitted => {}
@@ -119,22 +118,23 @@ fn admit(relay: &Relay, request: &Request<Body>) -> Result<(Arc<Provider>, Admis
             count(ConnectionResult::AuthFailed);
             relay.shared.metrics.login_failed(Realm::Worker);
             warn!(%address, provider = name.chars().take(64).collect::<String>(), "worker authentication failed");
-            return Err(refuse(StatusCode::UNAUTHORIZED, "worker authentication failed"));
+            return Err(Box::new(refuse(StatusCode::UNAUTHORIZED, "worker authentication failed")));
         }
         Verdict::Locked { retry_after_secs } => {
             count(ConnectionResult::RateLimited);
             relay.shared.metrics.login_failed(Realm::Worker);
             let mut response = refuse(StatusCode::TOO_MANY_REQUESTS, "too many failed logins from this address");
             response.headers_mut().insert(http::header::RETRY_AFTER, retry_after_secs.into());
-            return Err(response);
+            return Err(Box::new(response));
         }
     }
     let Some(provider) = provider else {
-        return Err(refuse(StatusCode::NOT_FOUND, "no provider of this name"));
+        relay.shared.metrics.worker_of_unknown_provider(ConnectionResult::ProviderNotFound);
+        return Err(Box::new(refuse(StatusCode::NOT_FOUND, "no provider of this name")));
     };
     if !provider.config().enabled {
         provider.series.worker_connected(ConnectionResult::ProviderDisabled);
-        return Err(refuse(StatusCode::FORBIDDEN, "Provider is currently disabled"));
+        return Err(Box::new(refuse(StatusCode::FORBIDDEN, "Provider is currently disabled")));
     }
     let secret = modelrelay_protocol::secret::Secret::new(presented);
     Ok((provider, Admission { address, secret: *secret.digest() }))
@@ -184,7 +184,7 @@ fn percent_decoded(value: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn websocket_accept(headers: &HeaderMap) -> Result<HeaderValue, Response> {
+fn websocket_accept(headers: &HeaderMap) -> Result<HeaderValue, Box<Response>> {
     let has = |name, wanted: &str| {
         let values = headers.get_all(name).iter().filter_map(|value: &HeaderValue| value.to_str().ok());
         values.flat_map(|value| value.split(',')).any(|token| token.trim().eq_ignore_ascii_case(wanted))
@@ -193,14 +193,14 @@ fn websocket_accept(headers: &HeaderMap) -> Result<HeaderValue, Response> {
         let mut response = refuse(StatusCode::UPGRADE_REQUIRED, "workers connect here by WebSocket, version 13");
         response.headers_mut().insert(UPGRADE, HeaderValue::from_static("websocket"));
         response.headers_mut().insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
-        return Err(response);
+        return Err(Box::new(response));
     }
     let key = headers.get(SEC_WEBSOCKET_KEY).filter(|key| key.len() == 24);
     let Some(key) = key.filter(|_| has(CONNECTION, "upgrade") && has(SEC_WEBSOCKET_VERSION, "13")) else {
-        return Err(refuse(StatusCode::BAD_REQUEST, "not a proper WebSocket handshake"));
+        return Err(Box::new(refuse(StatusCode::BAD_REQUEST, "not a proper WebSocket handshake")));
     };
     HeaderValue::try_from(derive_accept_key(key.as_bytes()))
-        .map_err(|_| refuse(StatusCode::BAD_REQUEST, "not a proper WebSocket handshake"))
+        .map_err(|_| Box::new(refuse(StatusCode::BAD_REQUEST, "not a proper WebSocket handshake")))
 }
 
 /// A refusal that a worker's log, or a person with curl, can read.

@@ -8,31 +8,15 @@ use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http_body_util::{BodyExt, Limited};
-use serde::Deserialize;
 use serde_json::json;
 use tracing::{info, warn};
 
 use super::problem;
-use crate::keys::{KeyLimits, KeyStoreError, NewKey};
+use crate::keys::{KeyRequest, KeyStoreError, NewKey};
 use crate::relay::Relay;
 
 /// A key's name and limits fit easily.
 const MAX_BODY_BYTES: usize = 64 << 10;
-
-/// What an admin asks for; all but the name limits the key.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Asked {
-    name: String,
-    #[serde(default)]
-    providers: Option<Vec<String>>,
-    #[serde(default)]
-    models: Option<Vec<String>>,
-    #[serde(default)]
-    expires_at: Option<String>,
-    #[serde(default)]
-    max_in_flight: Option<u32>,
-}
 
 /// `GET /admin/keys`
 pub(super) async fn list(State(relay): State<Arc<Relay>>) -> Response {
@@ -48,22 +32,13 @@ pub(super) async fn create(State(relay): State<Arc<Relay>>, body: Body) -> Respo
             "the body could not be read, or is larger than 64 KiB",
         );
     };
-    let asked: Asked = match serde_json::from_slice(&body.to_bytes()) {
+    let asked: KeyRequest = match serde_json::from_slice(&body.to_bytes()) {
         Ok(asked) => asked,
         Err(error) => {
             return problem(StatusCode::BAD_REQUEST, "invalid_json", format!("the body is not as expected: {error}"));
         }
     };
-    let expires_at = match asked.expires_at.as_deref().map(humantime::parse_rfc3339).transpose() {
-        Ok(expires_at) => expires_at,
-        Err(error) => {
-            let message = format!("expires_at: {error}; RFC 3339 in UTC is needed, as 2027-01-31T00:00:00Z");
-            return problem(StatusCode::BAD_REQUEST, "invalid_expires_at", message);
-        }
-    };
-    let limits =
-        KeyLimits { providers: asked.providers, models: asked.models, expires_at, max_in_flight: asked.max_in_flight };
-    let request = match NewKey::new(&asked.name, limits) {
+    let request = match NewKey::try_from(asked) {
         Ok(request) => request,
         Err(error) => return store_problem(&error),
     };

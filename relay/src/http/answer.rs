@@ -52,12 +52,11 @@ enum Stage {
     /// The status is out already; the backend's head is still to come.
     AwaitingHead,
     Streaming,
-    /// The error frame is on its way; wait until the connection has taken it.
+    /// The answer is broken, and its last bytes are on their way; wait until the connection has taken it.
     Flushing {
         since: tokio::time::Instant,
         look: Option<Pin<Box<Sleep>>>,
     },
-    Aborting,
     Done,
 }
 
@@ -80,7 +79,6 @@ pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>
     if is_event_stream {
         unbuffered(&mut response);
     }
-    client.stamp(response.headers_mut());
     response
 }
 
@@ -97,7 +95,6 @@ impl Answer {
         headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
         headers.insert(http::header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         unbuffered(&mut response);
-        client.stamp(response.headers_mut());
         response
     }
 
@@ -127,7 +124,7 @@ impl Answer {
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.exchange.poll_chunk(cx) {
             Poll::Ready(Some(Ok(chunk))) => Poll::Ready(Some(Ok(self.pass(chunk)))),
-            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(self.break_off(&error))),
+            Poll::Ready(Some(Err(error))) => self.break_off(&error, cx),
             Poll::Ready(None) => {
                 self.stage = Stage::Done;
                 self.ticket.mark_delivered();
@@ -146,9 +143,9 @@ impl Answer {
             Poll::Ready(Ok(head)) => {
                 let message = format!("the backend answered {}", head.status.as_u16());
                 let error = ApiError::new(ErrorKind::Worker("backend_error".into()), message);
-                Poll::Ready(Some(self.break_off(&error)))
+                self.break_off(&error, cx)
             }
-            Poll::Ready(Err(error)) => Poll::Ready(Some(self.break_off(&error))),
+            Poll::Ready(Err(error)) => self.break_off(&error, cx),
             Poll::Pending => self.poll_keepalive(cx),
         }
     }
@@ -186,18 +183,24 @@ impl Answer {
     }
 
     /// The answer is broken: say so in the stream, where it is one, then abort.
-    fn break_off(&mut self, error: &ApiError) -> io::Result<Frame<Bytes>> {
-        if !self.is_event_stream {
-            self.stage = Stage::Done;
-            return Err(aborted());
-        }
+    fn break_off(&mut self, error: &ApiError, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         self.stage = Stage::Flushing { since: tokio::time::Instant::now(), look: None };
+        if !self.is_event_stream {
+            return self.poll_abort(cx);
+        }
         let mut frame = self.dialect.error_frame(error, &self.request_id);
         if self.sent_any && self.tail != *b"\n\n" {
             // An event was cut in the middle; the frame must not become a part of it.
             frame.insert_str(0, "\n\n");
         }
-        Ok(Frame::data(frame.into()))
+        Poll::Ready(Some(Ok(Frame::data(frame.into()))))
+    }
+
+    /// Aborts once everything before has left: a client should see how far the answer came.
+    fn poll_abort(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        ready!(self.poll_flushing(cx));
+        self.stage = Stage::Done;
+        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the answer is incomplete"))))
     }
 
     /// Yields at least once, which lets hyper write the frame, and on while the connection is still writing it.
@@ -226,22 +229,14 @@ impl http_body::Body for Answer {
         match this.stage {
             Stage::AwaitingHead => this.poll_head(cx),
             Stage::Streaming => this.poll_stream(cx),
-            Stage::Flushing { .. } => {
-                ready!(this.poll_flushing(cx));
-                this.stage = Stage::Aborting;
-                Poll::Ready(Some(Err(aborted())))
-            }
-            Stage::Aborting | Stage::Done => Poll::Ready(None),
+            Stage::Flushing { .. } => this.poll_abort(cx),
+            Stage::Done => Poll::Ready(None),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         self.length.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
-}
-
-fn aborted() -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionAborted, "the answer is incomplete")
 }
 
 fn is_event_stream(head: &Head) -> bool {

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use http::HeaderMap;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
-use modelrelay_protocol::headers::bearer_token;
+use modelrelay_protocol::headers::{bearer_token, is_own_key};
 
 use crate::keys::{Key, KeyLease};
 use crate::metrics::Realm;
@@ -63,9 +63,12 @@ impl Caller {
     }
 }
 
-/// The key that a request brought: as Bearer, or as `x-api-key`.
+/// The key that a request brought: as Bearer, or as `x-api-key`. Where both are there, ours is the one that looks like it;
+/// the other is for the backend.
 fn presented_key(headers: &HeaderMap) -> Option<&str> {
     let value = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let bearer = value("authorization").map(bearer_token);
-    bearer.or_else(|| value("x-api-key").map(str::trim)).filter(|key| !key.is_empty())
+    let presented = [bearer, value("x-api-key").map(str::trim)].into_iter().flatten().filter(|key| !key.is_empty());
+    let (ours, theirs): (Vec<_>, Vec<_>) = presented.partition(|key| is_own_key(key));
+    ours.into_iter().chain(theirs).next()
 }

@@ -13,16 +13,17 @@ use http::{HeaderMap, Method, Request};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::headers;
 use modelrelay_protocol::paths::{self, Endpoint};
+use modelrelay_protocol::secret::Secret;
 
 use super::answer::{Answer, respond};
 use super::auth::Caller;
 use super::respond::Client;
-use super::ticket::{Ticket, outcome_of};
+use super::ticket::Ticket;
 use super::{intake, parse};
 use crate::affinity::Origin;
 use crate::dispatch::WorkerKey;
 use crate::exchange::Exchange;
-use crate::metrics::ClientKind;
+use crate::metrics::{ClientKind, Outcome};
 use crate::provider::Provider;
 use crate::relay::Relay;
 use crate::request::{Outline, RequestRecord};
@@ -57,7 +58,7 @@ fn opening(relay: &Relay, request: &Request<Body>) -> (Client, Endpoint) {
 }
 
 fn refuse(relay: &Relay, client: &Client, endpoint: Endpoint, error: &ApiError) -> Response {
-    relay.shared.metrics.unrouted_request_finished(endpoint, outcome_of(error), error.status());
+    relay.shared.metrics.unrouted_request_finished(endpoint, Outcome::of_error(error.kind()), error.status());
     tracing::info!(
         request_id = client.request_id,
         endpoint = endpoint.as_str(),
@@ -93,7 +94,7 @@ async fn prepare_by_model(
         dialect: client.dialect,
         method: "POST",
         path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
-        headers: backend_headers(&parts.headers),
+        headers: backend_headers(&parts.headers, admin_token(relay).as_ref()),
         is_streaming: routed.stream,
         body,
         received_at,
@@ -102,7 +103,7 @@ async fn prepare_by_model(
         Some(id) => Some(pin_to(relay, &route.provider, id, &outline.model).await?),
         None => None,
     };
-    Ok(submit(relay, route.provider, outline, pin, read_at, lease))
+    Ok(submit(relay, &route.provider, outline, pin, read_at, lease))
 }
 
 async fn prepare_by_id(
@@ -137,12 +138,12 @@ async fn prepare_by_id(
         dialect: client.dialect,
         method: if parts.method == Method::GET { "GET" } else { "POST" },
         path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
-        headers: backend_headers(&parts.headers),
+        headers: backend_headers(&parts.headers, admin_token(relay).as_ref()),
         is_streaming: parts.uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "stream=true")),
         body,
         received_at,
     };
-    Ok(submit(relay, provider, outline, Some(pin), read_at, lease))
+    Ok(submit(relay, &provider, outline, Some(pin), read_at, lease))
 }
 
 fn admit(relay: &Relay, headers: &HeaderMap) -> Result<Caller, ApiError> {
@@ -168,7 +169,7 @@ fn rename(relay: &Relay, body: &Bytes, routed: &parse::Routed, model: &str) -> R
 
 fn submit(
     relay: &Arc<Relay>,
-    provider: Arc<Provider>,
+    provider: &Arc<Provider>,
     outline: Outline,
     pin: Option<WorkerKey>,
     read_at: Instant,
@@ -177,8 +178,8 @@ fn submit(
     let config = relay.shared.config.load();
     let exchange = Exchange::new(Arc::clone(&relay.shared.budget), config.max_stream_bytes, config.max_unread_bytes);
     let record = Arc::new(RequestRecord::new(relay.shared.next_request_key(), outline, exchange));
-    let known = relay.providers.knows(&provider, &record.outline.model);
-    let ticket = Ticket::new(Arc::clone(&provider), Arc::clone(&record), known, read_at, lease);
+    let known = relay.providers.knows(provider, &record.outline.model);
+    let ticket = Ticket::new(Arc::clone(provider), Arc::clone(&record), known, read_at, lease);
     provider.submit(&record, pin, pin.is_none());
     ticket
 }
@@ -241,13 +242,21 @@ fn response_not_found() -> ApiError {
     ApiError::new(ErrorKind::PreviousResponseNotFound, "no connected worker remembers this response")
 }
 
-/// The client's headers that go to the backend, repeats joined. The relay's own keys stay here.
-fn backend_headers(map: &HeaderMap) -> BTreeMap<String, String> {
+fn admin_token(relay: &Relay) -> Option<Secret> {
+    relay.shared.config.load().admin_token.clone()
+}
+
+/// The client's headers that go to the backend, repeats joined. The relay's own keys stay here, and so does an admin's
+/// token that somebody sent to the wrong place.
+fn backend_headers(map: &HeaderMap, admin_token: Option<&Secret>) -> BTreeMap<String, String> {
+    let is_ours = |value: &str| {
+        headers::is_own_key(value) || admin_token.is_some_and(|token| token.verify(headers::bearer_token(value)))
+    };
     let mut kept: BTreeMap<String, String> = BTreeMap::new();
     for (name, value) in map {
         let Ok(value) = std::str::from_utf8(value.as_bytes()) else { continue };
         let is_credential = headers::CREDENTIAL_HEADERS.contains(&name.as_str());
-        if !headers::is_request_header(name.as_str()) || is_credential && headers::is_own_key(value) {
+        if !headers::is_request_header(name.as_str()) || is_credential && is_ours(value) {
             continue;
         }
         kept.entry(name.as_str().to_owned())
@@ -293,11 +302,12 @@ mod tests {
             ("anthropic-beta", "b"),
             ("authorization", "Bearer mr-1-2"),
             ("x-api-key", "sk-theirs"),
+            ("authorization", "Bearer admin"),
             ("cookie", "c"),
         ] {
             map.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
-        let kept = backend_headers(&map);
+        let kept = backend_headers(&map, Some(&Secret::new("admin")));
         let kept: Vec<_> = kept.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         assert_eq!(
             kept,

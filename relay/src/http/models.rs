@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::auth::Caller;
 use super::respond::Client;
-use super::ticket::outcome_of;
+use crate::metrics::Outcome;
 use crate::provider::Provider;
 use crate::relay::Relay;
 
@@ -60,7 +60,7 @@ pub async fn one(State(relay): State<Arc<Relay>>, Path(id): Path<String>, reques
 }
 
 fn refuse(relay: &Relay, client: &Client, error: &ApiError) -> Response {
-    relay.shared.metrics.unrouted_request_finished(Endpoint::Models, outcome_of(error), error.status());
+    relay.shared.metrics.unrouted_request_finished(Endpoint::Models, Outcome::of_error(error.kind()), error.status());
     client.error(error)
 }
 

@@ -108,12 +108,11 @@ fn wrong_type(field: &'static str, expected: &str) -> ApiError {
 
 fn invalid(error: &serde_json::Error) -> ApiError {
     // serde_json's messages name a place and never quote more than a field's name.
-    let error = if error.is_data() {
+    if error.is_data() {
         ApiError::new(ErrorKind::InvalidJson, format!("the request body is not as expected: {error}"))
     } else {
         ApiError::new(ErrorKind::InvalidJson, format!("the request body is not valid JSON: {error}"))
-    };
-    error
+    }
 }
 
 struct Fields<'a> {

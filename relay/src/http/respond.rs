@@ -25,8 +25,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// Reads a request's head.
+    /// The client of a request: one for all who look at it, so that the id which an error names is the one in the headers.
     pub fn of<B>(request: &Request<B>) -> Self {
+        request.extensions().get().cloned().unwrap_or_else(|| Self::read(request))
+    }
+
+    /// Reads a request's head.
+    pub fn read<B>(request: &Request<B>) -> Self {
         let request_id = own_request_id(request.headers()).map_or_else(ids::client_request_id, str::to_owned);
         Self {
             request_id,
@@ -51,7 +56,6 @@ impl Client {
         let mut response = Response::new(Body::from(body));
         *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        self.stamp(response.headers_mut());
         response
     }
 

@@ -6,8 +6,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use modelrelay_protocol::error::{ApiError, ErrorKind};
-
 use crate::dispatch::CancelReason;
 use crate::keys::KeyLease;
 use crate::metrics::{Outcome, RequestEnd, RequestSeries};
@@ -98,13 +96,12 @@ impl Ticket {
     fn outcome(&self) -> (Outcome, u16) {
         let (end, _, _) = self.record.exchange.summary();
         match end {
-            Some(Err(error)) => (outcome_of(&error), self.status.unwrap_or_else(|| error.status())),
+            Some(Err(error)) => (Outcome::of_error(error.kind()), self.status.unwrap_or_else(|| error.status())),
             _ if !self.delivered => (Outcome::Cancelled, CLIENT_CLOSED_REQUEST),
-            Some(Ok(())) | None => match self.status.unwrap_or(200) {
-                status @ 400..=499 => (Outcome::ClientError, status),
-                status @ 500.. => (Outcome::UpstreamError, status),
-                status => (Outcome::Ok, status),
-            },
+            Some(Ok(())) | None => {
+                let status = self.status.unwrap_or(200);
+                (Outcome::of_backend_status(status), status)
+            }
         }
     }
 
@@ -149,40 +146,5 @@ impl Drop for Ticket {
             metrics.overhead_observed(self.record.outline.endpoint, spent);
         }
         self.log(outcome, code, duration);
-    }
-}
-
-/// How an error of ours is counted.
-pub fn outcome_of(error: &ApiError) -> Outcome {
-    match error.kind() {
-        ErrorKind::InvalidJson
-        | ErrorKind::MissingModel
-        | ErrorKind::RequestTooLarge
-        | ErrorKind::UnsupportedEncoding
-        | ErrorKind::PreviousResponseNotFound
-        | ErrorKind::ProviderNotFound
-        | ErrorKind::WorkerTooOld
-        | ErrorKind::MethodNotAllowed
-        | ErrorKind::NotFound => Outcome::ClientError,
-        ErrorKind::InvalidApiKey | ErrorKind::ModelForbidden => Outcome::Unauthorized,
-        ErrorKind::KeyLimit | ErrorKind::Overloaded => Outcome::Overloaded,
-        ErrorKind::ModelNotFound => Outcome::ModelNotFound,
-        ErrorKind::QueueFull => Outcome::QueueFull,
-        ErrorKind::QueueTimeout => Outcome::QueueTimeout,
-        ErrorKind::RequestTimeout => Outcome::RequestTimeout,
-        ErrorKind::RequeueExhausted => Outcome::RequeueExhausted,
-        ErrorKind::ProviderDisabled => Outcome::ProviderDisabled,
-        ErrorKind::ProviderDeleted => Outcome::ProviderDeleted,
-        ErrorKind::ModelLoading => Outcome::ModelLoading,
-        ErrorKind::InsufficientMemory | ErrorKind::BackendUnavailable | ErrorKind::SlotQuarantined => {
-            Outcome::BackendUnavailable
-        }
-        ErrorKind::SeveredBySwap => Outcome::Severed,
-        ErrorKind::CancelledByAdmin => Outcome::Cancelled,
-        ErrorKind::Draining => Outcome::Draining,
-        ErrorKind::WorkerLost => Outcome::WorkerLost,
-        ErrorKind::ResponseTooLarge => Outcome::StreamLimit,
-        ErrorKind::SlowClient => Outcome::SlowClient,
-        ErrorKind::BackendUnreachable | ErrorKind::Worker(_) | ErrorKind::Internal => Outcome::UpstreamError,
     }
 }

@@ -11,7 +11,7 @@ use super::{Provider, State};
 use crate::dispatch::{
     CancelReason, Effect, Failure, LoadFailure, ModelDemand, RequestKey, RequeueReason, Stage, WorkerKey,
 };
-use crate::metrics::{QueueOutcome, RequeueReason as RequeueLabel, Stage as StageLabel};
+use crate::metrics::{QueueOutcome, RequeueReason as RequeueLabel};
 use crate::request::{NeedsCore1, RequestRecord};
 
 impl Provider {
@@ -173,7 +173,7 @@ impl Provider {
     }
 
     fn requeued(&self, state: &State, request: RequestKey, reason: RequeueReason, attempt: u32) {
-        let label = requeue_label(reason);
+        let label = RequeueLabel::from(reason);
         self.series.requeued(label);
         let Some(record) = state.requests.get(&request) else { return };
         record.exchange.detach();
@@ -189,10 +189,6 @@ impl Provider {
     }
 
     fn count_cancelled(&self, reason: CancelReason, stage: Stage) {
-        let stage = match stage {
-            Stage::Queued => StageLabel::Queued,
-            Stage::InFlight => StageLabel::InFlight,
-        };
         let reason = match reason {
             CancelReason::ClientDisconnect
             | CancelReason::SlowClient
@@ -202,7 +198,7 @@ impl Provider {
             CancelReason::Timeout => wire::CancelReason::Timeout,
             CancelReason::DrainDeadline => wire::CancelReason::GracefulShutdown,
         };
-        self.series.cancelled(reason, stage);
+        self.series.cancelled(reason, stage.into());
     }
 
     fn forget(&self, state: &mut State, request: RequestKey) -> Option<Arc<RequestRecord>> {
@@ -212,19 +208,6 @@ impl Provider {
             self.timer.notify_one();
         }
         record
-    }
-}
-
-fn requeue_label(reason: RequeueReason) -> RequeueLabel {
-    match reason {
-        RequeueReason::WorkerLost => RequeueLabel::WorkerLost,
-        RequeueReason::HeartbeatTimeout => RequeueLabel::HeartbeatTimeout,
-        RequeueReason::Draining => RequeueLabel::Draining,
-        RequeueReason::AtCapacity => RequeueLabel::AtCapacity,
-        RequeueReason::SeveredBySwap => RequeueLabel::SeveredBySwap,
-        RequeueReason::BackendUnreachable => RequeueLabel::BackendUnreachable,
-        RequeueReason::BackendReset => RequeueLabel::BackendReset,
-        RequeueReason::LoadFailed => RequeueLabel::LoadFailed,
     }
 }
 

@@ -89,6 +89,7 @@ pub struct WorkerLink {
     /// What is known of it.
     pub info: WorkerInfo,
     wake: Notify,
+    drain: Notify,
     state: Mutex<State>,
 }
 
@@ -136,7 +137,7 @@ impl WorkerLink {
             close_when_idle: None,
             close: None,
         };
-        Arc::new(Self { info, wake: Notify::new(), state: Mutex::new(state) })
+        Arc::new(Self { info, wake: Notify::new(), drain: Notify::new(), state: Mutex::new(state) })
     }
 
     /// Queues a request.
@@ -263,6 +264,12 @@ impl WorkerLink {
         state.outbox.push_text(encode(&RelayToWorker::GracefulShutdown(message)));
         drop(state);
         self.wake.notify_one();
+        self.drain.notify_one();
+    }
+
+    /// Resolves when a drain begins, for the session to mind its deadline.
+    pub async fn drain_begun(&self) {
+        self.drain.notified().await;
     }
 
     /// Since when the worker has been draining.

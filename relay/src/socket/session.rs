@@ -285,7 +285,11 @@ where
             let message = match link.next_output() {
                 Output::Frame(frame) => into_message(frame),
                 Output::Ping => Message::Ping(Bytes::new()),
-                Output::Close(close) => return End::closing(close, reason_of(close)),
+                Output::Close(close) => {
+                    // The sink holds one message of its own, which is lost when its halves are put together again.
+                    let _ = sink.flush().await;
+                    return End::closing(close, reason_of(close));
+                }
                 Output::Nothing => break,
             };
             if frames == 0 {
@@ -318,7 +322,10 @@ async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLi
         let stuck_at = pulse.waiting_since().map(|since| since + patience);
         let drained_by = link.draining_since().map(|since| since + provider.shared.config.load().drain_timeout);
         let next = [Some(lost_at), stuck_at, drained_by, Some(beat)].into_iter().flatten().min().unwrap_or(beat);
-        tokio::time::sleep_until(next.into()).await;
+        tokio::select! {
+            () = tokio::time::sleep_until(next.into()) => {}
+            () = link.drain_begun() => continue,
+        }
         let now = Instant::now();
         if pulse.last_read() + patience <= now {
             return End::closing(HEARTBEAT_LOST, DisconnectReason::HeartbeatTimeout);

@@ -86,15 +86,15 @@ impl Backend {
     /// The head of a request for an allowed path; `None` when the URL would not stay with this backend.
     pub fn request_head<'a>(
         &self,
-        method: Method,
+        method: &Method,
         path: &BackendPath<'_>,
         headers: impl Iterator<Item = (&'a str, &'a str)>,
         content_length: u64,
     ) -> Option<Request<()>> {
         let uri = target(&self.settings.url, path.path, path.query)?;
-        let mut head = Request::builder().method(method.clone()).uri(uri).body(()).ok()?;
+        let mut head = Request::builder().method(method).uri(uri).body(()).ok()?;
         *head.headers_mut() = self.headers(headers, path.endpoint.dialect());
-        if method != Method::GET || content_length > 0 {
+        if *method != Method::GET || content_length > 0 {
             head.headers_mut().insert(CONTENT_LENGTH, content_length.into());
         }
         Some(head)
@@ -251,7 +251,7 @@ mod tests {
 
     fn head(backend: &Backend, path: &str, headers: &[(&str, &str)]) -> Request<()> {
         let path = backend_path("POST", path).unwrap();
-        backend.request_head(Method::POST, &path, headers.iter().copied(), 2).unwrap()
+        backend.request_head(&Method::POST, &path, headers.iter().copied(), 2).unwrap()
     }
 
     #[test]

@@ -165,10 +165,10 @@ impl Settings {
             Some(path) => File::parse(path, &read_config(path)?)?,
             None => File::default(),
         };
-        Self::resolve(args, file)
+        Self::resolve(args, &file)
     }
 
-    fn resolve(args: &Args, file: File) -> Result<Self, SettingError> {
+    fn resolve(args: &Args, file: &File) -> Result<Self, SettingError> {
         if file.multiplexer.is_some() {
             return Err(SettingError::hidden("multiplexer", "this version has no multiplexer yet; use `backend`"));
         }
@@ -176,7 +176,7 @@ impl Settings {
         let provider = Given::first([("PROVIDER_NAME", &args.provider_name), ("provider", &file.provider)]);
         let name = Given::first([("WORKER_NAME", &args.worker_name), ("name", &file.name)]);
         let pool = Given::first([("WORKER_POOL", &args.worker_pool), ("pool", &file.pool)]);
-        let (log_filter, log_format) = log(args, &file)?;
+        let (log_filter, log_format) = log(args, file)?;
         Ok(Self {
             relay: match relay {
                 Some(given) => RelayUrl::parse(given.setting, given.value)?,
@@ -185,8 +185,8 @@ impl Settings {
             provider: provider.map_or(Ok("local".to_owned()), |given| given.provider())?,
             name: name.map_or_else(|| Ok(host_name()), |given| given.label())?,
             pool: pool.map(|given| given.label()).transpose()?,
-            shutdown_timeout: shutdown_timeout(args, &file)?,
-            probe: probe_addr(args, &file)?,
+            shutdown_timeout: shutdown_timeout(args, file)?,
+            probe: probe_addr(args, file)?,
             drain_token: optional_secret(
                 ("DRAIN_TOKEN", args.drain_token.as_deref()),
                 ("DRAIN_TOKEN_FILE", args.drain_token_file.as_deref()),
@@ -197,10 +197,10 @@ impl Settings {
             log_filter,
             log_format,
             live: Live {
-                secret: worker_secret(args, &file)?,
-                backend: backend(args, &file)?,
-                models: models(args, &file)?,
-                max_concurrency: max_concurrency(args, &file)?,
+                secret: worker_secret(args, file)?,
+                backend: backend(args, file)?,
+                models: models(args, file)?,
+                max_concurrency: max_concurrency(args, file)?,
             },
         })
     }

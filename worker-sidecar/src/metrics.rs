@@ -48,6 +48,21 @@ impl Default for Metrics {
 impl Metrics {
     /// All at zero.
     pub fn new() -> Self {
+        let metrics = Self::without_series();
+        // A counter that is not there until its first event cannot show that event as an increase.
+        for reason in ["lost", "closed", "silent", "unreachable", "rejected", "auth_failed", "duplicate"] {
+            metrics.reconnects.with_label_values(&[reason]);
+        }
+        for kind in ["connect", "reset", "http_5xx", "body", "cancelled"] {
+            metrics.backend_errors.with_label_values(&[kind]);
+        }
+        for result in ["ok", "error"] {
+            metrics.refreshes.with_label_values(&[result]);
+        }
+        metrics
+    }
+
+    fn without_series() -> Self {
         let registry = Registry::new();
         let bytes: IntCounterVec = labelled(
             &registry,

@@ -5,7 +5,7 @@ fn args() -> Args {
 }
 
 fn load(args: &Args, yaml: &str) -> Result<Settings, SettingError> {
-    Settings::resolve(args, File::parse(Path::new("worker.yaml"), yaml)?)
+    Settings::resolve(args, &File::parse(Path::new("worker.yaml"), yaml)?)
 }
 
 fn error(args: &Args, yaml: &str) -> String {

@@ -26,7 +26,7 @@ pub async fn watch(args: Args, path: PathBuf, apply: impl Fn(Settings), refuse: 
             continue;
         }
         seen = text;
-        match read.and_then(|text| File::parse(&path, &text)).and_then(|file| Settings::resolve(&args, file)) {
+        match read.and_then(|text| File::parse(&path, &text)).and_then(|file| Settings::resolve(&args, &file)) {
             Ok(settings) => apply(settings),
             Err(error) => refuse(&error),
         }

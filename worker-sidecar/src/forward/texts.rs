@@ -63,7 +63,8 @@ fn is_event_stream(answer: &Answer) -> bool {
 async fn stream(job: &Job, answer: &mut Answer) -> WorkerToRelay {
     let mut usage = job.usage_reader(answer);
     let mut chunker = Utf8Chunker::new();
-    let mut said = false;
+    // Whether an event was cut off, whose rest must not swallow what follows.
+    let mut within_event = false;
     let failure = loop {
         let bytes: Bytes = match answer.next().await {
             Some(Ok(bytes)) => bytes,
@@ -74,8 +75,8 @@ async fn stream(job: &Job, answer: &mut Answer) -> WorkerToRelay {
         match chunker.push(&bytes) {
             Ok(text) if text.is_empty() => {}
             Ok(text) => {
+                within_event = !text.ends_with("\n\n") && !text.ends_with("\r\n\r\n");
                 chunk(job, text).await;
-                said = true;
             }
             Err(_) => break Some(Failure::NotText),
         }
@@ -85,8 +86,7 @@ async fn stream(job: &Job, answer: &mut Answer) -> WorkerToRelay {
         job.worker.metrics.backend_errors(failure.label());
         job.react(&failure);
         let frame = job.dialect().error_frame(&failure.api_error(), &job.key.id);
-        // The event that was cut off must not swallow the frame.
-        chunk(job, if said { format!("\n\n{frame}") } else { frame }).await;
+        chunk(job, if within_event { format!("\n\n{frame}") } else { frame }).await;
     }
     let usage = usage.finish();
     WorkerToRelay::ResponseComplete(ResponseComplete {

@@ -278,10 +278,10 @@ impl<'a> Session<'a> {
         self.drain = Some(now);
         self.link.watch();
         if self.link.core1 {
-            let timeout_secs = order.deadline.saturating_duration_since(now).as_secs();
+            let timeout_secs = order.deadline.saturating_duration_since(now).as_millis().div_ceil(1000);
             self.link.push(&WorkerToRelay::Drain(Drain {
                 reason: order.cause.as_str().to_owned(),
-                timeout_secs: Some(timeout_secs),
+                timeout_secs: u64::try_from(timeout_secs).ok(),
             }));
         } else {
             // Such a relay answers our ping after it has read what went before: its pong is the barrier.

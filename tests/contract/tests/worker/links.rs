@@ -68,7 +68,7 @@ async fn a_refused_secret_is_told_once_and_tried_again() {
     for _ in 0..3 {
         relay.dial().await.refuse(401).await;
     }
-    relay.accept_registered(&["core1"]).await;
+    let _link = relay.accept_registered(&["core1"]).await;
     worker.process.wait_for_line("registered").await;
     let told = worker.process.log().lines();
     let told: Vec<_> =

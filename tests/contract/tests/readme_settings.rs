@@ -88,9 +88,18 @@ impl Setting {
 fn take_note(text: &mut String, name: &str) -> Option<String> {
     let start = text.find(&format!("[{name}: "))?;
     let end = start + text[start..].find(']')?;
-    let note = text[start + name.len() + 3..end].split_whitespace().collect::<Vec<_>>().join(" ");
+    let note = one_line(&text[start + name.len() + 3..end]);
     text.replace_range(start..=end, "");
     Some(note)
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Whether a default can be written as it stands; some are told in words.
+fn is_value(default: &str) -> bool {
+    !default.contains(' ') && default != "none"
 }
 
 fn code(text: &str) -> String {

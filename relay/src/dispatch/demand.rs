@@ -21,6 +21,8 @@ const PACE: Span = 50_000_000;
 pub(super) struct DemandState {
     /// What it takes to be waiting; models with nothing waiting are absent.
     believed: BTreeMap<Model, u32>,
+    /// Whether that is uncertain: it adds its refusals to a count that may have been zero or below.
+    doubtful: bool,
     told_at: Option<Moment>,
     /// When it will be looked at, if it is marked.
     marked: Option<Moment>,
@@ -35,11 +37,6 @@ impl DemandState {
                 self.believed.remove(model);
             }
         }
-    }
-
-    /// The worker refused a request, and counts one more.
-    fn handle_refused(&mut self, model: &Model) {
-        *self.believed.entry(model.clone()).or_default() += 1;
     }
 }
 
@@ -70,11 +67,10 @@ impl Dispatch {
         self.marked.insert((at, key));
     }
 
-    /// A worker refused a request: it now believes that one more waits than it was told.
-    pub(super) fn note_refusal(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
-        let name = &self.models[model].name;
+    /// A worker refused a request: it counts one more than it was told, and is told what is so.
+    pub(super) fn note_refusal(&mut self, key: WorkerKey, now: Moment) {
         if let Some(worker) = self.workers.get_mut(&key).filter(|worker| worker.wants_demand()) {
-            worker.demand.handle_refused(name);
+            worker.demand.doubtful = true;
             self.mark(key, now);
         }
     }
@@ -114,7 +110,8 @@ impl Dispatch {
             return;
         };
         worker.demand.marked = None;
-        if worker.demand.believed != real {
+        let doubtful = std::mem::take(&mut worker.demand.doubtful);
+        if doubtful || worker.demand.believed != real {
             worker.demand.believed = real;
             worker.demand.told_at = Some(now);
             out.push(Effect::Demand { worker: key, demand });

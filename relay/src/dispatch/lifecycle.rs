@@ -54,6 +54,11 @@ impl Dispatch {
         group.only_too_old().map(|worker| Failure::WorkerTooOld { worker })
     }
 
+    /// Whether a worker is there and may be sent new requests.
+    pub(super) fn takes_requests(&self, worker: WorkerKey) -> bool {
+        self.workers.get(&worker).is_some_and(|worker| !worker.draining)
+    }
+
     /// Makes the request known, waiting but not in the queue yet.
     fn admit(&mut self, new: &NewRequest, now: Moment) {
         let model = self.models.intern(&new.model, now);

@@ -134,8 +134,12 @@ impl Dispatch {
             }
         }
         self.fail_pinned(key, now, out);
+        for request in &waiting {
+            self.place_if_queued(*request, now, out);
+        }
+        // It may have withdrawn the model of what it ran.
         for request in waiting {
-            self.place_if_queued(request, now, out);
+            self.end_if_hopeless(request, now, out);
         }
         for model in worker.models {
             self.fail_hopeless(model, now, out);

@@ -39,8 +39,13 @@ impl Dispatch {
 
     /// Gives a worker with room what it can serve, oldest first.
     pub(super) fn fill(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+        self.fill_before(RequestKey(u64::MAX), key, now, out);
+    }
+
+    /// Gives a worker with room what it can serve of everything older than `limit`.
+    pub(super) fn fill_before(&mut self, limit: RequestKey, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
         while let Some(worker) = self.workers.get(&key).filter(|worker| worker.has_room()) {
-            let Some(request) = self.oldest_for(worker) else {
+            let Some(request) = self.oldest_for(worker).filter(|oldest| *oldest < limit) else {
                 break;
             };
             self.dequeue(request, now);

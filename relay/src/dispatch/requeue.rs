@@ -24,7 +24,7 @@ impl Dispatch {
         }
         self.take_from_worker(key);
         match failure {
-            AttemptFailure::AtCapacity => self.note_at_capacity(worker, key, now),
+            AttemptFailure::AtCapacity => self.note_at_capacity(worker, now),
             AttemptFailure::Draining => self.begin_drain(worker, now, out),
             AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
                 self.note_failed_on(worker, key, Trouble::Unreachable);
@@ -42,30 +42,28 @@ impl Dispatch {
             Ok(reason) => {
                 out.push(Effect::Requeued { request: key, reason, attempt });
                 self.enqueue(key, now);
-                // The worker's own slot goes by age like any other; only then does this request look elsewhere.
-                self.settle(worker, now, out);
+                // By age: first those that waited longer for this worker, then this one for any, then the rest.
+                self.fill_before(key, worker, now, out);
                 self.place_if_queued(key, now, out);
+                self.settle(worker, now, out);
                 self.end_if_hopeless(key, now, out);
             }
         }
     }
 
     /// What changed while the request ran may have left it nobody.
-    fn end_if_hopeless(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn end_if_hopeless(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
         if let Some(model) = self.requests.get(&key).map(|request| request.model) {
             self.fail_hopeless(model, now, out);
         }
     }
 
-    fn note_at_capacity(&mut self, worker: WorkerKey, key: RequestKey, now: Moment) {
-        let Some(model) = self.requests.get(&key).map(|request| request.model) else {
-            return;
-        };
-        if let Some(worker) = self.workers.get_mut(&worker) {
+    fn note_at_capacity(&mut self, key: WorkerKey, now: Moment) {
+        if let Some(worker) = self.workers.get_mut(&key) {
             worker.handle_refusal();
         }
-        self.refresh_rank(worker);
-        self.note_refusal(worker, model, now);
+        self.refresh_rank(key);
+        self.note_refusal(key, now);
     }
 
     fn note_failed_on(&mut self, worker: WorkerKey, key: RequestKey, trouble: Trouble) {
@@ -96,7 +94,6 @@ impl Dispatch {
         let (reason, otherwise) = match failure {
             AttemptFailure::Fatal => return Err(Failure::Fatal),
             AttemptFailure::AtCapacity => (RequeueReason::AtCapacity, Failure::RequeueExhausted),
-            AttemptFailure::Draining if request.pin.is_some() => return Err(Failure::AffinityLost),
             AttemptFailure::Draining => (RequeueReason::Draining, Failure::RequeueExhausted),
             AttemptFailure::SeveredBySwap => {
                 request.severed += 1;
@@ -125,6 +122,9 @@ impl Dispatch {
         if !request.resendable {
             return Err(otherwise);
         }
+        let pin = request.pin;
+        let stranded = pin.is_some_and(|pin| !self.takes_requests(pin));
+        let refusal = refusal.or(stranded.then_some(Failure::AffinityLost));
         refusal.map_or(Ok(reason), Err)
     }
 

@@ -1,0 +1,298 @@
+//! Deadlines: waiting warm, waiting cold, and the request altogether.
+
+use std::time::Duration;
+
+use super::harness::{Provider, secs, settings};
+use crate::dispatch::{Event, Model, Settings};
+
+const NOTHING: [&str; 0] = [];
+
+/// 30 s warm, 100 s cold.
+fn two_clocks() -> Provider {
+    Provider::with(Settings { cold_timeout: Some(Duration::from_secs(100)), ..settings() })
+}
+
+#[test]
+fn nothing_to_wait_for_means_no_timeout() {
+    let mut p = Provider::new();
+    assert_eq!(p.next_timeout(), None);
+    p.join(1, &["m"], 1);
+    assert_eq!(p.next_timeout(), None);
+    p.submit(1, "m");
+    assert_eq!(p.next_timeout(), Some(secs(300.0)));
+    p.complete(1);
+    assert_eq!(p.next_timeout(), None);
+}
+
+#[test]
+fn queue_timeout_is_exact() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.pass(1.0);
+    p.submit(2, "m");
+    assert_eq!(p.next_timeout(), Some(secs(31.0)));
+    assert_eq!(p.pass(29.999), NOTHING);
+    assert_eq!(p.pass(0.001), ["fail r2: QueueTimeout { retry_after_secs: 30 }"]);
+}
+
+#[test]
+fn one_tick_ends_everything_that_is_due() {
+    let mut p = Provider::new();
+    p.submit(1, "a");
+    p.submit(2, "b");
+    p.submit(3, "b");
+    p.oversleep(31.0);
+    assert_eq!(p.handle(Event::Tick).len(), 3);
+    assert_eq!(p.next_timeout(), None);
+}
+
+#[test]
+fn request_whose_time_is_over_is_not_sent_however_late_the_tick() {
+    let mut p = Provider::new();
+    p.submit(1, "m");
+    p.oversleep(30.0);
+    assert_eq!(p.join(1, &["m"], 1), ["fail r1: QueueTimeout { retry_after_secs: 30 }"]);
+}
+
+#[test]
+fn request_timeout_cancels_and_frees_the_slot() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.pass(290.0);
+    p.submit(2, "m");
+    assert_eq!(p.pass(10.0), ["cancel r1 at w1 #1: Timeout", "fail r1: RequestTimeout", "send r2 to w1 #1"]);
+}
+
+#[test]
+fn request_timeout_counts_from_arrival_not_from_sending() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.pass(5.0);
+    p.submit(2, "m");
+    p.pass(20.0);
+    p.complete(1);
+    assert_eq!(p.next_timeout(), Some(secs(305.0)));
+}
+
+#[test]
+fn request_timeout_shorter_than_the_queue_timeout_ends_the_wait() {
+    let mut p = Provider::with(Settings { request_timeout: Duration::from_secs(10), ..settings() });
+    p.join(1, &["m"], 1);
+    p.load(1, 1);
+    p.submit(1, "m");
+    assert_eq!(p.pass(10.0), ["fail r1: RequestTimeout"]);
+}
+
+#[test]
+fn with_one_clock_cold_and_warm_waiting_are_the_same() {
+    let mut p = Provider::new();
+    p.submit(1, "m");
+    p.pass(20.0);
+    p.join_core1(1, &["m"]);
+    p.pass(5.0);
+    p.lose(1, &[]);
+    assert_eq!(p.next_timeout(), Some(secs(30.0)));
+    assert_eq!(p.pass(5.0).len(), 1);
+}
+
+#[test]
+fn with_one_clock_cold_waiting_still_does_not_count_into_the_request_timeout() {
+    let mut p = Provider::new();
+    p.submit(1, "m");
+    p.pass(20.0);
+    p.join(1, &["m"], 1);
+    assert_eq!(p.next_timeout(), Some(secs(320.0)));
+}
+
+#[test]
+fn with_one_clock_a_short_request_timeout_runs_only_while_warm() {
+    let mut p = Provider::with(Settings { request_timeout: Duration::from_secs(10), ..settings() });
+    p.submit(1, "m");
+    p.pass(15.0);
+    p.join_core1(1, &["m"]);
+    assert_eq!(p.next_timeout(), Some(secs(25.0)));
+    assert_eq!(p.pass(10.0), ["fail r1: RequestTimeout"]);
+}
+
+#[test]
+fn cold_clock_runs_while_nobody_serves_the_model() {
+    let mut p = two_clocks();
+    p.submit(1, "m");
+    assert_eq!(p.next_timeout(), Some(secs(100.0)));
+    assert_eq!(p.pass(99.0), NOTHING);
+    assert_eq!(p.pass(1.0), ["fail r1: QueueTimeout { retry_after_secs: 30 }"]);
+}
+
+#[test]
+fn warm_clock_stands_still_while_the_model_is_cold() {
+    let mut p = two_clocks();
+    p.join_core1(1, &["m"]);
+    p.submit(1, "m");
+    p.pass(10.0);
+    p.lose(1, &[]);
+    assert_eq!(p.next_timeout(), Some(secs(110.0)));
+    p.pass(50.0);
+    p.join_core1(2, &["m"]);
+    assert_eq!(p.next_timeout(), Some(secs(80.0)));
+    assert_eq!(p.pass(20.0), ["fail r1: QueueTimeout { retry_after_secs: 30 }"]);
+}
+
+#[test]
+fn cold_clock_goes_on_where_it_stopped() {
+    let mut p = two_clocks();
+    p.submit(1, "m");
+    p.pass(60.0);
+    p.join_core1(1, &["m"]);
+    p.pass(10.0);
+    p.lose(1, &[]);
+    assert_eq!(p.next_timeout(), Some(secs(110.0)));
+}
+
+#[test]
+fn each_request_has_the_cold_time_of_its_own_wait() {
+    let mut p = two_clocks();
+    p.submit(1, "m");
+    p.pass(60.0);
+    p.submit(2, "m");
+    assert_eq!(p.pass(40.0), ["fail r1: QueueTimeout { retry_after_secs: 30 }"]);
+    p.join_core1(1, &["m"]);
+    assert_eq!(p.next_timeout(), Some(secs(130.0)));
+    p.pass(10.0);
+    p.lose(1, &[]);
+    assert_eq!(p.next_timeout(), Some(secs(170.0)));
+}
+
+#[test]
+fn running_time_counts_as_warm_and_never_as_cold() {
+    let mut p = two_clocks();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.models(1, &[]);
+    p.pass(20.0);
+    p.lose(1, &[]);
+    assert_eq!(p.next_timeout(), Some(secs(120.0)), "all 100 s of cold time are left");
+    p.join_core1(2, &["m"]);
+    assert_eq!(p.next_timeout(), Some(secs(30.0)), "10 s of warm time are left");
+}
+
+#[test]
+fn cold_waiting_does_not_count_into_the_request_timeout() {
+    let mut p = two_clocks();
+    p.submit(1, "m");
+    p.pass(80.0);
+    p.join(1, &["m"], 1);
+    assert_eq!(p.next_timeout(), Some(secs(380.0)));
+    p.pass(100.0);
+    p.lose(1, &[]);
+    assert!(p.dispatch.is_idle(), "its warm waiting time was over long ago");
+}
+
+#[test]
+fn model_served_only_by_draining_workers_is_cold() {
+    let mut p = two_clocks();
+    p.join_core1(1, &["m"]);
+    p.submit(1, "m");
+    p.pass(10.0);
+    p.drain(1);
+    assert!(!p.dispatch.is_warm("m"));
+    assert_eq!(p.next_timeout(), Some(secs(110.0)));
+}
+
+#[test]
+fn declared_cold_model_waits_for_five_minutes_or_the_queue_timeout() {
+    let mut p = Provider::with(Settings { cold_models: [Model::from("big")].into(), ..settings() });
+    p.submit(1, "big");
+    assert_eq!(p.next_timeout(), Some(secs(300.0)));
+    p.submit(2, "small");
+    assert_eq!(p.next_timeout(), Some(secs(30.0)));
+    p.change(|new| {
+        new.cold_models = [Model::from("huge")].into();
+        new.queue_timeout = Duration::from_secs(400);
+    });
+    p.cancel(1);
+    p.cancel(2);
+    p.submit(3, "huge");
+    assert_eq!(p.next_timeout(), Some(secs(400.0)));
+}
+
+#[test]
+fn explicit_cold_timeout_may_be_shorter_than_the_queue_timeout() {
+    let mut p = Provider::with(Settings { cold_timeout: Some(Duration::from_secs(5)), ..settings() });
+    p.submit(1, "m");
+    assert_eq!(p.pass(5.0), ["fail r1: QueueTimeout { retry_after_secs: 30 }"]);
+}
+
+#[test]
+fn timeouts_are_those_of_the_arrival() {
+    let mut p = Provider::new();
+    p.submit(1, "m");
+    p.change(|new| new.queue_timeout = Duration::from_secs(3));
+    p.submit(2, "m");
+    assert_eq!(p.pass(3.0), ["fail r2: QueueTimeout { retry_after_secs: 3 }"]);
+    assert_eq!(p.next_timeout(), Some(secs(30.0)));
+}
+
+#[test]
+fn endless_timeouts_do_no_harm() {
+    let mut p = Provider::with(Settings {
+        queue_timeout: Duration::MAX,
+        request_timeout: Duration::MAX,
+        cold_timeout: Some(Duration::MAX),
+        ..settings()
+    });
+    p.submit(1, "m");
+    p.pass(1e6);
+    p.join(1, &["m"], 1);
+    assert_eq!(p.lose(1, &[]), ["requeued r1 #1: WorkerLost"]);
+}
+
+#[test]
+fn clock_that_two_tasks_read_in_the_wrong_order_does_not_go_back() {
+    let mut p = Provider::new();
+    let early = p.instant();
+    p.pass(5.0);
+    p.submit(1, "m");
+    let mut out = Vec::new();
+    let join = Event::WorkerJoined(super::harness::worker(1, &["m"], 1, false));
+    p.dispatch.handle(join, early, &mut out);
+    assert_eq!(out.len(), 1);
+    p.lose(1, &[]);
+    assert_eq!(p.next_timeout(), Some(secs(35.0)));
+}
+
+#[test]
+fn zero_queue_timeout_means_now_or_never() {
+    let mut p = Provider::with(Settings { queue_timeout: Duration::ZERO, ..settings() });
+    assert_eq!(p.submit(1, "m"), ["fail r1: QueueTimeout { retry_after_secs: 1 }"]);
+    p.join(1, &["m"], 1);
+    assert_eq!(p.submit(2, "m"), ["send r2 to w1 #1"]);
+}
+
+#[test]
+fn cold_time_of_an_earlier_wait_is_kept_over_a_requeue() {
+    let mut p = two_clocks();
+    p.submit(1, "m");
+    p.pass(60.0);
+    p.join(1, &["m"], 1);
+    p.pass(10.0);
+    p.lose(1, &[]);
+    assert_eq!(p.next_timeout(), Some(secs(110.0)), "40 s of cold time are left");
+    p.pass(20.0);
+    p.join_core1(2, &["m"]);
+    assert_eq!(p.next_timeout(), Some(secs(110.0)), "20 s of warm time are left");
+}
+
+#[test]
+fn with_two_clocks_the_shorter_request_timeout_ends_the_warm_wait() {
+    let mut p = Provider::with(Settings {
+        cold_timeout: Some(Duration::from_secs(100)),
+        request_timeout: Duration::from_secs(10),
+        ..settings()
+    });
+    p.join_core1(1, &["m"]);
+    p.submit(1, "m");
+    assert_eq!(p.pass(10.0), ["fail r1: RequestTimeout"]);
+}

@@ -1,0 +1,125 @@
+//! Telling workers that serve several relays what waits here.
+
+use super::harness::Provider;
+
+const NOTHING: [&str; 0] = [];
+
+/// A worker with two links and no slot for us.
+fn busy_worker(models: &[&str]) -> Provider {
+    let mut p = Provider::new();
+    p.join_core1(1, models);
+    p.grant(1, 0, 8, 2);
+    p
+}
+
+#[test]
+fn first_change_is_told_at_once() {
+    let mut p = busy_worker(&["m"]);
+    assert_eq!(p.submit(1, "m"), ["demand w1: m 1 0 0"]);
+}
+
+#[test]
+fn later_changes_are_told_every_50_ms_and_the_last_one_always() {
+    let mut p = busy_worker(&["m"]);
+    p.submit(1, "m");
+    p.pass(0.010);
+    assert_eq!(p.submit(2, "m"), NOTHING);
+    p.pass(0.010);
+    assert_eq!(p.submit(3, "m"), NOTHING);
+    assert_eq!(p.pass(0.030), ["demand w1: m 3 50 120"]);
+    p.pass(0.060);
+    assert_eq!(p.cancel(2), ["cancelled r2 Queued: ClientDisconnect", "demand w1: m 2 110 200"]);
+}
+
+#[test]
+fn change_that_is_taken_back_in_time_is_not_told() {
+    let mut p = busy_worker(&["m"]);
+    p.submit(1, "m");
+    p.pass(0.010);
+    p.submit(2, "m");
+    p.cancel(2);
+    assert_eq!(p.pass(1.0), NOTHING);
+}
+
+#[test]
+fn nothing_waiting_is_told_as_an_empty_list() {
+    let mut p = busy_worker(&["m"]);
+    p.submit(1, "m");
+    p.pass(1.0);
+    assert_eq!(p.cancel(1), ["cancelled r1 Queued: ClientDisconnect", "demand w1:"]);
+}
+
+#[test]
+fn request_that_was_sent_needs_no_word() {
+    let mut p = busy_worker(&["m"]);
+    p.submit(1, "m");
+    p.submit(2, "m");
+    p.pass(1.0);
+    assert_eq!(p.grant(1, 1, 7, 2), ["send r1 to w1 #1"], "the worker counts down by itself");
+    assert_eq!(p.pass(1.0), NOTHING);
+    assert_eq!(p.submit(3, "m"), ["demand w1: m 2 2000 2000"]);
+}
+
+#[test]
+fn state_after_all_requests_comes_after_them() {
+    let mut p = busy_worker(&["m"]);
+    p.join(2, &["m"], 1);
+    p.load(2, 1);
+    for key in 1..=3 {
+        p.submit(key, "m");
+    }
+    p.pass(1.0);
+    assert_eq!(p.load(2, 0), ["send r1 to w2 #1", "demand w1: m 2 1000 2000"]);
+}
+
+#[test]
+fn only_what_the_worker_could_be_sent_counts() {
+    let mut p = busy_worker(&["a", "b"]);
+    p.join_core1(2, &["b", "c"]);
+    p.submit_pinned(1, "b", 2);
+    p.submit_pinned(2, "b", 1);
+    p.submit(3, "c");
+    p.submit(4, "a");
+    assert_eq!(p.pass(1.0), ["demand w1: a 1 50 50, b 1 50 50"]);
+}
+
+#[test]
+fn worker_with_one_link_is_not_told() {
+    let mut p = Provider::new();
+    p.join_core1(1, &["m"]);
+    p.grant(1, 0, 8, 1);
+    assert_eq!(p.submit(1, "m"), NOTHING);
+    assert_eq!(p.grant(1, 0, 8, 2), ["demand w1: m 1 0 0"]);
+    p.grant(1, 0, 8, 1);
+    assert_eq!(p.submit(2, "m"), NOTHING);
+    assert_eq!(p.next_timeout(), Some(super::harness::secs(30.0)));
+}
+
+#[test]
+fn draining_worker_is_not_told() {
+    let mut p = busy_worker(&["m"]);
+    p.drain(1);
+    assert_eq!(p.submit(1, "m"), NOTHING);
+}
+
+#[test]
+fn model_that_the_worker_withdrew_is_not_told_any_more() {
+    let mut p = busy_worker(&["a", "b"]);
+    p.submit(1, "a");
+    p.pass(1.0);
+    assert_eq!(p.models(1, &["b"]), ["demand w1:"]);
+    p.pass(1.0);
+    assert_eq!(p.submit(2, "a"), NOTHING);
+    assert_eq!(p.models(1, &["a", "b"]), ["demand w1: a 2 2000 2000"]);
+}
+
+#[test]
+fn worker_that_refused_is_told_what_is_so_since_it_counts_the_refusal() {
+    let mut p = Provider::new();
+    p.join_core1(1, &["m"]);
+    p.grant(1, 1, 0, 2);
+    p.submit(1, "m");
+    p.join(2, &["m"], 1);
+    let refused = p.fail(1, crate::dispatch::AttemptFailure::AtCapacity);
+    assert_eq!(refused, ["requeued r1 #1: AtCapacity", "send r1 to w2 #2", "demand w1:"]);
+}

@@ -1,0 +1,223 @@
+//! A provider with a clock that the test turns. Effects come back as short lines, so that a test reads as a story:
+//! `send r1 to w1 #2` is the second sending of request 1, to worker 1.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use crate::dispatch::{
+    AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, Model, NewRequest, NewWorker, RequestKey,
+    RequestPlace, Settings, WorkerKey,
+};
+
+/// Settings of the seeds: 100 in the queue, 30 s to wait, 300 s altogether.
+pub(super) fn settings() -> Settings {
+    Settings {
+        enabled: true,
+        max_queue_len: 100,
+        max_queue_bytes: 1 << 20,
+        queue_timeout: Duration::from_secs(30),
+        cold_timeout: None,
+        cold_models: HashSet::new(),
+        request_timeout: Duration::from_secs(300),
+    }
+}
+
+pub(super) fn request(key: u64, model: &str) -> NewRequest {
+    NewRequest {
+        key: RequestKey(key),
+        model: Model::from(model),
+        bytes: 100,
+        pin: None,
+        needs_core1: false,
+        resendable: true,
+    }
+}
+
+pub(super) fn secs(secs: f64) -> Duration {
+    Duration::from_secs_f64(secs)
+}
+
+pub(super) struct Provider {
+    pub(super) dispatch: Dispatch,
+    start: Instant,
+    now: Duration,
+}
+
+impl Provider {
+    pub(super) fn new() -> Self {
+        Self::with(settings())
+    }
+
+    pub(super) fn with(settings: Settings) -> Self {
+        Self { dispatch: Dispatch::new(settings), start: Instant::now(), now: Duration::ZERO }
+    }
+
+    pub(super) fn instant(&self) -> Instant {
+        self.start + self.now
+    }
+
+    /// Passes on an event, without any ticks before.
+    pub(super) fn handle(&mut self, event: Event) -> Vec<String> {
+        let mut out = Vec::new();
+        self.dispatch.handle(event, self.instant(), &mut out);
+        out.iter().map(show).collect()
+    }
+
+    /// Lets time pass, ticking exactly when asked to.
+    pub(super) fn pass(&mut self, seconds: f64) -> Vec<String> {
+        let until = self.now + secs(seconds);
+        let mut lines = Vec::new();
+        while let Some(due) = self.next_timeout().filter(|due| *due <= until) {
+            assert!(due >= self.now, "a timeout in the past was left over");
+            self.now = due;
+            lines.extend(self.handle(Event::Tick));
+            assert!(self.next_timeout().is_none_or(|next| next > due), "a tick left something due");
+        }
+        self.now = until;
+        lines
+    }
+
+    /// Lets time pass without a tick: the timer is late.
+    pub(super) fn oversleep(&mut self, seconds: f64) {
+        self.now += secs(seconds);
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Duration> {
+        self.dispatch.next_timeout().map(|due| due - self.start)
+    }
+
+    pub(super) fn submit(&mut self, key: u64, model: &str) -> Vec<String> {
+        self.handle(Event::Submit(request(key, model)))
+    }
+
+    pub(super) fn submit_with(&mut self, key: u64, model: &str, change: impl FnOnce(&mut NewRequest)) -> Vec<String> {
+        let mut new = request(key, model);
+        change(&mut new);
+        self.handle(Event::Submit(new))
+    }
+
+    pub(super) fn submit_pinned(&mut self, key: u64, model: &str, to: u64) -> Vec<String> {
+        self.submit_with(key, model, |new| new.pin = Some(WorkerKey(to)))
+    }
+
+    pub(super) fn submit_core1(&mut self, key: u64, model: &str) -> Vec<String> {
+        self.submit_with(key, model, |new| new.needs_core1 = true)
+    }
+
+    /// A worker that knows only the seeds.
+    pub(super) fn join(&mut self, key: u64, models: &[&str], max_concurrent: u32) -> Vec<String> {
+        self.handle(Event::WorkerJoined(worker(key, models, max_concurrent, false)))
+    }
+
+    /// A `core1` worker, before its first grant.
+    pub(super) fn join_core1(&mut self, key: u64, models: &[&str]) -> Vec<String> {
+        self.handle(Event::WorkerJoined(worker(key, models, 8, true)))
+    }
+
+    /// A `core1` worker with this relay alone, and all its slots granted.
+    pub(super) fn join_granted(&mut self, key: u64, models: &[&str], slots: u32) -> Vec<String> {
+        let mut lines = self.join_core1(key, models);
+        lines.extend(self.grant(key, slots, 0, 1));
+        lines
+    }
+
+    pub(super) fn grant(&mut self, key: u64, slots: u32, others: u32, links: u32) -> Vec<String> {
+        let grant = Grant { slots, others, capacity: 8, links };
+        self.handle(Event::Granted { worker: WorkerKey(key), grant })
+    }
+
+    pub(super) fn load(&mut self, key: u64, load: u32) -> Vec<String> {
+        self.handle(Event::LoadReported { worker: WorkerKey(key), load })
+    }
+
+    pub(super) fn models(&mut self, key: u64, models: &[&str]) -> Vec<String> {
+        let models = models.iter().map(|name| Model::from(*name)).collect();
+        self.handle(Event::ModelsUpdated { worker: WorkerKey(key), models, load: None })
+    }
+
+    pub(super) fn lose(&mut self, key: u64, started: &[u64]) -> Vec<String> {
+        self.handle(Event::WorkerLost {
+            worker: WorkerKey(key),
+            started: started.iter().copied().map(RequestKey).collect(),
+            cause: LossCause::Disconnected,
+        })
+    }
+
+    pub(super) fn drain(&mut self, key: u64) -> Vec<String> {
+        self.handle(Event::WorkerDraining { worker: WorkerKey(key) })
+    }
+
+    pub(super) fn cancel(&mut self, key: u64) -> Vec<String> {
+        let reason = CancelReason::ClientDisconnect;
+        self.handle(Event::Cancel { request: RequestKey(key), reason })
+    }
+
+    /// The worker that has the request answers it.
+    pub(super) fn complete(&mut self, key: u64) -> Vec<String> {
+        let (worker, attempt) = self.runs_at(key);
+        self.handle(Event::Completed { worker, request: RequestKey(key), attempt })
+    }
+
+    /// The worker that has the request fails it.
+    pub(super) fn fail(&mut self, key: u64, failure: AttemptFailure) -> Vec<String> {
+        let (worker, attempt) = self.runs_at(key);
+        self.handle(Event::AttemptFailed { worker, request: RequestKey(key), attempt, failure })
+    }
+
+    pub(super) fn change(&mut self, change: impl FnOnce(&mut Settings)) -> Vec<String> {
+        let mut new = settings();
+        change(&mut new);
+        self.handle(Event::SettingsChanged(new))
+    }
+
+    fn runs_at(&self, key: u64) -> (WorkerKey, u32) {
+        match self.dispatch.place_of(RequestKey(key)) {
+            Some(RequestPlace::Running { worker, attempt }) => (worker, attempt),
+            other => panic!("request {key} does not run: {other:?}"),
+        }
+    }
+}
+
+pub(super) fn worker(key: u64, models: &[&str], max_concurrent: u32, core1: bool) -> NewWorker {
+    NewWorker {
+        key: WorkerKey(key),
+        models: models.iter().map(|name| Model::from(*name)).collect(),
+        max_concurrent,
+        load: 0,
+        core1,
+    }
+}
+
+/// One effect in one line.
+pub(super) fn show(effect: &Effect) -> String {
+    match effect {
+        Effect::Send { worker, request, attempt, .. } => {
+            format!("send r{} to w{} #{attempt}", request.0, worker.0)
+        }
+        Effect::CancelSent { worker, request, attempt, reason } => {
+            format!("cancel r{} at w{} #{attempt}: {reason:?}", request.0, worker.0)
+        }
+        Effect::Fail { request, failure, .. } => format!("fail r{}: {failure:?}", request.0),
+        Effect::Cancelled { request, reason, stage } => {
+            format!("cancelled r{} {stage:?}: {reason:?}", request.0)
+        }
+        Effect::Severed { request, worker } => format!("severed r{} of w{}", request.0, worker.0),
+        Effect::Finished { request, worker, attempt } => {
+            format!("finished r{} at w{} #{attempt}", request.0, worker.0)
+        }
+        Effect::Requeued { request, reason, attempt } => {
+            format!("requeued r{} #{attempt}: {reason:?}", request.0)
+        }
+        Effect::Demand { worker, demand } => {
+            let models: Vec<_> = demand
+                .iter()
+                .map(|entry| {
+                    let (oldest, sum) = (entry.oldest.as_millis(), entry.sum.as_millis());
+                    format!(" {} {} {oldest} {sum}", entry.model, entry.waiting)
+                })
+                .collect();
+            format!("demand w{}:{}", worker.0, models.join(","))
+        }
+        Effect::DrainedIdle { worker } => format!("idle w{}", worker.0),
+    }
+}

@@ -1,0 +1,230 @@
+//! Random histories of a provider, played to the core and to a plain reference model, which must agree on every effect
+//! and every timeout. Beside that a ledger that knows no rules checks what must hold whatever the rules are.
+//!
+//! `MODELRELAY_HISTORY_TRANSITIONS` says how many events to play at least.
+
+mod ledger;
+mod op;
+mod reference;
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
+
+use self::ledger::Ledger;
+use self::op::{MODELS, Op, history, models};
+use self::reference::Reference;
+use super::harness::show;
+use crate::dispatch::{
+    Dispatch, Effect, Event, Failure, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
+};
+
+/// The core, the reference and the ledger, side by side.
+struct Play {
+    core: Dispatch,
+    reference: Reference,
+    ledger: Ledger,
+    start: Instant,
+    next_key: u64,
+    started: HashSet<RequestKey>,
+    transitions: u64,
+}
+
+impl Play {
+    fn new(settings: Settings) -> Self {
+        Self {
+            core: Dispatch::new(settings.clone()),
+            reference: Reference::new(settings),
+            ledger: Ledger::default(),
+            start: Instant::now(),
+            next_key: 0,
+            started: HashSet::new(),
+            transitions: 0,
+        }
+    }
+
+    fn act(&mut self, op: Op) {
+        if let Some(event) = self.event(op) {
+            self.handle(&event);
+        }
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let until = self.reference.now + time;
+        while let Some(due) = self.core.next_timeout().map(|due| due - self.start)
+            && due <= until
+        {
+            self.reference.pass(due.saturating_sub(self.reference.now));
+            self.handle(&Event::Tick);
+        }
+        self.reference.pass(until.saturating_sub(self.reference.now));
+    }
+
+    fn handle(&mut self, event: &Event) {
+        self.transitions += 1;
+        let now = self.reference.now;
+        let mut actual = Vec::new();
+        self.core.handle(event.clone(), self.start + now, &mut actual);
+        let (mut expected, after) = self.reference.handle(event.clone());
+        // What was due came first, to a world that knew nothing of the event yet.
+        let (due, rest) = actual.split_at(expected.len().min(actual.len()));
+        due.iter().for_each(|effect| self.ledger.record(effect, now));
+        self.ledger.before(event);
+        rest.iter().for_each(|effect| self.ledger.record(effect, now));
+        expected.extend(after);
+        assert_eq!(in_order(actual), in_order(expected), "the effects of {event:?} at {now:?}");
+        let core = &self.core;
+        self.ledger.check_demand(&self.reference, now, core.next_timeout().map(|t| t - self.start));
+        assert_eq!(core.queue_len(), self.reference.queued().count());
+        assert_eq!(core.queue_len() + core.in_flight(), self.reference.requests.len());
+        let known = core.models(self.start + now).len();
+        assert_eq!(core.queue_bytes(), self.reference.queued_bytes());
+        assert_eq!(known, self.reference.models().len(), "a model was kept or lost");
+        self.ledger.check_alive(self.reference.requests.keys().copied());
+    }
+
+    /// What the op means as things stand: one arm each, so it is long.
+    fn event(&mut self, op: Op) -> Option<Event> {
+        Some(match op {
+            Op::Submit { model, bytes, pin, needs_core1, resendable } => {
+                let key = RequestKey(self.key());
+                let model = Model::from(MODELS[model]);
+                let pin = pin.map(|index| self.worker(index).unwrap_or(WorkerKey(0)));
+                Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, resendable })
+            }
+            Op::Cancel { request, reason } => {
+                let live = self.reference.requests.keys().copied().collect::<Vec<_>>();
+                Event::Cancel { request: pick(&live, request)?, reason }
+            }
+            Op::Join { models: mask, max_concurrent, load, core1 } => {
+                let (key, models) = (WorkerKey(self.key()), models(mask));
+                Event::WorkerJoined(NewWorker { key, models, max_concurrent, load, core1 })
+            }
+            Op::Lose { worker, cause } => {
+                let worker = self.worker(worker)?;
+                let running = self.reference.running_on(worker);
+                let started = running.filter(|key| self.started.contains(key)).collect();
+                Event::WorkerLost { worker, started, cause }
+            }
+            Op::Models { worker, models: mask, load } => {
+                Event::ModelsUpdated { worker: self.worker(worker)?, models: models(mask), load }
+            }
+            Op::Load { worker, load } => Event::LoadReported { worker: self.worker(worker)?, load },
+            Op::Grant { worker, grant } => Event::Granted { worker: self.worker(worker)?, grant },
+            Op::Start { request } => {
+                let (_, key, _) = self.running(request)?;
+                self.started.insert(key);
+                return None;
+            }
+            Op::Complete { request } => {
+                let (worker, request, attempt) = self.running(request)?;
+                Event::Completed { worker, request, attempt }
+            }
+            Op::Fail { request, failure } => {
+                let (worker, request, attempt) = self.running(request)?;
+                if self.started.contains(&request) {
+                    return None;
+                }
+                Event::AttemptFailed { worker, request, attempt, failure }
+            }
+            Op::Stray { worker, request, attempt, failure } => {
+                let (worker, request) = (self.worker(worker)?, RequestKey(request));
+                if self.runs(worker, request, attempt) {
+                    return None;
+                }
+                match failure {
+                    Some(failure) => Event::AttemptFailed { worker, request, attempt, failure },
+                    None => Event::Completed { worker, request, attempt },
+                }
+            }
+            Op::Drain { worker } => Event::WorkerDraining { worker: self.worker(worker)? },
+            Op::Settings(settings) => Event::SettingsChanged(settings),
+            Op::Deleted => Event::Deleted,
+            Op::DrainBegun => Event::DrainBegun,
+            Op::DrainDeadline => Event::DrainDeadline,
+            Op::Pass { millis } => {
+                self.pass(Duration::from_millis(millis));
+                return None;
+            }
+            Op::Oversleep { millis } => {
+                self.reference.pass(Duration::from_millis(millis));
+                return None;
+            }
+        })
+    }
+
+    fn runs(&self, worker: WorkerKey, request: RequestKey, attempt: u32) -> bool {
+        let request = self.reference.requests.get(&request);
+        request.is_some_and(|r| r.worker == Some(worker) && r.attempts == attempt)
+    }
+
+    fn key(&mut self) -> u64 {
+        self.next_key += 1;
+        self.next_key
+    }
+
+    fn worker(&self, index: usize) -> Option<WorkerKey> {
+        let workers: Vec<_> = self.reference.workers.keys().copied().collect();
+        pick(&workers, index)
+    }
+
+    fn running(&self, index: usize) -> Option<(WorkerKey, RequestKey, u32)> {
+        let requests = self.reference.requests.iter();
+        let running: Vec<_> = requests.filter_map(|(key, r)| r.worker.map(|w| (w, *key, r.attempts))).collect();
+        pick(&running, index)
+    }
+}
+
+fn pick<T: Copy>(from: &[T], index: usize) -> Option<T> {
+    (!from.is_empty()).then(|| from[index % from.len()])
+}
+
+/// Effects of one event in an order that does not depend on how they were found. Demands, which the ledger checks, are
+/// left out, and so are estimates.
+fn in_order(effects: Vec<Effect>) -> Vec<Effect> {
+    let mut effects: Vec<_> = effects.into_iter().filter(|effect| !matches!(effect, Effect::Demand { .. })).collect();
+    for effect in &mut effects {
+        if let Effect::Fail {
+            failure: Failure::QueueFull { retry_after_secs } | Failure::QueueTimeout { retry_after_secs },
+            ..
+        } = effect
+        {
+            assert!((1..=60).contains(retry_after_secs));
+            *retry_after_secs = 1;
+        }
+    }
+    effects.sort_by_cached_key(show);
+    effects
+}
+
+#[test]
+fn random_histories_agree_with_the_reference() {
+    let wanted = std::env::var("MODELRELAY_HISTORY_TRANSITIONS")
+        .map_or(20_000, |wanted| wanted.parse::<u32>().expect("a number of transitions"));
+    let transitions = Cell::new(0);
+    while transitions.get() < u64::from(wanted) {
+        let mut runner = TestRunner::new(Config {
+            cases: wanted.div_ceil(200).min(500),
+            failure_persistence: Some(Box::new(FileFailurePersistence::SourceParallel("proptest-regressions"))),
+            source_file: Some(file!()),
+            ..Config::default()
+        });
+        let outcome = runner.run(&history(), |(limits, ops)| {
+            let mut play = Play::new(limits);
+            for op in ops {
+                play.act(op);
+            }
+            transitions.set(transitions.get() + play.transitions);
+            Ok(())
+        });
+        if let Err(failure) = outcome {
+            panic!("{failure}");
+        }
+    }
+    #[expect(clippy::print_stdout, reason = "the number is what this test is asked for")]
+    {
+        println!("{} transitions", transitions.get());
+    }
+}

@@ -1,0 +1,156 @@
+//! Keeps account of every request and worker from the outside: what was said to whom, without any of the rules why.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::reference::Reference;
+use crate::dispatch::{Effect, Event, Grant, Model, NewWorker, RequestKey, WorkerKey};
+
+const PACE: Duration = Duration::from_millis(50);
+
+#[derive(Default)]
+pub(super) struct Ledger {
+    requests: BTreeMap<RequestKey, Model>,
+    running: BTreeMap<RequestKey, (WorkerKey, u32)>,
+    ended: BTreeSet<RequestKey>,
+    workers: BTreeMap<WorkerKey, Account>,
+}
+
+struct Account {
+    new: NewWorker,
+    models: Vec<Model>,
+    grant: Option<Grant>,
+    draining: bool,
+    /// What it takes to be waiting here, and when it was told.
+    believed: BTreeMap<Model, u32>,
+    told_at: Option<Duration>,
+}
+
+impl Ledger {
+    /// What the outside knows before the core's answer.
+    pub(super) fn before(&mut self, event: &Event) {
+        match event {
+            Event::Submit(new) => {
+                self.requests.insert(new.key, new.model.clone());
+            }
+            Event::WorkerJoined(new) => {
+                let account = Account {
+                    new: new.clone(),
+                    models: new.models.clone(),
+                    grant: None,
+                    draining: false,
+                    believed: BTreeMap::new(),
+                    told_at: None,
+                };
+                self.workers.insert(new.key, account);
+            }
+            Event::ModelsUpdated { worker, models, .. } => {
+                self.worker(*worker).models = models.clone();
+            }
+            Event::Granted { worker, grant } => self.worker(*worker).grant = Some(*grant),
+            Event::WorkerDraining { worker } => self.worker(*worker).draining = true,
+            Event::WorkerLost { worker, .. } => {
+                self.workers.remove(worker);
+            }
+            Event::Cancel { .. }
+            | Event::LoadReported { .. }
+            | Event::Completed { .. }
+            | Event::AttemptFailed { .. }
+            | Event::SettingsChanged(_)
+            | Event::Deleted
+            | Event::DrainBegun
+            | Event::DrainDeadline
+            | Event::Tick => {}
+        }
+    }
+
+    pub(super) fn record(&mut self, effect: &Effect, now: Duration) {
+        match effect {
+            Effect::Send { worker, request, attempt, .. } => {
+                self.record_send(*worker, *request, *attempt);
+            }
+            Effect::CancelSent { worker, request, attempt, .. } => {
+                assert_eq!(self.running.remove(request), Some((*worker, *attempt)));
+            }
+            Effect::Requeued { request, attempt, .. } => {
+                let (_, sending) = self.running.remove(request).expect("it ran");
+                assert_eq!(sending, *attempt);
+            }
+            Effect::Finished { request, worker, attempt } => {
+                assert_eq!(self.running.remove(request), Some((*worker, *attempt)));
+                self.end(*request);
+            }
+            Effect::Severed { request, .. } | Effect::Fail { request, .. } | Effect::Cancelled { request, .. } => {
+                self.running.remove(request);
+                self.end(*request);
+            }
+            Effect::DrainedIdle { worker } => {
+                assert!(!self.running.values().any(|(on, _)| on == worker));
+            }
+            Effect::Demand { worker, demand } => {
+                let account = self.worker(*worker);
+                assert!(account.new.core1 && !account.draining, "nobody else is told");
+                assert!(account.grant.is_some_and(|grant| grant.links > 1));
+                assert!(account.told_at.is_none_or(|told| now >= told + PACE), "too often");
+                account.told_at = Some(now);
+                account.believed = demand.iter().map(|entry| (entry.model.clone(), entry.waiting)).collect();
+            }
+        }
+    }
+
+    fn record_send(&mut self, to: WorkerKey, request: RequestKey, attempt: u32) {
+        assert!(!self.ended.contains(&request), "sent after its end");
+        let before = self.running.insert(request, (to, attempt));
+        assert_eq!(before, None, "sent while it runs");
+        let own = self.running.values().filter(|(on, _)| *on == to).count();
+        let model = &self.requests[&request];
+        let account = self.workers.get_mut(&to).expect("sent to a connected worker");
+        assert!(account.models.contains(model), "sent to a worker without the model");
+        assert!(!account.draining, "sent to a draining worker");
+        let may_have = match account.grant {
+            Some(grant) if account.new.core1 => grant.slots,
+            None if account.new.core1 => 0,
+            Some(_) | None => account.new.max_concurrent,
+        };
+        assert!(own <= may_have as usize, "worker {to:?} has {own} of {may_have}");
+        if let Some(count) = account.believed.get_mut(model) {
+            *count -= 1;
+        }
+        account.believed.retain(|_, count| *count > 0);
+    }
+
+    /// A worker that serves others too knows what waits here, or will within the pace.
+    pub(super) fn check_demand(&self, reference: &Reference, now: Duration, next_timeout: Option<Duration>) {
+        let mut next = reference.next_timeout();
+        for (key, account) in &self.workers {
+            let told = account.new.core1 && account.grant.is_some_and(|grant| grant.links > 1);
+            if !told || reference.workers[key].draining {
+                continue;
+            }
+            let may_be_told = account.told_at.map_or(now, |told| told + PACE);
+            if account.believed != reference.waiting_for(*key) {
+                assert!(may_be_told > now, "worker {key:?} is not told what waits");
+                next = next.into_iter().chain([may_be_told]).min();
+            } else if next_timeout == Some(may_be_told) && may_be_told > now {
+                // It will be looked at, to find that nothing has changed.
+                next = next.into_iter().chain([may_be_told]).min();
+            }
+        }
+        assert_eq!(next_timeout, next, "the next timeout at {now:?}");
+    }
+
+    /// What has not ended is what the reference still has: nothing is lost, nothing lingers.
+    pub(super) fn check_alive(&self, alive: impl Iterator<Item = RequestKey>) {
+        let mine = self.requests.keys().copied().filter(|key| !self.ended.contains(key));
+        assert!(mine.eq(alive), "somebody lost a request");
+    }
+
+    fn end(&mut self, request: RequestKey) {
+        assert!(self.requests.contains_key(&request), "ended before it came");
+        assert!(self.ended.insert(request), "ended twice");
+    }
+
+    fn worker(&mut self, key: WorkerKey) -> &mut Account {
+        self.workers.get_mut(&key).expect("a connected worker")
+    }
+}

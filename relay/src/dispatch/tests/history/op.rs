@@ -1,0 +1,212 @@
+//! What may happen in a history, and how likely.
+
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::dispatch::{AttemptFailure, CancelReason, Grant, LoadFailure, LossCause, Model, Settings};
+
+const SHORTEST: usize = 60;
+const LONGEST: usize = 240;
+
+/// Something that may happen. Numbers pick among what exists at that time, so that shrinking leaves sense.
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    Submit {
+        model: usize,
+        bytes: u64,
+        pin: Option<usize>,
+        needs_core1: bool,
+        resendable: bool,
+    },
+    Cancel {
+        request: usize,
+        reason: CancelReason,
+    },
+    Join {
+        models: usize,
+        max_concurrent: u32,
+        load: u32,
+        core1: bool,
+    },
+    Lose {
+        worker: usize,
+        cause: LossCause,
+    },
+    Models {
+        worker: usize,
+        models: usize,
+        load: Option<u32>,
+    },
+    Load {
+        worker: usize,
+        load: u32,
+    },
+    Grant {
+        worker: usize,
+        grant: Grant,
+    },
+    /// The response head of a running request goes to the client.
+    Start {
+        request: usize,
+    },
+    Complete {
+        request: usize,
+    },
+    Fail {
+        request: usize,
+        failure: AttemptFailure,
+    },
+    /// An answer or a failure of something that does not run (any more).
+    Stray {
+        worker: usize,
+        request: u64,
+        attempt: u32,
+        failure: Option<AttemptFailure>,
+    },
+    Drain {
+        worker: usize,
+    },
+    Settings(Settings),
+    Deleted,
+    DrainBegun,
+    DrainDeadline,
+    /// Time passes, with a tick whenever one is due.
+    Pass {
+        millis: u64,
+    },
+    /// Time passes, and the timer is late.
+    Oversleep {
+        millis: u64,
+    },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let millis = prop::sample::select(vec![1, 10, 50, 100, 500, 1_000, 3_000]);
+    prop_oneof![
+        44 => of_a_request(),
+        31 => of_a_worker(),
+        1 => limits().prop_map(Op::Settings),
+        12 => millis.clone().prop_map(|millis| Op::Pass { millis }),
+        1 => millis.prop_map(|millis| Op::Oversleep { millis }),
+    ]
+}
+
+/// Picks among whatever there is.
+fn any_index() -> std::ops::Range<usize> {
+    0..64
+}
+
+fn of_a_request() -> impl Strategy<Value = Op> {
+    let pin = prop::option::weighted(0.1, any_index());
+    let able = (prop::bool::weighted(0.15), prop::bool::weighted(0.95));
+    let submit = (0..3_usize, 1..50_u64, pin, able).prop_map(|(model, bytes, pin, (needs_core1, resendable))| {
+        Op::Submit { model, bytes, pin, needs_core1, resendable }
+    });
+    let reasons = [CancelReason::ClientDisconnect, CancelReason::SlowClient, CancelReason::Admin];
+    let cancel = (any_index(), prop::sample::select(reasons.to_vec()))
+        .prop_map(|(request, reason)| Op::Cancel { request, reason });
+    prop_oneof![
+        24 => submit,
+        6 => cancel,
+        5 => any_index().prop_map(|request| Op::Start { request }),
+        12 => any_index().prop_map(|request| Op::Complete { request }),
+        10 => (any_index(), failure()).prop_map(|(request, failure)| Op::Fail { request, failure }),
+    ]
+}
+
+fn of_a_worker() -> impl Strategy<Value = Op> {
+    let join = (1..8_usize, 1..4_u32, 0..2_u32, any::<bool>())
+        .prop_map(|(models, max_concurrent, load, core1)| Op::Join { models, max_concurrent, load, core1 });
+    let causes = [LossCause::Disconnected, LossCause::HeartbeatTimeout];
+    let lose =
+        (any_index(), prop::sample::select(causes.to_vec())).prop_map(|(worker, cause)| Op::Lose { worker, cause });
+    let models = (any_index(), 0..8_usize, prop::option::of(0..4_u32)).prop_map(|(worker, models, load)| Op::Models {
+        worker,
+        models,
+        load,
+    });
+    let grant =
+        (0..4_u32, 0..3_u32, 1..3_u32).prop_map(|(slots, others, links)| Grant { slots, others, capacity: 6, links });
+    let stray = (any_index(), 0..40_u64, 0..4_u32, prop::option::of(failure()))
+        .prop_map(|(worker, request, attempt, failure)| Op::Stray { worker, request, attempt, failure });
+    prop_oneof![
+        6 => join,
+        4 => lose,
+        5 => models,
+        4 => (any_index(), 0..4_u32).prop_map(|(worker, load)| Op::Load { worker, load }),
+        10 => (any_index(), grant).prop_map(|(worker, grant)| Op::Grant { worker, grant }),
+        1 => stray,
+        1 => any_index().prop_map(|worker| Op::Drain { worker }),
+    ]
+}
+
+fn failure() -> impl Strategy<Value = AttemptFailure> {
+    let (code, retry_after) = (LoadFailure::InsufficientMemory, Some(Duration::from_secs(4)));
+    prop::sample::select(vec![
+        AttemptFailure::AtCapacity,
+        AttemptFailure::AtCapacity,
+        AttemptFailure::Draining,
+        AttemptFailure::SeveredBySwap,
+        AttemptFailure::SeveredBySwap,
+        AttemptFailure::BackendUnreachable,
+        AttemptFailure::BackendReset,
+        AttemptFailure::LoadFailed { code, retry_after },
+        AttemptFailure::Fatal,
+    ])
+}
+
+/// Timeouts so short that many come due, and so round that many come due together.
+fn limits() -> impl Strategy<Value = Settings> {
+    let seconds = |choices: &[u64]| {
+        let choices: Vec<_> = choices.iter().map(|secs| Duration::from_secs(*secs)).collect();
+        prop::sample::select(choices)
+    };
+    (
+        prop::bool::weighted(0.9),
+        0..8_usize,
+        50..400_u64,
+        seconds(&[0, 1, 2, 5, 30]),
+        prop::option::of(seconds(&[1, 3, 10])),
+        any::<bool>(),
+        seconds(&[1, 2, 4, 10, 60]),
+    )
+        .prop_map(|(enabled, max_queue_len, max_queue_bytes, queue, cold, declared, request)| Settings {
+            enabled,
+            max_queue_len,
+            max_queue_bytes,
+            queue_timeout: queue,
+            cold_timeout: cold,
+            cold_models: declared.then(|| MODELS[0].into()).into_iter().collect(),
+            request_timeout: request,
+        })
+}
+
+/// How a history ends: most go on for ever.
+fn last_acts() -> impl Strategy<Value = Vec<Op>> {
+    prop_oneof![
+        6 => Just(vec![]),
+        1 => Just(vec![Op::Deleted]),
+        1 => Just(vec![Op::DrainBegun]),
+        1 => Just(vec![Op::DrainBegun, Op::DrainDeadline]),
+    ]
+}
+
+pub(super) fn history() -> impl Strategy<Value = (Settings, Vec<Op>)> {
+    let halves = (vec(op(), SHORTEST..LONGEST), last_acts(), vec(op(), 0..40));
+    (limits(), halves).prop_map(|(limits, (mut ops, acts, rest))| {
+        for act in acts {
+            ops.push(act);
+            ops.extend(rest.iter().cloned());
+        }
+        (Settings { enabled: true, ..limits }, ops)
+    })
+}
+
+pub(super) const MODELS: [&str; 3] = ["a", "b", "c"];
+
+pub(super) fn models(mask: usize) -> Vec<Model> {
+    let chosen = MODELS.iter().enumerate().filter(|(bit, _)| mask & (1 << bit) != 0);
+    chosen.map(|(_, name)| Model::from(*name)).collect()
+}

@@ -1,0 +1,300 @@
+//! The same rules once more, as plainly as possible: lists that are walked from end to end, clocks that are added up as
+//! time passes. Slow, and independent of everything that makes the core fast.
+
+mod events;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::dispatch::{
+    CancelReason, Effect, Event, Failure, Grant, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
+};
+
+pub(super) struct Reference {
+    pub(super) now: Duration,
+    settings: Settings,
+    deleted: bool,
+    shutting_down: bool,
+    pub(super) requests: BTreeMap<RequestKey, Request>,
+    pub(super) workers: BTreeMap<WorkerKey, Worker>,
+    turn: u64,
+    out: Vec<Effect>,
+}
+
+pub(super) struct Request {
+    new: NewRequest,
+    limits: Settings,
+    arrived: Duration,
+    /// When this wait began.
+    since: Duration,
+    cold_waited: Duration,
+    requeues: u32,
+    severed: u32,
+    pub(super) attempts: u32,
+    failed_on: BTreeSet<WorkerKey>,
+    trouble: Option<Failure>,
+    pub(super) worker: Option<WorkerKey>,
+}
+
+pub(super) struct Worker {
+    new: NewWorker,
+    pub(super) models: BTreeSet<Model>,
+    foreign: u32,
+    taken_back: u32,
+    pub(super) grant: Option<Grant>,
+    pub(super) draining: bool,
+    idle_told: bool,
+    turn: u64,
+}
+
+impl Reference {
+    pub(super) fn new(settings: Settings) -> Self {
+        Self {
+            now: Duration::ZERO,
+            settings,
+            deleted: false,
+            shutting_down: false,
+            requests: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            turn: 0,
+            out: Vec::new(),
+        }
+    }
+
+    pub(super) fn pass(&mut self, time: Duration) {
+        let cold: Vec<_> = self.queued().filter(|key| !self.is_warm(*key)).collect();
+        for key in cold {
+            self.request(key).cold_waited += time;
+        }
+        self.now += time;
+    }
+
+    /// What was due before the event, and what the event brings about.
+    pub(super) fn handle(&mut self, event: Event) -> (Vec<Effect>, Vec<Effect>) {
+        self.expire();
+        let due = std::mem::take(&mut self.out);
+        self.apply(event);
+        self.settle();
+        self.expire();
+        (due, std::mem::take(&mut self.out))
+    }
+
+    /// The earliest deadline, if nothing else happens before.
+    pub(super) fn next_timeout(&self) -> Option<Duration> {
+        self.requests.keys().filter_map(|key| self.time_left(*key)).min().map(|left| self.now + left)
+    }
+
+    /// How many requests of each model this worker could be sent, if it had room.
+    pub(super) fn waiting_for(&self, worker: WorkerKey) -> BTreeMap<Model, u32> {
+        let mut waiting = BTreeMap::new();
+        for key in self.queued().filter(|key| self.could_serve(worker, *key)) {
+            *waiting.entry(self.requests[&key].new.model.clone()).or_default() += 1;
+        }
+        waiting
+    }
+
+    pub(super) fn queued_bytes(&self) -> u64 {
+        self.queued().map(|key| self.requests[&key].new.bytes).sum()
+    }
+
+    /// Every model that anybody serves or asks for.
+    pub(super) fn models(&self) -> BTreeSet<Model> {
+        let asked = self.requests.values().map(|request| &request.new.model);
+        let served = self.workers.values().flat_map(|worker| &worker.models);
+        asked.chain(served).cloned().collect()
+    }
+
+    pub(super) fn queued(&self) -> impl Iterator<Item = RequestKey> {
+        self.requests.iter().filter(|(_, r)| r.worker.is_none()).map(|(key, _)| *key)
+    }
+
+    pub(super) fn running_on(&self, worker: WorkerKey) -> impl Iterator<Item = RequestKey> {
+        self.requests.iter().filter(move |(_, r)| r.worker == Some(worker)).map(|(key, _)| *key)
+    }
+
+    fn request(&mut self, key: RequestKey) -> &mut Request {
+        self.requests.get_mut(&key).expect("a live request")
+    }
+
+    fn own(&self, worker: WorkerKey) -> u32 {
+        u32::try_from(self.running_on(worker).count()).unwrap()
+    }
+
+    fn load(&self, key: WorkerKey) -> u32 {
+        let worker = &self.workers[&key];
+        let others =
+            if worker.new.core1 { worker.grant.map_or(worker.foreign, |grant| grant.others) } else { worker.foreign };
+        self.own(key) + others
+    }
+
+    fn has_room(&self, key: WorkerKey) -> bool {
+        let worker = &self.workers[&key];
+        if worker.draining {
+            false
+        } else if worker.new.core1 {
+            worker.grant.is_some_and(|grant| self.own(key) < grant.slots)
+        } else {
+            self.load(key) < worker.new.max_concurrent
+        }
+    }
+
+    /// Whether the worker would be right for the request, room or not.
+    fn could_serve(&self, key: WorkerKey, request: RequestKey) -> bool {
+        let (worker, request) = (&self.workers[&key], &self.requests[&request]);
+        !worker.draining
+            && worker.models.contains(&request.new.model)
+            && request.new.pin.is_none_or(|pin| pin == key)
+            && (worker.new.core1 || !request.new.needs_core1)
+            && !request.failed_on.contains(&key)
+    }
+
+    fn best_for(&self, request: RequestKey) -> Option<WorkerKey> {
+        self.workers
+            .iter()
+            .filter(|(key, _)| self.could_serve(**key, request) && self.has_room(**key))
+            .min_by_key(|(key, worker)| (self.load(**key), worker.turn, **key))
+            .map(|(key, _)| *key)
+    }
+
+    fn is_warm(&self, request: RequestKey) -> bool {
+        let model = &self.requests[&request].new.model;
+        self.workers.values().any(|worker| !worker.draining && worker.models.contains(model))
+    }
+
+    /// Brings together what fits, oldest first, and ends what has no hope left.
+    fn settle(&mut self) {
+        for key in self.queued().collect::<Vec<_>>() {
+            if let Some(worker) = self.best_for(key) {
+                self.send(key, worker);
+            }
+        }
+        for key in self.queued().collect::<Vec<_>>() {
+            if let Some(failure) = self.hopeless(key) {
+                self.fail(key, failure);
+            }
+        }
+        let idle: Vec<_> = self
+            .workers
+            .iter()
+            .filter(|(key, worker)| worker.draining && !worker.idle_told && self.own(**key) == 0)
+            .map(|(key, _)| *key)
+            .collect();
+        for worker in idle {
+            self.workers.get_mut(&worker).unwrap().idle_told = true;
+            self.out.push(Effect::DrainedIdle { worker });
+        }
+    }
+
+    fn hopeless(&self, key: RequestKey) -> Option<Failure> {
+        let request = &self.requests[&key];
+        if let Some(pin) = request.new.pin {
+            let there = self.workers.get(&pin).filter(|worker| !worker.draining);
+            let Some(worker) = there else {
+                return Some(Failure::AffinityLost);
+            };
+            let too_old = request.new.needs_core1 && !worker.new.core1;
+            return too_old.then_some(Failure::WorkerTooOld { worker: pin });
+        }
+        let serving = || self.workers.iter().filter(|(_, w)| w.models.contains(&request.new.model));
+        if request.new.needs_core1
+            && !serving().any(|(_, worker)| worker.new.core1)
+            && let Some((worker, _)) = serving().find(|(_, worker)| !worker.draining)
+        {
+            return Some(Failure::WorkerTooOld { worker: *worker });
+        }
+        let failure = request.trouble?;
+        let untried = self.workers.keys().any(|worker| self.could_serve(*worker, key));
+        (matches!(failure, Failure::LoadFailed { .. }) && !untried).then_some(failure)
+    }
+
+    fn send(&mut self, key: RequestKey, worker: WorkerKey) {
+        self.turn += 1;
+        self.workers.get_mut(&worker).unwrap().turn = self.turn;
+        let now = self.now;
+        let request = self.request(key);
+        request.attempts += 1;
+        request.worker = Some(worker);
+        let (attempt, waited) = (request.attempts, now - request.since);
+        self.out.push(Effect::Send { worker, request: key, attempt, waited });
+    }
+
+    fn fail(&mut self, key: RequestKey, failure: Failure) {
+        let request = self.requests.remove(&key).expect("a live request");
+        let (attempts, age) = (request.attempts, self.now - request.arrived);
+        self.out.push(Effect::Fail { request: key, failure, attempts, age });
+    }
+
+    /// How long until its deadline, if the world stays as it is.
+    fn time_left(&self, key: RequestKey) -> Option<Duration> {
+        let request = &self.requests[&key];
+        let limits = &request.limits;
+        let age = self.now - request.arrived;
+        let counted = age - request.cold_waited;
+        let request_left = limits.request_timeout.saturating_sub(counted);
+        if request.worker.is_some() {
+            return Some(request_left);
+        }
+        let warm = self.is_warm(key);
+        let Some(cold_timeout) = request.cold_timeout() else {
+            let left = limits.queue_timeout.saturating_sub(age);
+            return Some(if warm { left.min(request_left) } else { left });
+        };
+        let over = counted >= limits.queue_timeout || counted >= limits.request_timeout;
+        if over || request.cold_waited >= cold_timeout {
+            Some(Duration::ZERO)
+        } else if warm {
+            Some(request_left.min(limits.queue_timeout - counted))
+        } else {
+            Some(cold_timeout - request.cold_waited)
+        }
+    }
+
+    /// Ends what is over: first what waits, then what runs, in the order in which it was due.
+    fn expire(&mut self) {
+        for key in self.queued().collect::<Vec<_>>() {
+            if self.time_left(key) == Some(Duration::ZERO) {
+                let failure = self.requests[&key].waiting_failure(self.now);
+                self.fail(key, failure);
+            }
+        }
+        loop {
+            let running = self.requests.iter().filter(|(_, r)| r.worker.is_some());
+            let over = running
+                .filter(|(key, _)| self.time_left(**key) == Some(Duration::ZERO))
+                .min_by_key(|(key, r)| (r.arrived + r.cold_waited + r.limits.request_timeout, **key));
+            let Some((key, _)) = over else { return };
+            let key = *key;
+            self.take_back(key, CancelReason::Timeout);
+            self.fail(key, Failure::RequestTimeout);
+            self.settle();
+        }
+    }
+
+    fn take_back(&mut self, key: RequestKey, reason: CancelReason) {
+        let request = self.request(key);
+        let (worker, attempt) = (request.worker.take().unwrap(), request.attempts);
+        self.workers.get_mut(&worker).unwrap().taken_back += 1;
+        self.out.push(Effect::CancelSent { worker, request: key, attempt, reason });
+    }
+}
+
+impl Request {
+    fn cold_timeout(&self) -> Option<Duration> {
+        let declared = self.limits.cold_models.contains(&self.new.model);
+        let default = self.limits.queue_timeout.max(Duration::from_secs(300));
+        self.limits.cold_timeout.or(declared.then_some(default))
+    }
+
+    /// How its wait ends.
+    fn waiting_failure(&self, now: Duration) -> Failure {
+        let counted = now - self.arrived - self.cold_waited;
+        let limits = &self.limits;
+        if let Some(trouble) = self.trouble {
+            trouble
+        } else if counted >= limits.request_timeout && limits.request_timeout < limits.queue_timeout {
+            Failure::RequestTimeout
+        } else {
+            Failure::QueueTimeout { retry_after_secs: 1 }
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! What each event means to the reference model. What follows from it, `settle` and `expire` find out by looking.
+
+use std::collections::{BTreeSet, HashSet};
+use std::time::Duration;
+
+use super::{Reference, Request, Worker};
+use crate::dispatch::{
+    AttemptFailure, CancelReason, Effect, Event, Failure, LossCause, Model, NewRequest, NewWorker, RequestKey,
+    RequeueReason, Stage, WorkerKey,
+};
+
+impl Reference {
+    pub(super) fn apply(&mut self, event: Event) {
+        match event {
+            Event::Submit(new) => self.submit(new),
+            Event::Cancel { request, reason } => self.cancel(request, reason),
+            Event::WorkerJoined(new) => self.join(new),
+            Event::WorkerLost { worker, started, cause } => self.lost(worker, &started, cause),
+            Event::ModelsUpdated { worker, models, load } => self.update(worker, models, load),
+            Event::LoadReported { worker, load } => self.report(worker, load),
+            Event::Granted { worker, grant } => {
+                if let Some(worker) = self.workers.get_mut(&worker).filter(|w| w.new.core1) {
+                    worker.grant = Some(grant);
+                }
+            }
+            Event::Completed { worker, request, attempt } => {
+                if self.is_current(worker, request, attempt) {
+                    self.requests.remove(&request);
+                    self.out.push(Effect::Finished { request, worker, attempt });
+                }
+            }
+            Event::AttemptFailed { worker, request, attempt, failure } => {
+                if self.is_current(worker, request, attempt) {
+                    self.attempt_failed(worker, request, failure);
+                }
+            }
+            Event::WorkerDraining { worker } => self.drain(worker),
+            Event::SettingsChanged(settings) => {
+                self.settings = settings;
+                if !self.settings.enabled {
+                    self.fail_queued(Failure::Disabled);
+                }
+            }
+            Event::Deleted => {
+                self.deleted = true;
+                self.fail_queued(Failure::Deleted);
+                self.workers.values_mut().for_each(|worker| worker.draining = true);
+            }
+            Event::DrainBegun => self.shutting_down = true,
+            Event::DrainDeadline => {
+                self.shutting_down = true;
+                self.fail_queued(Failure::Draining);
+                for key in self.requests.keys().copied().collect::<Vec<_>>() {
+                    self.take_back(key, CancelReason::DrainDeadline);
+                    self.fail(key, Failure::Draining);
+                }
+            }
+            Event::Tick => {}
+        }
+    }
+
+    fn lost(&mut self, worker: WorkerKey, started: &HashSet<RequestKey>, cause: LossCause) {
+        let reason = match cause {
+            LossCause::Disconnected => RequeueReason::WorkerLost,
+            LossCause::HeartbeatTimeout => RequeueReason::HeartbeatTimeout,
+        };
+        self.workers.remove(&worker);
+        for key in self.running_on(worker).collect::<Vec<_>>() {
+            if started.contains(&key) {
+                self.requests.remove(&key);
+                self.out.push(Effect::Severed { request: key, worker });
+            } else {
+                self.lose(key, reason);
+            }
+        }
+    }
+
+    fn update(&mut self, worker: WorkerKey, models: Vec<Model>, load: Option<u32>) {
+        if let Some(load) = load {
+            self.report(worker, load);
+        }
+        let Some(known) = self.workers.get_mut(&worker) else {
+            return;
+        };
+        known.models = models.into_iter().collect();
+        for request in self.requests.values_mut() {
+            if known.models.contains(&request.new.model) {
+                request.failed_on.remove(&worker);
+            }
+        }
+    }
+
+    fn submit(&mut self, new: NewRequest) {
+        let key = new.key;
+        let full = self.queued().count() >= self.settings.max_queue_len
+            || self.queued_bytes() + new.bytes > self.settings.max_queue_bytes;
+        self.requests.insert(
+            key,
+            Request {
+                new,
+                limits: self.settings.clone(),
+                arrived: self.now,
+                since: self.now,
+                cold_waited: Duration::ZERO,
+                requeues: 0,
+                severed: 0,
+                attempts: 0,
+                failed_on: BTreeSet::new(),
+                trouble: None,
+                worker: None,
+            },
+        );
+        let refused = if self.deleted {
+            Some(Failure::Deleted)
+        } else if self.shutting_down {
+            Some(Failure::Draining)
+        } else if !self.settings.enabled {
+            Some(Failure::Disabled)
+        } else {
+            self.hopeless(key)
+        };
+        let no_place = || {
+            let full = full && self.best_for(key).is_none();
+            full.then_some(Failure::QueueFull { retry_after_secs: 1 })
+        };
+        if let Some(failure) = refused.or_else(no_place) {
+            self.fail(key, failure);
+        }
+    }
+
+    fn cancel(&mut self, request: RequestKey, reason: CancelReason) {
+        let Some(stage) = self.requests.get(&request).map(|r| match r.worker {
+            Some(_) => Stage::InFlight,
+            None => Stage::Queued,
+        }) else {
+            return;
+        };
+        if stage == Stage::InFlight {
+            self.take_back(request, reason);
+        }
+        if reason == CancelReason::Admin {
+            self.fail(request, Failure::CancelledByAdmin);
+        } else {
+            self.requests.remove(&request);
+            self.out.push(Effect::Cancelled { request, reason, stage });
+        }
+    }
+
+    fn join(&mut self, new: NewWorker) {
+        let worker = Worker {
+            models: new.models.iter().cloned().collect(),
+            foreign: new.load,
+            taken_back: 0,
+            grant: None,
+            draining: self.deleted,
+            idle_told: false,
+            turn: 0,
+            new,
+        };
+        self.workers.insert(worker.new.key, worker);
+    }
+
+    fn report(&mut self, key: WorkerKey, load: u32) {
+        let own = self.own(key);
+        if let Some(worker) = self.workers.get_mut(&key) {
+            worker.foreign = load.saturating_sub(own).saturating_sub(worker.taken_back);
+            worker.taken_back = 0;
+        }
+    }
+
+    fn drain(&mut self, worker: WorkerKey) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.draining = true;
+        }
+    }
+
+    fn fail_queued(&mut self, failure: Failure) {
+        for key in self.queued().collect::<Vec<_>>() {
+            self.fail(key, failure);
+        }
+    }
+
+    fn is_current(&self, worker: WorkerKey, request: RequestKey, attempt: u32) -> bool {
+        let request = self.requests.get(&request);
+        request.is_some_and(|r| r.worker == Some(worker) && r.attempts == attempt)
+    }
+
+    /// What a provider says to a request that would have to wait again.
+    fn no_queue(&self) -> Option<Failure> {
+        let disabled = (!self.settings.enabled).then_some(Failure::Disabled);
+        if self.deleted { Some(Failure::Deleted) } else { disabled }
+    }
+
+    fn lose(&mut self, key: RequestKey, reason: RequeueReason) {
+        let request = &self.requests[&key];
+        let ended = if request.new.pin.is_some() {
+            Some(Failure::AffinityLost)
+        } else if request.requeues == 3 || !request.new.resendable {
+            Some(Failure::RequeueExhausted)
+        } else {
+            self.no_queue()
+        };
+        match ended {
+            Some(failure) => self.fail(key, failure),
+            None => {
+                self.request(key).requeues += 1;
+                self.requeue(key, reason);
+            }
+        }
+    }
+
+    fn requeue(&mut self, key: RequestKey, reason: RequeueReason) {
+        let now = self.now;
+        let request = self.request(key);
+        request.worker = None;
+        request.since = now;
+        let attempt = request.attempts;
+        self.out.push(Effect::Requeued { request: key, reason, attempt });
+    }
+
+    fn attempt_failed(&mut self, worker: WorkerKey, key: RequestKey, failure: AttemptFailure) {
+        self.request(key).worker = None;
+        match failure {
+            AttemptFailure::AtCapacity => {
+                let own = self.own(worker);
+                let known = self.workers.get_mut(&worker).unwrap();
+                match &mut known.grant {
+                    Some(grant) if known.new.core1 => grant.slots = grant.slots.min(own),
+                    _ => {
+                        let free = known.new.max_concurrent.saturating_sub(own);
+                        known.foreign = known.foreign.max(free);
+                    }
+                }
+                self.again(key, RequeueReason::AtCapacity, Failure::RequeueExhausted);
+            }
+            AttemptFailure::Draining => {
+                self.drain(worker);
+                self.again(key, RequeueReason::Draining, Failure::RequeueExhausted);
+            }
+            AttemptFailure::SeveredBySwap => {
+                self.request(key).severed += 1;
+                if self.requests[&key].severed > 3 {
+                    self.fail(key, Failure::SeveredBySwap);
+                } else {
+                    self.again(key, RequeueReason::SeveredBySwap, Failure::SeveredBySwap);
+                }
+            }
+            AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
+                let reason = if failure == AttemptFailure::BackendReset {
+                    RequeueReason::BackendReset
+                } else {
+                    RequeueReason::BackendUnreachable
+                };
+                let failure = Failure::BackendUnreachable;
+                let request = self.request(key);
+                request.failed_on.insert(worker);
+                request.trouble = Some(failure);
+                if request.requeues == 3 || request.new.pin.is_some() {
+                    self.fail(key, failure);
+                } else {
+                    request.requeues += 1;
+                    self.again(key, reason, failure);
+                }
+            }
+            AttemptFailure::LoadFailed { code, retry_after } => {
+                let failure = Failure::LoadFailed { code, retry_after };
+                let request = self.request(key);
+                request.failed_on.insert(worker);
+                request.trouble = Some(failure);
+                let pinned = request.new.pin.is_some();
+                let untried = self.workers.keys().any(|worker| self.could_serve(*worker, key));
+                if pinned || !untried {
+                    self.fail(key, failure);
+                } else {
+                    self.again(key, RequeueReason::LoadFailed, failure);
+                }
+            }
+            AttemptFailure::Fatal => self.fail(key, Failure::Fatal),
+        }
+    }
+
+    fn again(&mut self, key: RequestKey, reason: RequeueReason, otherwise: Failure) {
+        let new = &self.requests[&key].new;
+        let stranded = new.pin.is_some_and(|pin| self.workers[&pin].draining);
+        let ended = if new.resendable {
+            self.no_queue().or(stranded.then_some(Failure::AffinityLost))
+        } else {
+            Some(otherwise)
+        };
+        match ended {
+            Some(failure) => self.fail(key, failure),
+            None => self.requeue(key, reason),
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! What becomes of a request that its worker did not answer.
+
+use super::harness::{Provider, settings};
+use crate::dispatch::{AttemptFailure, Event, LoadFailure, LossCause, Settings, WorkerKey};
+
+const NOTHING: [&str; 0] = [];
+
+const NO_MEMORY: AttemptFailure =
+    AttemptFailure::LoadFailed { code: LoadFailure::InsufficientMemory, retry_after: None };
+
+#[test]
+fn request_of_a_lost_worker_goes_to_another_at_once() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.join(2, &["m"], 1);
+    assert_eq!(p.lose(1, &[]), ["requeued r1 #1: WorkerLost", "send r1 to w2 #2"]);
+}
+
+#[test]
+fn silent_worker_is_a_reason_of_its_own() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    let (worker, cause) = (WorkerKey(1), LossCause::HeartbeatTimeout);
+    let event = Event::WorkerLost { worker, started: [].into(), cause };
+    assert_eq!(p.handle(event), ["requeued r1 #1: HeartbeatTimeout"]);
+}
+
+#[test]
+fn answer_that_has_begun_is_never_sent_again() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 2);
+    p.submit(1, "m");
+    p.submit(2, "m");
+    p.join(2, &["m"], 2);
+    assert_eq!(p.lose(1, &[1]), ["severed r1 of w1", "requeued r2 #1: WorkerLost", "send r2 to w2 #2"]);
+    assert_eq!(p.cancel(1), NOTHING);
+}
+
+#[test]
+fn requeued_request_stands_at_its_original_place() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 2);
+    for key in 1..=4 {
+        p.submit(key, "m");
+    }
+    p.lose(1, &[]);
+    assert_eq!(p.join(2, &["m"], 3), ["send r1 to w2 #2", "send r2 to w2 #2", "send r3 to w2 #1"]);
+}
+
+#[test]
+fn full_queue_admits_a_requeue() {
+    let mut p = Provider::with(Settings { max_queue_len: 1, ..settings() });
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.submit(2, "m");
+    assert_eq!(p.lose(1, &[]), ["requeued r1 #1: WorkerLost"]);
+    assert_eq!(p.dispatch.queue_len(), 2);
+}
+
+#[test]
+fn fourth_loss_exhausts_the_request() {
+    let mut p = Provider::new();
+    p.submit(1, "m");
+    for worker in 1..=3 {
+        assert_eq!(p.join(worker, &["m"], 1), [format!("send r1 to w{worker} #{worker}")]);
+        assert_eq!(p.lose(worker, &[]), [format!("requeued r1 #{worker}: WorkerLost")]);
+    }
+    assert_eq!(p.join(4, &["m"], 1), ["send r1 to w4 #4"]);
+    assert_eq!(p.lose(4, &[]), ["fail r1: RequeueExhausted"]);
+}
+
+#[test]
+fn refusals_spend_no_attempt() {
+    let mut p = Provider::new();
+    p.join_granted(1, &["m"], 1);
+    p.submit(1, "m");
+    for sending in 2..=9 {
+        p.fail(1, AttemptFailure::AtCapacity);
+        assert_eq!(p.grant(1, 1, 0, 1), [format!("send r1 to w1 #{sending}")]);
+    }
+}
+
+#[test]
+fn refusal_by_a_draining_worker_spends_no_attempt_and_drains_it() {
+    let mut p = Provider::new();
+    p.submit(1, "m");
+    for worker in 1..=6 {
+        p.join(worker, &["m"], 1);
+        assert_eq!(
+            p.fail(1, AttemptFailure::Draining),
+            [format!("requeued r1 #{worker}: Draining"), format!("idle w{worker}")]
+        );
+    }
+}
+
+#[test]
+fn fourth_swap_ends_the_request() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    for sending in 1..=3 {
+        assert_eq!(
+            p.fail(1, AttemptFailure::SeveredBySwap),
+            [format!("requeued r1 #{sending}: SeveredBySwap"), format!("send r1 to w1 #{}", sending + 1)]
+        );
+    }
+    assert_eq!(p.fail(1, AttemptFailure::SeveredBySwap), ["fail r1: SeveredBySwap"]);
+}
+
+#[test]
+fn swaps_and_losses_are_counted_apart() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    for _ in 0..3 {
+        p.fail(1, AttemptFailure::SeveredBySwap);
+    }
+    for worker in 2..=4 {
+        p.join(worker, &["m"], 1);
+        assert_eq!(p.lose(worker - 1, &[]).len(), 2, "requeued and sent");
+    }
+    assert_eq!(p.lose(4, &[]), ["fail r1: RequeueExhausted"]);
+}
+
+#[test]
+fn unreachable_backend_sends_the_request_to_another_worker() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 4);
+    p.submit(1, "m");
+    p.join(2, &["m"], 4);
+    p.load(2, 3);
+    assert_eq!(
+        p.fail(1, AttemptFailure::BackendUnreachable),
+        ["requeued r1 #1: BackendUnreachable", "send r1 to w2 #2"]
+    );
+}
+
+#[test]
+fn worker_that_failed_a_request_still_gets_others() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    assert_eq!(p.fail(1, AttemptFailure::BackendReset), ["requeued r1 #1: BackendReset"]);
+    assert_eq!(p.submit(2, "m"), ["send r2 to w1 #1"]);
+    assert_eq!(p.complete(2), ["finished r2 at w1 #1"]);
+}
+
+#[test]
+fn worker_that_failed_a_request_gets_it_again_once_it_advertises_the_model_anew() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.models(1, &[]);
+    assert_eq!(p.fail(1, AttemptFailure::BackendUnreachable), ["requeued r1 #1: BackendUnreachable"]);
+    assert_eq!(p.load(1, 0), NOTHING);
+    assert_eq!(p.models(1, &["other"]), NOTHING);
+    assert_eq!(p.models(1, &["m"]), ["send r1 to w1 #2"]);
+}
+
+#[test]
+fn unreachable_backend_spends_attempts_and_ends_as_such() {
+    let mut p = Provider::new();
+    p.submit(1, "m");
+    for worker in 1..=3 {
+        p.join(worker, &["m"], 1);
+        let requeued = format!("requeued r1 #{worker}: BackendUnreachable");
+        assert_eq!(p.fail(1, AttemptFailure::BackendUnreachable), [requeued]);
+    }
+    p.join(4, &["m"], 1);
+    assert_eq!(p.fail(1, AttemptFailure::BackendUnreachable), ["fail r1: BackendUnreachable"]);
+}
+
+#[test]
+fn waiting_for_an_unreachable_backend_never_ends_as_a_timeout() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.fail(1, AttemptFailure::BackendReset);
+    assert_eq!(p.pass(29.9), NOTHING);
+    assert_eq!(p.pass(0.1), ["fail r1: BackendUnreachable"]);
+}
+
+#[test]
+fn worker_that_dialled_anew_may_try_again() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.fail(1, AttemptFailure::BackendReset);
+    p.lose(1, &[]);
+    assert_eq!(p.join(2, &["m"], 1), ["send r1 to w2 #2"]);
+}
+
+#[test]
+fn model_that_cannot_be_loaded_is_tried_elsewhere_then_given_up() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.join(2, &["m"], 1);
+    assert_eq!(p.fail(1, NO_MEMORY), ["requeued r1 #1: LoadFailed", "send r1 to w2 #2"]);
+    assert_eq!(p.fail(1, NO_MEMORY), ["fail r1: LoadFailed { code: InsufficientMemory, retry_after: None }"]);
+}
+
+#[test]
+fn model_that_cannot_be_loaded_waits_for_a_busy_worker_that_has_not_tried() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.join(2, &["m"], 1);
+    p.submit(2, "m");
+    assert_eq!(p.fail(1, NO_MEMORY), ["requeued r1 #1: LoadFailed"]);
+    assert_eq!(p.complete(2), ["finished r2 at w2 #1", "send r1 to w2 #2"]);
+}
+
+#[test]
+fn last_worker_to_try_a_load_leaving_ends_the_wait() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.join(2, &["m"], 1);
+    p.submit(2, "m");
+    p.fail(1, NO_MEMORY);
+    let failed = "fail r1: LoadFailed { code: InsufficientMemory, retry_after: None }";
+    assert_eq!(p.drain(2), [failed]);
+}
+
+#[test]
+fn load_failures_spend_no_attempt() {
+    let mut p = Provider::new();
+    for worker in 1..=8 {
+        p.join(worker, &["m"], 1);
+    }
+    p.submit(1, "m");
+    for sending in 1..=7 {
+        assert_eq!(p.fail(1, NO_MEMORY).len(), 2, "requeued and sent, time {sending}");
+    }
+    assert_eq!(p.fail(1, NO_MEMORY).len(), 1);
+    assert!(p.dispatch.is_idle());
+}
+
+#[test]
+fn any_other_error_of_a_worker_ends_the_request() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.join(2, &["m"], 1);
+    p.submit(1, "m");
+    p.submit(2, "m");
+    p.submit(3, "m");
+    assert_eq!(p.fail(1, AttemptFailure::Fatal), ["fail r1: Fatal", "send r3 to w1 #1"]);
+}
+
+#[test]
+fn request_that_cannot_be_sent_twice_is_not() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 8);
+    p.join(2, &["m"], 8);
+    p.load(2, 7);
+    for key in 1..=5 {
+        p.submit_with(key, "m", |new| new.resendable = false);
+    }
+    assert_eq!(p.fail(1, AttemptFailure::BackendReset), ["fail r1: BackendUnreachable"]);
+    assert_eq!(p.fail(2, AttemptFailure::SeveredBySwap), ["fail r2: SeveredBySwap"]);
+    assert_eq!(p.fail(3, AttemptFailure::AtCapacity), ["fail r3: RequeueExhausted"]);
+    assert_eq!(p.lose(1, &[5]), ["fail r4: RequeueExhausted", "severed r5 of w1"]);
+}
+
+#[test]
+fn requeued_request_is_sent_even_when_its_waiting_time_is_over() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.pass(100.0);
+    p.join(2, &["m"], 1);
+    assert_eq!(p.lose(1, &[]), ["requeued r1 #1: WorkerLost", "send r1 to w2 #2"]);
+}
+
+#[test]
+fn requeued_request_whose_waiting_time_is_over_ends_when_nobody_is_free() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.pass(100.0);
+    assert_eq!(p.lose(1, &[]), ["requeued r1 #1: WorkerLost", "fail r1: QueueTimeout { retry_after_secs: 30 }"]);
+}
+
+#[test]
+fn requeue_does_not_extend_the_deadline() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    p.pass(20.0);
+    p.lose(1, &[]);
+    assert_eq!(p.pass(9.9), NOTHING);
+    assert_eq!(p.pass(0.1).len(), 1);
+    assert!(p.dispatch.is_idle());
+}
+
+#[test]
+fn swapped_out_request_goes_to_the_least_loaded_worker_and_not_back_by_default() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 2);
+    p.submit(1, "m");
+    p.submit(2, "m");
+    p.join(2, &["m"], 2);
+    assert_eq!(p.fail(2, AttemptFailure::SeveredBySwap), ["requeued r2 #1: SeveredBySwap", "send r2 to w2 #2"]);
+}

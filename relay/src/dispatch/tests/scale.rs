@@ -1,0 +1,47 @@
+//! Sizes at which anything that looks at everything would not come to an end in the time of a test.
+
+use super::harness::{Provider, settings};
+use crate::dispatch::Settings;
+
+const MANY: u64 = 100_000;
+
+fn roomy() -> Provider {
+    Provider::with(Settings { max_queue_len: usize::MAX, max_queue_bytes: u64::MAX, ..settings() })
+}
+
+#[test]
+fn hundred_thousand_wait_are_cancelled_served_and_expired() {
+    let mut p = roomy();
+    for key in 0..MANY {
+        p.submit(key, ["a", "b", "c", "d"][key as usize % 4]);
+    }
+    // From the middle outwards, neither end first.
+    for key in MANY / 4..MANY / 2 {
+        p.cancel(key);
+    }
+    p.join(1, &["a", "b", "c"], 1);
+    let mut running = 0;
+    for _ in 0..MANY / 4 {
+        let lines = p.complete(running);
+        running = lines[1][6..].split(' ').next().unwrap().parse().unwrap();
+    }
+    assert_eq!(p.dispatch.queue_len(), MANY as usize / 2 - 1);
+    assert_eq!(p.pass(30.0).len(), MANY as usize / 2 - 1);
+}
+
+#[test]
+fn ten_thousand_workers_share_fifty_models() {
+    let mut p = roomy();
+    let names: Vec<_> = (0..50).map(|number| format!("m{number}")).collect();
+    for worker in 0..10_000 {
+        let models: Vec<_> = (0..5).map(|n| names[(worker + n * 7) % 50].as_str()).collect();
+        p.join(worker as u64, &models, 4);
+    }
+    for key in 0..MANY {
+        assert_eq!(p.submit(key, &names[key as usize % 50]).len(), 1);
+        if key >= 1_000 {
+            assert_eq!(p.complete(key - 1_000).len(), 1);
+        }
+    }
+    assert_eq!(p.dispatch.in_flight(), 1_000);
+}

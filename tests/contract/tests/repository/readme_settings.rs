@@ -72,14 +72,12 @@ impl Setting {
         let mut meaning = rest.to_owned();
         let variable = take_note(&mut meaning, "env").map(|env| code(env.split('=').next().unwrap_or_default()));
         let default = take_note(&mut meaning, "default");
-        take_note(&mut meaning, "aliases");
+        let default = default.map(|default| if is_value(&default) { code(&default) } else { default });
         Self {
             flag: flag.trim_end_matches(['[', '=']).to_owned(),
             variable: variable.unwrap_or_default(),
-            default: default
-                .map(|default| if default.contains(' ') { default } else { code(&default) })
-                .unwrap_or_default(),
-            meaning: meaning.split_whitespace().collect::<Vec<_>>().join(" "),
+            default: default.unwrap_or_default(),
+            meaning: one_line(&meaning).trim_end_matches('.').to_owned(),
         }
     }
 }
@@ -88,9 +86,18 @@ impl Setting {
 fn take_note(text: &mut String, name: &str) -> Option<String> {
     let start = text.find(&format!("[{name}: "))?;
     let end = start + text[start..].find(']')?;
-    let note = text[start + name.len() + 3..end].split_whitespace().collect::<Vec<_>>().join(" ");
+    let note = one_line(&text[start + name.len() + 3..end]);
     text.replace_range(start..=end, "");
     Some(note)
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Whether a default can be written as it stands; some are told in words.
+fn is_value(default: &str) -> bool {
+    !default.contains(' ') && default != "none"
 }
 
 fn code(text: &str) -> String {

@@ -1,0 +1,4 @@
+//! What the repository promises to someone who has just cloned it.
+
+mod make_run;
+mod readme_settings;

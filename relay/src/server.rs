@@ -4,6 +4,7 @@
 //! may take for ever; so connections are accepted here.
 
 use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
@@ -37,6 +38,19 @@ const MAX_HEADERS: usize = 128;
 
 /// When no descriptor is left, accepting again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Connections that the kernel holds until they are accepted; it cuts this to its own limit. When it holds no more,
+/// clients that believe themselves connected are reset, and a thousand workers do come back at once after a restart.
+const BACKLOG: u32 = 65_535;
+
+/// Listens on `address`.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // Otherwise the port of a relay that just ended could not be taken for a minute.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
 
 /// Serves `router` on `listener` until the process stops; connections are tracked until their last byte.
 pub async fn serve(listener: TcpListener, router: Router, shared: Arc<Shared>, limit: usize, tracker: TaskTracker) {

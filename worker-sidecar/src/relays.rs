@@ -75,7 +75,11 @@ impl<'a> Dialling<'a> {
                     self.want_count(number);
                 }
                 _ = lookups.tick(), if every_address => {
-                    self.look_up().await;
+                    // A name server that does not answer can take half a minute, which a drain must not wait for.
+                    tokio::select! {
+                        () = self.look_up() => {}
+                        () = draining(&mut drain) => break,
+                    }
                     let keys = self.addresses.iter().copied().map(Key::Addr).collect();
                     self.want(&keys);
                 }
@@ -157,6 +161,9 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
     let mut said = None;
     loop {
         let end = relay_link::run(worker, endpoint, version).await;
+        if end.kind == EndKind::Abandoned {
+            return;
+        }
         worker.metrics.reconnects(end.label);
         tell(endpoint, &end, &mut said);
         let mut kind = end.kind;
@@ -208,6 +215,8 @@ fn tell(endpoint: &Endpoint, end: &End, said: &mut Option<(EndKind, &'static str
         }
         EndKind::Failed if !again => tracing::warn!(%relay, reason, "cannot link to the relay; trying again"),
         EndKind::Refused | EndKind::Failed => tracing::debug!(%relay, reason, "still not linked"),
-        EndKind::Duplicate | EndKind::OtherVersion => tracing::debug!(%relay, reason, "dialling again later"),
+        EndKind::Duplicate | EndKind::OtherVersion | EndKind::Abandoned => {
+            tracing::debug!(%relay, reason, "dialling again later");
+        }
     }
 }

@@ -59,17 +59,17 @@ impl End {
 
 /// Makes a link and serves it to its end.
 pub async fn run(worker: &Arc<Worker>, endpoint: &Endpoint, version: &str) -> End {
-    let (mut socket, traffic) = match connect(worker, endpoint).await {
-        Ok(connected) => connected,
-        Err(end) => return end,
+    let mut drain = worker.drain.subscribe();
+    // Neither step has anything to lose, and a relay that hangs must not hold back an exit.
+    let made = tokio::select! {
+        made = make(worker, endpoint, version) => made,
+        _ = drain.wait_for(|state| *state != DrainState::Serving) => {
+            return End::new(EndKind::Abandoned, "draining", "the worker is draining");
+        }
     };
-    tracing::info!(relay = %endpoint.name(), "connected to proxy");
-    let models = worker.catalogue.advertised();
-    let registered = tokio::time::timeout(REGISTER_TIMEOUT, register(worker, &mut socket, version, &models)).await;
-    let ack = match registered {
-        Ok(Ok(ack)) => ack,
-        Ok(Err(end)) => return end,
-        Err(_) => return End::new(EndKind::Failed, "register_timeout", "no register_ack within 10 s"),
+    let Made { mut socket, traffic, models, ack } = match made {
+        Ok(made) => made,
+        Err(end) => return end,
     };
     if ack.duplicate {
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, socket.close(None)).await;
@@ -91,6 +91,26 @@ pub async fn run(worker: &Arc<Worker>, endpoint: &Endpoint, version: &str) -> En
     let end = Session::new(worker, &link, heartbeat).pump(socket, traffic).await;
     drop(attached);
     end
+}
+
+/// A registered connection.
+struct Made {
+    socket: WebSocket,
+    traffic: Arc<Traffic>,
+    /// As they were advertised in `register`.
+    models: Vec<String>,
+    ack: RegisterAck,
+}
+
+/// Dials and registers.
+async fn make(worker: &Arc<Worker>, endpoint: &Endpoint, version: &str) -> Result<Made, End> {
+    let (mut socket, traffic) = connect(worker, endpoint).await?;
+    tracing::info!(relay = %endpoint.name(), "connected to proxy");
+    let models = worker.catalogue.advertised();
+    match tokio::time::timeout(REGISTER_TIMEOUT, register(worker, &mut socket, version, &models)).await {
+        Ok(ack) => Ok(Made { socket, traffic, models, ack: ack? }),
+        Err(_) => Err(End::new(EndKind::Failed, "register_timeout", "no register_ack within 10 s")),
+    }
 }
 
 /// Takes the link out again, however the session ends.

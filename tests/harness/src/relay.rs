@@ -54,6 +54,13 @@ impl RelayBuilder {
         self
     }
 
+    /// Runs it through another program that takes a command line.
+    #[must_use]
+    pub fn under<const N: usize>(mut self, wrapper: [&str; N]) -> Self {
+        self.spawn = self.spawn.under(wrapper);
+        self
+    }
+
     /// Records its system calls, all that `filter` (strace's `-e trace=`) names.
     #[must_use]
     pub fn traced(mut self, trace: &Trace, filter: &str) -> Self {

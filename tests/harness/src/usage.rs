@@ -32,6 +32,18 @@ impl Usage {
     }
 }
 
+/// Whether this process, and those that it starts, may have so many files and connections open; else says so.
+#[must_use]
+pub fn may_open(files: u64) -> bool {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let soft = limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next());
+    let soft = soft.map_or(0, |soft| soft.parse().unwrap_or(u64::MAX));
+    if soft < files {
+        crate::cannot_run(&format!("{files} open files are needed and {soft} allowed: ulimit -n {files}"));
+    }
+    soft >= files
+}
+
 /// The line `NAME 123 kB` in bytes.
 fn kib(status: &str, name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("no {name}"));

@@ -3,6 +3,7 @@
 
 mod idle_workers;
 mod large_bodies;
+mod open_files;
 mod uploads;
 
 use tokio::sync::{Mutex, MutexGuard};

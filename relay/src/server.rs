@@ -17,7 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
@@ -64,11 +64,7 @@ pub async fn serve(listener: TcpListener, router: Router, shared: Arc<Shared>, l
         };
         match accepted {
             Ok((stream, peer)) => {
-                let connection = connection(stream, peer, router.clone(), Arc::clone(&shared));
-                tracker.spawn(async move {
-                    connection.await;
-                    drop(place);
-                });
+                tracker.spawn(connection(stream, place, peer, router.clone(), Arc::clone(&shared)));
             }
             Err(error) => {
                 warn!(%error, "a connection could not be accepted");
@@ -78,11 +74,18 @@ pub async fn serve(listener: TcpListener, router: Router, shared: Arc<Shared>, l
     }
 }
 
-async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, shared: Arc<Shared>) {
+/// Serves one connection. Its place goes with the stream, to a worker's socket too.
+async fn connection(
+    stream: TcpStream,
+    place: OwnedSemaphorePermit,
+    peer: SocketAddr,
+    router: Router,
+    shared: Arc<Shared>,
+) {
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "TCP_NODELAY could not be set");
     }
-    let io = ClientIo::new(stream);
+    let io = ClientIo::new(stream, place);
     let flushed = io.flushed();
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(Peer(peer));

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
 
 /// The address of the connection's other end, put into every request by the listener.
 #[derive(Clone, Copy, Debug)]
@@ -30,12 +31,13 @@ impl Flushed {
 pub struct ClientIo {
     inner: TcpStream,
     blocked: Flushed,
+    place: OwnedSemaphorePermit,
 }
 
 impl ClientIo {
-    /// Watches `inner`.
-    pub fn new(inner: TcpStream) -> Self {
-        Self { inner, blocked: Flushed::default() }
+    /// Watches `inner`, which takes one place of its listener.
+    pub fn new(inner: TcpStream, place: OwnedSemaphorePermit) -> Self {
+        Self { inner, blocked: Flushed::default(), place }
     }
 
     /// A view on whether the output is stuck.
@@ -43,9 +45,9 @@ impl ClientIo {
         self.blocked.clone()
     }
 
-    /// The connection itself.
-    pub fn into_inner(self) -> TcpStream {
-        self.inner
+    /// The connection itself, and the place that it takes for as long as it is open.
+    pub fn into_parts(self) -> (TcpStream, OwnedSemaphorePermit) {
+        (self.inner, self.place)
     }
 
     fn note<T>(&self, polled: Poll<T>) -> Poll<T> {

@@ -25,6 +25,9 @@ const WORKERS: u32 = 1000;
 /// What they may cost in memory.
 const MEMORY: u64 = 25_000_000;
 
+/// Heartbeats of 2 s in which the allocator returns what is free: it keeps it for 10 s.
+const RETURNS_WITHIN: u32 = 10;
+
 /// "Next to no CPU": half a hundredth of a core for all of them at the default heartbeat of 15 s is 75 µs for each
 /// heartbeat; ten times that, because it is asserted on busy machines.
 const CPU_PER_HEARTBEAT: Duration = Duration::from_micros(750);
@@ -97,11 +100,20 @@ async fn a_thousand_idle_workers_cost_little_memory_and_next_to_no_time() {
     until(&heartbeats, counted + 3 * WORKERS, &mut workers).await;
     let last = relay.usage();
     let counted = heartbeats.load(Ordering::SeqCst) - counted;
-    let memory = last.resident_bytes.saturating_sub(before.resident_bytes);
     let each = (last.cpu - first.cpu) / counted;
-    println!("{} kB a worker, {each:?} a heartbeat", memory / u64::from(WORKERS) / 1000);
-    assert!(memory < MEMORY, "1,000 idle workers cost {memory} bytes");
     assert!(each < CPU_PER_HEARTBEAT, "a heartbeat costs {each:?}");
+    // What connecting needed for a moment goes back to the system a while later.
+    let mut memory = last.resident_bytes.saturating_sub(before.resident_bytes);
+    for _ in 0..RETURNS_WITHIN {
+        if memory < MEMORY {
+            break;
+        }
+        let counted = heartbeats.load(Ordering::SeqCst);
+        until(&heartbeats, counted + WORKERS, &mut workers).await;
+        memory = relay.usage().resident_bytes.saturating_sub(before.resident_bytes);
+    }
+    println!("{} bytes a worker, {each:?} a heartbeat", memory / u64::from(WORKERS));
+    assert!(memory < MEMORY, "1,000 idle workers cost {memory} bytes");
     workers.shutdown().await;
     relay.wait_for_workers(0).await;
 }

@@ -106,7 +106,7 @@ impl<'a> Dialling<'a> {
                 }
             }
             Err(error) if self.addresses.is_empty() => {
-                tracing::warn!(name = relay.host, %error, "no relay address yet")
+                tracing::warn!(name = relay.host, %error, "no relay address yet");
             }
             Err(error) => tracing::debug!(name = relay.host, %error, "keeping the relay addresses"),
         }

@@ -65,7 +65,14 @@ async fn healthz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
         .links
         .all()
         .iter()
-        .map(|link| json!({ "relay": &*link.relay, "core1": link.core1, "unanswered": link.unanswered() }))
+        .map(|link| {
+            json!({
+                "relay": &*link.relay,
+                "core1": link.core1,
+                "unanswered": link.unanswered(),
+                "waiting": worker.capacity.waiting(link.id),
+            })
+        })
         .collect();
     let drain = match worker.drain.state() {
         DrainState::Serving => None,

@@ -319,9 +319,7 @@ impl Link {
     /// The backend's answer was read to its end: the slot is free, and `message` follows the answer's last byte. Returns
     /// when that is written.
     pub async fn finish(&self, key: &RequestKey, message: &WorkerToRelay) {
-        // Freed before the completion is queued, so that the grant it causes goes first.
-        let slot = self.lock().running(key).and_then(|running| running.slot.take());
-        drop(slot);
+        self.free_slot(key);
         let written = {
             let mut state = self.lock();
             if state.running(key).is_none() {
@@ -344,8 +342,7 @@ impl Link {
 
     /// The request failed: the slot is free, what waits of its answer is dropped, `message` goes at once.
     pub fn fail(&self, key: &RequestKey, message: &WorkerToRelay) {
-        let slot = self.lock().running(key).and_then(|running| running.slot.take());
-        drop(slot);
+        self.free_slot(key);
         let mut state = self.lock();
         if state.running(key).is_none() {
             return;
@@ -400,6 +397,13 @@ impl Link {
         drop(state);
         drop(gone);
         self.tell_changed();
+    }
+
+    /// Comes before the request's last message is queued, so that the grant it causes goes first.
+    fn free_slot(&self, key: &RequestKey) {
+        let slot = self.lock().running(key).and_then(|running| running.slot.take());
+        // Freeing takes this very lock again, to queue the grant.
+        drop(slot);
     }
 
     fn tell_changed(&self) {

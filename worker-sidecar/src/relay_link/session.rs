@@ -21,7 +21,7 @@ use tokio_tungstenite::tungstenite::{Bytes, Message};
 use super::dial::{DialError, Endpoint, dial};
 use super::liveness::{Traffic, Verdict};
 use super::writer::{self, WebSocket};
-use super::{EndKind, Link};
+use super::{BARRIER, EndKind, Link};
 use crate::forward;
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
@@ -319,7 +319,7 @@ impl<'a> Session<'a> {
         } else {
             // Such a relay answers our ping after it has read what went before: its pong is the barrier.
             self.link.mute();
-            self.link.ping();
+            self.link.ping_behind();
         }
     }
 
@@ -332,10 +332,12 @@ impl<'a> Session<'a> {
     }
 
     fn close(&mut self, code: u16, reason: &'static str) {
-        tracing::warn!(relay = %self.link.relay, code, reason, "closing the link");
+        let aborted = self.link.cancel_all();
+        tracing::warn!(relay = %self.link.relay, code, reason, aborted, "closing the link");
         self.link.close(code, reason);
         self.closing.get_or_insert_with(Instant::now);
     }
+    /// The relay broke the protocol. Its requests end here: their answers must not keep the close frame waiting.
 
     fn handle_frame(&mut self, message: Message) {
         match message {
@@ -344,7 +346,7 @@ impl<'a> Session<'a> {
             }
             Message::Text(text) => self.handle_text(text.as_str()),
             Message::Binary(bytes) => self.handle_binary(bytes),
-            Message::Pong(_) => self.barrier |= self.drain.is_some() && !self.link.core1,
+            Message::Pong(payload) => self.barrier |= payload.as_ref() == BARRIER,
             Message::Close(frame) => {
                 let code = frame.as_ref().map_or(1005, |frame| u16::from(frame.code));
                 let reason = frame.map_or_else(String::new, |frame| frame.reason.to_string());

@@ -10,9 +10,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use modelrelay_protocol::version::{VERSION, VERSION_PUBLISHED};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -86,7 +88,7 @@ impl<'a> Dialling<'a> {
                     self.want_count(number);
                 }
                 found = look_up(&self.worker.settings.relay, &mut lookups), if every_address => self.handle_lookup(found),
-                Some(ended) = self.tasks.join_next() => self.handle_ended(ended.ok()),
+                Some(Ok(key)) = self.tasks.join_next() => self.handle_ended(key),
             }
         }
         // Each ends by itself when its link has nothing left to do.
@@ -146,13 +148,7 @@ impl<'a> Dialling<'a> {
         });
     }
 
-    fn handle_ended(&mut self, key: Option<Key>) {
-        let Some(key) = key else {
-            // A task panicked, which is our fault and must not cost a relay: those without a task begin anew.
-            tracing::error!("a relay's task failed");
-            self.wanted.retain(|_, wanted| wanted.receiver_count() > 0);
-            return;
-        };
+    fn handle_ended(&mut self, key: Key) {
         // Wanted again in the instant in which it ended.
         if self.wanted.remove(&key).is_some_and(|wanted| *wanted.borrow()) {
             self.start(key);
@@ -167,7 +163,9 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
     let mut version = VERSION;
     let mut said = None;
     loop {
-        let end = relay_link::run(worker, endpoint, version).await;
+        // A panic is our fault and costs this link, not this relay.
+        let linked = AssertUnwindSafe(relay_link::run(worker, endpoint, version)).catch_unwind();
+        let end = linked.await.unwrap_or_else(|_| End::panicked());
         worker.metrics.reconnects(end.label);
         tell(endpoint, &end, &mut said);
         let mut kind = end.kind;

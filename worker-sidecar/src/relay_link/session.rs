@@ -56,6 +56,11 @@ impl End {
     fn new(kind: EndKind, label: &'static str, reason: impl Into<String>) -> Self {
         Self { kind, reason: reason.into(), label, retry_after: None, relay_id: None }
     }
+
+    /// The code that served the link failed.
+    pub fn panicked() -> Self {
+        Self::new(EndKind::Failed, "panicked", "the worker failed while it served the link")
+    }
 }
 
 /// Makes a link and serves it to its end.
@@ -331,13 +336,13 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// The relay broke the protocol. Its requests end here: their answers must not keep the close frame waiting.
     fn close(&mut self, code: u16, reason: &'static str) {
         let aborted = self.link.cancel_all();
         tracing::warn!(relay = %self.link.relay, code, reason, aborted, "closing the link");
         self.link.close(code, reason);
         self.closing.get_or_insert_with(Instant::now);
     }
-    /// The relay broke the protocol. Its requests end here: their answers must not keep the close frame waiting.
 
     fn handle_frame(&mut self, message: Message) {
         match message {

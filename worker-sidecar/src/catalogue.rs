@@ -88,8 +88,9 @@ impl Catalogue {
         self.wake.notify_one();
     }
 
-    /// The backend broke a connection: look whether it still lives.
-    pub fn suspect(&self) {
+    /// Something hints that what is known has changed: the backend broke a connection, or its settings did. What is
+    /// advertised stays until the look is done.
+    pub fn look_again(&self) {
         self.wake.notify_one();
     }
 
@@ -99,7 +100,7 @@ impl Catalogue {
         self.wake.notify_one();
     }
 
-    /// The settings changed: the backend is another one, or its models are.
+    /// The backend is another one, of which nothing is known.
     pub fn reset(&self, links: &Links, load: u32) {
         self.change(links, load, |state| {
             state.healthy = false;

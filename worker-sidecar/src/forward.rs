@@ -169,7 +169,7 @@ impl Job {
             Failure::Backend(BackendError::Unreachable(_)) => {
                 self.worker.catalogue.handle_unreachable(&self.worker.links, self.worker.capacity.load());
             }
-            Failure::Backend(BackendError::Reset(_)) | Failure::Broken(_) => self.worker.catalogue.suspect(),
+            Failure::Backend(BackendError::Reset(_)) | Failure::Broken(_) => self.worker.catalogue.look_again(),
             Failure::Backend(BackendError::BadAnswer(_)) | Failure::BadPath | Failure::TooLarge | Failure::NotText => {}
         }
     }

@@ -280,8 +280,10 @@ impl Worker {
         if new.backend != old.backend {
             self.backend.store(Arc::new(Backend::new(new.backend.clone(), Arc::new(Trust::new(None)))));
         }
-        if new.backend != old.backend || new.models != old.models {
+        if new.backend.url != old.backend.url || new.backend.engine != old.backend.engine {
             self.catalogue.reset(&self.links, self.capacity.load());
+        } else if new.backend != old.backend || new.models != old.models {
+            self.catalogue.look_again();
         }
         tracing::info!("worker.yaml applied");
     }

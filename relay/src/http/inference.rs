@@ -9,6 +9,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use bytes::Bytes;
+use http::request::Parts;
 use http::{HeaderMap, Method, Request};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::headers;
@@ -32,9 +33,10 @@ use crate::shared::Phase;
 /// `POST` to a route whose body names the model.
 pub async fn by_model(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
     let (client, endpoint) = opening(&relay, &request);
-    match prepare_by_model(&relay, &client, endpoint, request).await {
+    let (parts, mut body) = request.into_parts();
+    match prepare_by_model(&relay, &client, endpoint, &parts, &mut body).await {
         Ok(ticket) => answer(&client, ticket).await,
-        Err(error) => refuse(&relay, &client, endpoint, &error),
+        Err(error) => refuse(&relay, &client, endpoint, &error, body),
     }
 }
 
@@ -45,9 +47,10 @@ pub async fn by_response_id(
     request: Request<Body>,
 ) -> Response {
     let (client, endpoint) = opening(&relay, &request);
-    match prepare_by_id(&relay, &client, &id, request).await {
+    let (parts, mut body) = request.into_parts();
+    match prepare_by_id(&relay, &client, &id, &parts, &mut body).await {
         Ok(ticket) => answer(&client, ticket).await,
-        Err(error) => refuse(&relay, &client, endpoint, &error),
+        Err(error) => refuse(&relay, &client, endpoint, &error, body),
     }
 }
 
@@ -57,7 +60,8 @@ fn opening(relay: &Relay, request: &Request<Body>) -> (Client, Endpoint) {
     (Client::of(request), endpoint)
 }
 
-fn refuse(relay: &Relay, client: &Client, endpoint: Endpoint, error: &ApiError) -> Response {
+fn refuse(relay: &Relay, client: &Client, endpoint: Endpoint, error: &ApiError, body: Body) -> Response {
+    intake::discard(body);
     relay.shared.metrics.unrouted_request_finished(endpoint, Outcome::of_error(error.kind()), error.status());
     tracing::info!(
         request_id = client.request_id,
@@ -73,12 +77,12 @@ async fn prepare_by_model(
     relay: &Arc<Relay>,
     client: &Client,
     endpoint: Endpoint,
-    request: Request<Body>,
+    parts: &Parts,
+    body: &mut Body,
 ) -> Result<Ticket, ApiError> {
     let received_at = Instant::now();
-    let caller = admit(relay, request.headers())?;
+    let caller = admit(relay, &parts.headers)?;
     let lease = caller.lease()?;
-    let (parts, body) = request.into_parts();
     let body = read_body(relay, endpoint, &parts.headers, body).await?;
     let read_at = Instant::now();
     let content_type = text_header(&parts.headers, "content-type");
@@ -110,12 +114,12 @@ async fn prepare_by_id(
     relay: &Arc<Relay>,
     client: &Client,
     id: &str,
-    request: Request<Body>,
+    parts: &Parts,
+    body: &mut Body,
 ) -> Result<Ticket, ApiError> {
     let received_at = Instant::now();
-    let caller = admit(relay, request.headers())?;
+    let caller = admit(relay, &parts.headers)?;
     let lease = caller.lease()?;
-    let (parts, body) = request.into_parts();
     if paths::endpoint(parts.method.as_str(), parts.uri.path()).is_none() {
         return Err(ApiError::new(ErrorKind::NotFound, "this is not the id of a response"));
     }
@@ -153,7 +157,7 @@ fn admit(relay: &Relay, headers: &HeaderMap) -> Result<Caller, ApiError> {
     Caller::authenticate(relay, headers)
 }
 
-async fn read_body(relay: &Relay, endpoint: Endpoint, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+async fn read_body(relay: &Relay, endpoint: Endpoint, headers: &HeaderMap, body: &mut Body) -> Result<Bytes, ApiError> {
     let limit = relay.shared.config.load().max_request_bytes;
     let body = intake::read(headers, body, &relay.shared.budget, limit).await?;
     relay.shared.metrics.request_body_received(endpoint, body.len() as u64);

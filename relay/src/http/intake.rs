@@ -16,11 +16,15 @@ use crate::budget::{Budget, Reservation};
 /// A client that sends nothing for so long in the middle of its body is not waited for.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What a refused client may still send before its connection is closed.
+const DISCARD_BYTES: u64 = 64 << 20;
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// How much is reserved at a time when the length was not announced.
 const GROWTH_BYTES: u64 = 64 << 10;
 
 /// Reads the whole body. The budget is charged until the last clone of the bytes is gone.
-pub async fn read(headers: &HeaderMap, mut body: Body, budget: &Arc<Budget>, limit: u64) -> Result<Bytes, ApiError> {
+pub async fn read(headers: &HeaderMap, body: &mut Body, budget: &Arc<Budget>, limit: u64) -> Result<Bytes, ApiError> {
     refuse_encoded(headers)?;
     let announced = announced_length(headers)?;
     if announced.is_some_and(|length| length > limit) {
@@ -44,6 +48,24 @@ pub async fn read(headers: &HeaderMap, mut body: Body, budget: &Arc<Budget>, lim
         bytes.extend_from_slice(&data);
     }
     Ok(reservation.hold(bytes.freeze()))
+}
+
+/// Reads on without keeping anything, so that a client which is still sending gets to read why it was refused: closing
+/// under its writes would reset the connection, and the answer with it. Bounded, for whoever sends without end.
+pub fn discard(mut body: Body) {
+    tokio::spawn(async move {
+        let discarding = async {
+            let mut left = DISCARD_BYTES;
+            while let Some(Ok(frame)) = body.frame().await {
+                left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
+                if left == 0 {
+                    return;
+                }
+            }
+        };
+        // Either way the connection closes once the body is dropped before its end.
+        let _ = tokio::time::timeout(DISCARD_TIMEOUT, discarding).await;
+    });
 }
 
 fn grow(reservation: &mut Reservation, total: u64) -> Result<(), ApiError> {
@@ -93,7 +115,7 @@ mod tests {
 
     async fn code(pairs: &[(&'static str, &str)], body: &'static [u8], budget: u64) -> Result<usize, String> {
         let budget = Budget::new(budget);
-        let read = read(&headers(pairs), Body::from(body), &budget, 10).await;
+        let read = read(&headers(pairs), &mut Body::from(body), &budget, 10).await;
         read.map(|bytes| bytes.len()).map_err(|error| error.code().to_owned())
     }
 

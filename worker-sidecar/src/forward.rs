@@ -102,6 +102,19 @@ fn upload_of(link: &Arc<Link>, request: &mut Request) -> Upload {
     }
 }
 
+impl Drop for Job {
+    /// A task that panicked has answered nobody. In every other case the request is answered or forgotten by now, and
+    /// this says nothing.
+    fn drop(&mut self) {
+        let message = if self.link.core1 {
+            failure::error_message(&self.key.id, "internal_error", "the worker failed")
+        } else {
+            cancelled_completion(&self.key.id)
+        };
+        self.link.fail(&self.key, &message);
+    }
+}
+
 impl Job {
     async fn run(self, held: Option<Held>) {
         if let Some(held) = held

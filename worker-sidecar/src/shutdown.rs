@@ -103,7 +103,14 @@ impl Drain {
 
     /// Whether the drain is one that the backend's return undoes.
     pub fn is_undoable(&self) -> bool {
-        matches!(self.state(), DrainState::Draining(Order { cause: Cause::Probe, .. }))
+        self.state().is_undoable()
+    }
+}
+
+impl DrainState {
+    /// Whether the backend's return ends it.
+    pub fn is_undoable(&self) -> bool {
+        matches!(self, Self::Draining(Order { cause: Cause::Probe, .. }))
     }
 }
 

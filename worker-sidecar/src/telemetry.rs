@@ -42,7 +42,13 @@ impl LogFilter {
 
 /// Starts logging for the process. A second call changes nothing.
 pub fn init(filter: &LogFilter, format: LogFormat) {
-    let registry = tracing_subscriber::registry().with(EnvFilter::new(&filter.0));
+    // Whoever asks for everything at `trace` must not get the bodies and the secret that these libraries write there.
+    let capped = ["hyper", "hyper_util", "tungstenite", "tokio_tungstenite", "rustls"]
+        .iter()
+        .filter(|_| filter.0.contains("trace"))
+        .filter_map(|library| format!("{library}=debug").parse().ok())
+        .fold(EnvFilter::new(&filter.0), EnvFilter::add_directive);
+    let registry = tracing_subscriber::registry().with(capped);
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_target(false)

@@ -4,7 +4,7 @@
 //! here waits for a backend, and nothing but the socket ends the session.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::stream::SplitStream;
 use futures_util::{SinkExt, StreamExt};
@@ -15,6 +15,7 @@ use modelrelay_protocol::message::{
     WorkerToRelay, encode,
 };
 use modelrelay_protocol::version::{Capabilities, Capability};
+use prometheus::Gauge;
 use tokio_tungstenite::tungstenite::{Bytes, Message};
 
 use super::dial::{DialError, Endpoint, dial};
@@ -59,24 +60,18 @@ impl End {
 
 /// Makes a link and serves it to its end.
 pub async fn run(worker: &Arc<Worker>, endpoint: &Endpoint, version: &str) -> End {
-    let (mut socket, traffic) = match connect(worker, endpoint).await {
-        Ok(connected) => connected,
+    let mut drain = worker.drain.subscribe();
+    let established = tokio::select! {
+        established = establish(worker, endpoint, version) => established,
+        // Nothing runs on a link that is still being made, so nothing has to be finished.
+        _ = drain.wait_for(|state| *state != DrainState::Serving) => {
+            return End::new(EndKind::Failed, "draining", "the worker drains");
+        }
+    };
+    let Established { socket, traffic, ack, models } = match established {
+        Ok(established) => established,
         Err(end) => return end,
     };
-    tracing::info!(relay = %endpoint.name(), "connected to proxy");
-    let models = worker.catalogue.advertised();
-    let registered = tokio::time::timeout(REGISTER_TIMEOUT, register(worker, &mut socket, version, &models)).await;
-    let ack = match registered {
-        Ok(Ok(ack)) => ack,
-        Ok(Err(end)) => return end,
-        Err(_) => return End::new(EndKind::Failed, "register_timeout", "no register_ack within 10 s"),
-    };
-    if ack.duplicate {
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, socket.close(None)).await;
-        let mut end = End::new(EndKind::Duplicate, "duplicate", "there is a link to this relay already");
-        end.relay_id = ack.relay_id;
-        return end;
-    }
     let link = link_of(endpoint, &ack);
     for warning in &ack.warnings {
         tracing::warn!(relay = %link.relay, "the relay warns: {warning}");
@@ -91,6 +86,32 @@ pub async fn run(worker: &Arc<Worker>, endpoint: &Endpoint, version: &str) -> En
     let end = Session::new(worker, &link, heartbeat).pump(socket, traffic).await;
     drop(attached);
     end
+}
+
+/// A link whose registration was confirmed.
+struct Established {
+    socket: WebSocket,
+    traffic: Arc<Traffic>,
+    ack: RegisterAck,
+    /// The models that it was registered with.
+    models: Vec<String>,
+}
+
+async fn establish(worker: &Arc<Worker>, endpoint: &Endpoint, version: &str) -> Result<Established, End> {
+    let (mut socket, traffic) = connect(worker, endpoint).await?;
+    tracing::info!(relay = %endpoint.name(), "connected to proxy");
+    let models = worker.catalogue.advertised();
+    let registering = register(worker, &mut socket, version, &models);
+    let ack = tokio::time::timeout(REGISTER_TIMEOUT, registering)
+        .await
+        .unwrap_or_else(|_| Err(End::new(EndKind::Failed, "register_timeout", "no register_ack within 10 s")))?;
+    if ack.duplicate {
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, socket.close(None)).await;
+        let mut end = End::new(EndKind::Duplicate, "duplicate", "there is a link to this relay already");
+        end.relay_id = ack.relay_id;
+        return Err(end);
+    }
+    Ok(Established { socket, traffic, ack, models })
 }
 
 /// Takes the link out again, however the session ends.
@@ -173,6 +194,8 @@ async fn register(
 struct Session<'a> {
     worker: &'a Arc<Worker>,
     link: &'a Arc<Link>,
+    /// When the relay last said something.
+    heard: Gauge,
     heartbeat: Duration,
     /// We asked for no more requests, at this time.
     drain: Option<Instant>,
@@ -187,7 +210,17 @@ struct Session<'a> {
 
 impl<'a> Session<'a> {
     fn new(worker: &'a Arc<Worker>, link: &'a Arc<Link>, heartbeat: Duration) -> Self {
-        Self { worker, link, heartbeat, drain: None, barrier: false, finishing: false, closing: None, closed: None }
+        Self {
+            worker,
+            link,
+            heard: worker.metrics.last_message(&link.relay),
+            heartbeat,
+            drain: None,
+            barrier: false,
+            finishing: false,
+            closing: None,
+            closed: None,
+        }
     }
 
     async fn pump(mut self, socket: WebSocket, traffic: Arc<Traffic>) -> End {
@@ -327,7 +360,8 @@ impl<'a> Session<'a> {
     fn handle_text(&mut self, text: &str) {
         match RelayToWorker::parse(text) {
             Ok(Parsed::Known(message)) => {
-                self.worker.metrics.heard(&self.link.relay);
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                self.heard.set(now.as_secs_f64());
                 self.handle_message(message);
             }
             Ok(Parsed::Unknown(kind)) => {

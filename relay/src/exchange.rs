@@ -227,6 +227,10 @@ impl Exchange {
     /// Waits for body bytes. Errors come after all bytes that arrived before them.
     pub fn poll_chunk(&self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
         let mut state = self.lock();
+        if state.is_last_of_unfinished() {
+            state.waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
         if let Some(chunk) = next_chunk(&mut state) {
             let len = chunk.len() as u64;
             state.unread -= len;
@@ -285,6 +289,15 @@ impl Drop for Exchange {
     fn drop(&mut self) {
         let unread = std::mem::take(&mut self.lock().unread);
         self.budget.sub_unread(unread);
+    }
+}
+
+impl State {
+    /// The connection lets go of a body of known length with its last byte. That byte waits for the end of the answer, which
+    /// is right behind it: an answer that was delivered must not look cancelled, and its usage must be known.
+    fn is_last_of_unfinished(&self) -> bool {
+        let one_left = self.chunks.len() + usize::from(!self.tail.is_empty()) == 1;
+        one_left && self.end.is_none() && self.expected == Some(self.received)
     }
 }
 
@@ -390,6 +403,18 @@ mod tests {
         exchange.push_uncredited(1, Bytes::from(vec![0; 90])).unwrap();
         assert_eq!(exchange.push_uncredited(1, Bytes::from(vec![0; 11])), Err(PushError::SlowClient));
         assert_eq!(exchange.push_whole(1, Bytes::from(vec![0; 911])), Err(PushError::StreamLimit));
+    }
+
+    #[test]
+    fn the_last_byte_of_a_known_length_waits_for_the_end() {
+        let exchange = exchange();
+        exchange.push_head(1, head(Some(4))).unwrap();
+        exchange.push_piece(1, Bytes::from_static(b"ab")).unwrap();
+        assert_eq!(all(&exchange), (b"ab".to_vec(), None));
+        exchange.push_piece(1, Bytes::from_static(b"cd")).unwrap();
+        assert_eq!(all(&exchange), (vec![], None));
+        exchange.finish(1).unwrap();
+        assert_eq!(all(&exchange), (b"cd".to_vec(), Some(Ok(()))));
     }
 
     #[test]

@@ -218,7 +218,8 @@ fn tell(endpoint: &Endpoint, end: &End, said: &mut Option<(EndKind, &'static str
     let this = (end.kind, end.label);
     let again = said.replace(this) == Some(this);
     match end.kind {
-        EndKind::Linked => tracing::warn!(%relay, reason, "link ended"),
+        EndKind::Linked if end.label == "closed" => tracing::info!(%relay, reason, "link closed"),
+        EndKind::Linked => tracing::warn!(%relay, reason, "link lost"),
         EndKind::Refused if !again => {
             tracing::warn!(%relay, reason, "worker authentication failed; is the worker secret that of this provider?");
         }

@@ -38,7 +38,7 @@ pub struct Answer {
     length: Option<u64>,
     /// The last bytes that went out, to know whether an event is whole.
     tail: [u8; 2],
-    sent_any: bool,
+    passed: u64,
     keepalive: Option<Keepalive>,
     flushed: Option<Flushed>,
 }
@@ -116,7 +116,7 @@ impl Answer {
             is_event_stream,
             length,
             tail: [b'\n'; 2],
-            sent_any: false,
+            passed: 0,
             keepalive: keepalive.map(|after| Keepalive { after, sleep: Box::pin(tokio::time::sleep(after)) }),
         }
     }
@@ -177,8 +177,12 @@ impl Answer {
         if let Some(keepalive) = &mut self.keepalive {
             keepalive.sleep.as_mut().reset(tokio::time::Instant::now() + keepalive.after);
         }
-        self.sent_any = true;
         self.ticket.mark_bytes(chunk.len(), self.is_event_stream);
+        self.passed += chunk.len() as u64;
+        if self.length == Some(self.passed) {
+            // hyper does not ask again.
+            self.ticket.mark_delivered();
+        }
         Frame::data(chunk)
     }
 
@@ -189,7 +193,7 @@ impl Answer {
             return self.poll_abort(cx);
         }
         let mut frame = self.dialect.error_frame(error, &self.request_id);
-        if self.sent_any && self.tail != *b"\n\n" {
+        if self.passed > 0 && self.tail != *b"\n\n" {
             // An event was cut in the middle; the frame must not become a part of it.
             frame.insert_str(0, "\n\n");
         }

@@ -23,7 +23,7 @@ impl Provider {
                     link.cancel(request, reason);
                 }
             }
-            Effect::Fail { request, failure, attempts, age: _ } => self.fail(state, request, failure, attempts),
+            Effect::Fail { request, failure, attempts, age } => self.fail(state, request, failure, attempts, age),
             Effect::Cancelled { request, reason, stage } => {
                 self.count_cancelled(reason, stage);
                 self.forget(state, request);
@@ -78,8 +78,11 @@ impl Provider {
         );
     }
 
-    fn fail(&self, state: &mut State, request: RequestKey, failure: Failure, attempts: u32) {
+    fn fail(&self, state: &mut State, request: RequestKey, failure: Failure, attempts: u32, age: Duration) {
         let Some(record) = self.forget(state, request) else { return };
+        if attempts == 0 {
+            record.progress().queue_wait = age;
+        }
         let error = self.error_for(state, &record, failure);
         match failure {
             Failure::QueueFull { .. } => warn!(request_id = record.outline.id, provider = %self.name, "queue full"),

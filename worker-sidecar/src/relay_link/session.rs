@@ -284,7 +284,13 @@ impl<'a> Session<'a> {
     }
 
     fn end(self, label: &'static str, reason: String) -> End {
-        self.closed.unwrap_or_else(|| End::new(EndKind::Linked, label, reason))
+        let Some(closed) = self.closed else {
+            // How a socket ends after our own close frame says nothing.
+            let (label, reason) =
+                if self.closing.is_some() { ("closed", "closed by us".to_owned()) } else { (label, reason) };
+            return End::new(EndKind::Linked, label, reason);
+        };
+        closed
     }
 
     /// Asks a silent peer, gives up a dead one, and says when to look again.

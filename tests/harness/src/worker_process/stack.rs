@@ -42,15 +42,15 @@ impl Stack {
         WorkerProcess::builder().relay(url).backend(backend.url()).env("WORKER_SECRET", WORKER_SECRET).concurrency(4)
     }
 
-    /// Waits until a worker of the relay serves the model.
+    /// Waits until a worker serves the model.
     pub async fn wait_for_model(&self, model: &str) {
         wait_for_model(&self.relay, model).await;
     }
 }
 
-/// Waits until a worker of the relay serves the model. Asks the admin API, which wants no API key.
+/// Waits until a worker of the relay serves the model. Asked as an admin: `/v1/models` may want an API key.
 pub async fn wait_for_model(relay: &Relay, model: &str) {
-    let serves = |worker: &Value| worker["models"].as_array().is_some_and(|models| models.iter().any(|m| m == model));
+    let serves = |worker: &Value| worker["models"].as_array().is_some_and(|models| models.iter().any(|it| it == model));
     let served = || async { relay.workers().await.iter().any(serves) };
-    relay.eventually(&format!("a worker that serves {model}"), served).await;
+    relay.eventually(&format!("a worker with model {model}"), served).await;
 }

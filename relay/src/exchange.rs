@@ -34,6 +34,13 @@ pub struct Head {
     pub content_length: Option<u64>,
 }
 
+impl Head {
+    /// Whether nothing follows it, so that the connection asks for no body.
+    pub fn is_all(&self) -> bool {
+        self.content_length == Some(0) || matches!(self.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+    }
+}
+
 /// Why a push was refused; the caller fails the request and tells the worker to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushError {
@@ -206,12 +213,14 @@ impl Exchange {
         (state.end.clone(), state.received, state.first_byte_at)
     }
 
-    /// Waits for the head, or for the error that came instead.
+    /// Waits for the head, or for the error that came instead. The head of an answer without a body comes with its end.
     pub fn poll_head(&self, cx: &Context<'_>) -> Poll<Result<Head, ApiError>> {
         let mut state = self.lock();
-        if matches!(state.head, HeadState::Ready(_))
-            && let HeadState::Ready(head) = std::mem::replace(&mut state.head, HeadState::Taken)
-        {
+        let may_go = match &state.head {
+            HeadState::Ready(head) => !head.is_all() || matches!(state.end, Some(Ok(()))),
+            HeadState::Awaited | HeadState::Taken => false,
+        };
+        if may_go && let HeadState::Ready(head) = std::mem::replace(&mut state.head, HeadState::Taken) {
             return Poll::Ready(Ok(head));
         }
         match &state.end {
@@ -224,10 +233,13 @@ impl Exchange {
         }
     }
 
-    /// Waits for body bytes. Errors come after all bytes that arrived before them.
+    /// Waits for body bytes. Errors come after all bytes that arrived before them. The last bytes of an answer of
+    /// announced length come with its end: the connection asks for nothing more once it has them, and would take the
+    /// answer for one that the client gave up.
     pub fn poll_chunk(&self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
         let mut state = self.lock();
-        if let Some(chunk) = next_chunk(&mut state) {
+        let early = state.end.is_none() && holds_only_the_last(&state);
+        if let Some(chunk) = (!early).then(|| next_chunk(&mut state)).flatten() {
             let len = chunk.len() as u64;
             state.unread -= len;
             self.budget.sub_unread(len);
@@ -319,6 +331,10 @@ fn wake(mut state: MutexGuard<'_, State>) {
 }
 
 fn internal(message: &'static str) -> ApiError {
+fn holds_only_the_last(state: &State) -> bool {
+    state.expected == Some(state.received) && state.chunks.len() + usize::from(!state.tail.is_empty()) == 1
+}
+
     ApiError::new(ErrorKind::Internal, message)
 }
 

@@ -70,6 +70,9 @@ pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>
         }
     };
     ticket.mark_status(head.status.as_u16());
+    if head.is_all() {
+        ticket.mark_delivered();
+    }
     let is_event_stream = is_event_stream(&head);
     let keepalive = ticket.keepalive().filter(|_| is_event_stream);
     let answer = Answer::new(client, ticket, Stage::Streaming, is_event_stream, head.content_length, keepalive);
@@ -176,6 +179,10 @@ impl Answer {
         }
         if let Some(keepalive) = &mut self.keepalive {
             keepalive.sleep.as_mut().reset(tokio::time::Instant::now() + keepalive.after);
+        }
+        // The connection does not ask for the end of a body whose length it knows.
+        if self.length == Some(self.ticket.bytes()) {
+            self.ticket.mark_delivered();
         }
         self.sent_any = true;
         self.ticket.mark_bytes(chunk.len(), self.is_event_stream);

@@ -36,7 +36,7 @@ pub async fn by_model(State(relay): State<Arc<Relay>>, request: Request<Body>) -
     let (parts, mut body) = request.into_parts();
     match prepare_by_model(&relay, &client, endpoint, &parts, &mut body).await {
         Ok(ticket) => answer(&client, ticket).await,
-        Err(error) => refuse(&relay, &client, endpoint, &error, body),
+        Err(error) => refuse(&relay, &client, endpoint, &error, (&parts.headers, body)),
     }
 }
 
@@ -50,7 +50,7 @@ pub async fn by_response_id(
     let (parts, mut body) = request.into_parts();
     match prepare_by_id(&relay, &client, &id, &parts, &mut body).await {
         Ok(ticket) => answer(&client, ticket).await,
-        Err(error) => refuse(&relay, &client, endpoint, &error, body),
+        Err(error) => refuse(&relay, &client, endpoint, &error, (&parts.headers, body)),
     }
 }
 
@@ -60,8 +60,14 @@ fn opening(relay: &Relay, request: &Request<Body>) -> (Client, Endpoint) {
     (Client::of(request), endpoint)
 }
 
-fn refuse(relay: &Relay, client: &Client, endpoint: Endpoint, error: &ApiError, body: Body) -> Response {
-    intake::discard(body);
+fn refuse(
+    relay: &Relay,
+    client: &Client,
+    endpoint: Endpoint,
+    error: &ApiError,
+    (headers, body): (&HeaderMap, Body),
+) -> Response {
+    intake::discard(headers, body);
     relay.shared.metrics.unrouted_request_finished(endpoint, Outcome::of_error(error.kind()), error.status());
     tracing::info!(
         request_id = client.request_id,

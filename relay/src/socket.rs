@@ -52,7 +52,7 @@ pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>
         Ok(accept) => accept,
         Err(refusal) => return *refusal,
     };
-    if relay.shared.phase() >= Phase::Draining {
+    if relay.shared.phase() >= Phase::Leaving {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "the relay is shutting down");
     }
     let (provider, admission) = match admit(&relay, &request) {

@@ -70,7 +70,7 @@ impl Provider {
         info!(
             request_id = record.outline.id,
             provider = %self.name,
-            model = %record.outline.model,
+            model = &*record.outline.model,
             worker = %link.info.name,
             attempt,
             queue_ms = waited.as_millis() as u64,
@@ -84,7 +84,7 @@ impl Provider {
         match failure {
             Failure::QueueFull { .. } => warn!(request_id = record.outline.id, provider = %self.name, "queue full"),
             Failure::QueueTimeout { .. } => {
-                warn!(request_id = record.outline.id, provider = %self.name, model = %record.outline.model, "queue timeout");
+                warn!(request_id = record.outline.id, provider = %self.name, model = &*record.outline.model, "queue timeout");
             }
             Failure::RequeueExhausted => {
                 warn!(request_id = record.outline.id, provider = %self.name, attempts, "requeue exhausted");
@@ -181,7 +181,7 @@ impl Provider {
         warn!(
             request_id = record.outline.id,
             provider = %self.name,
-            model = %record.outline.model,
+            model = &*record.outline.model,
             reason = label.as_str(),
             attempt,
             "request requeued"

@@ -90,6 +90,7 @@ pub fn sanitize_models(models: &[String], provider: &ProviderConfig, warnings: &
     );
     kept.truncate(provider.max_models_per_worker);
     for model in foreign.iter().take(8) {
+        let model: String = model.chars().filter(|c| !c.is_control()).collect();
         warnings.push(format!("model {model} dropped: not in the catalogue of provider {}", provider.name));
     }
     if foreign.len() > 8 {

@@ -54,6 +54,15 @@ pub enum PushError {
     SlowClient,
 }
 
+/// What an attempt had come to when it was taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detached {
+    /// Nothing was handed over: the request may be sent again.
+    Unbegun,
+    /// The head was, or the exchange has ended: never to be sent again.
+    Begun,
+}
+
 /// Where the credit for a stream's bytes goes.
 #[derive(Clone)]
 pub struct CreditTarget {
@@ -109,12 +118,20 @@ impl Exchange {
         (state.window, state.credit) = flow.unzip();
     }
 
-    /// The current attempt came to nothing; what its worker still sends is not taken.
-    pub fn detach(&self) {
+    /// Takes the answer away from `attempt`, so that another may be made, if nothing of it has been handed over. Decided
+    /// here, under one lock with the head: a worker can be lost in the instant in which it begins to answer.
+    pub fn detach(&self, attempt: u32) -> Detached {
         let mut state = self.lock();
-        state.attempt = 0;
-        state.window = None;
-        state.credit = None;
+        if state.end.is_some() || !matches!(state.head, HeadState::Awaited) {
+            return Detached::Begun;
+        }
+        // An older attempt's end says nothing about the one that runs now.
+        if state.attempt == attempt {
+            state.attempt = 0;
+            state.window = None;
+            state.credit = None;
+        }
+        Detached::Unbegun
     }
 
     /// Hands over the head. From here on the request is never sent again.
@@ -314,6 +331,10 @@ fn store(state: &mut State, bytes: Bytes) {
     state.chunks.push_back(bytes);
 }
 
+fn holds_only_the_last(state: &State) -> bool {
+    state.expected == Some(state.received) && state.chunks.len() + usize::from(!state.tail.is_empty()) == 1
+}
+
 fn next_chunk(state: &mut State) -> Option<Bytes> {
     if let Some(chunk) = state.chunks.pop_front() {
         return Some(chunk);
@@ -331,10 +352,6 @@ fn wake(mut state: MutexGuard<'_, State>) {
 }
 
 fn internal(message: &'static str) -> ApiError {
-fn holds_only_the_last(state: &State) -> bool {
-    state.expected == Some(state.received) && state.chunks.len() + usize::from(!state.tail.is_empty()) == 1
-}
-
     ApiError::new(ErrorKind::Internal, message)
 }
 
@@ -379,13 +396,47 @@ mod tests {
     #[test]
     fn an_attempt_that_is_not_the_current_one_cannot_push() {
         let exchange = exchange();
-        exchange.detach();
+        assert_eq!(exchange.detach(1), Detached::Unbegun);
         assert_eq!(exchange.push_head(1, head(None)), Err(PushError::Stale));
         exchange.begin(2, None);
+        assert_eq!(exchange.detach(1), Detached::Unbegun, "the older attempt's end leaves the newer one alone");
         assert_eq!(exchange.push_head(1, head(None)), Err(PushError::Stale));
         assert_eq!(exchange.push_head(2, head(None)), Ok(()));
         assert_eq!(exchange.push_piece(1, Bytes::from_static(b"x")), Err(PushError::Stale));
         assert_eq!(all(&exchange), (vec![], None));
+    }
+
+    #[test]
+    fn an_answer_that_began_is_not_taken_away() {
+        let exchange = exchange();
+        exchange.push_head(1, head(None)).unwrap();
+        assert_eq!(exchange.detach(1), Detached::Begun);
+        exchange.push_piece(1, Bytes::from_static(b"abc")).unwrap();
+        assert_eq!(all(&exchange), (b"abc".to_vec(), None));
+    }
+
+    #[test]
+    fn the_last_bytes_of_an_announced_length_come_with_the_end() {
+        let exchange = exchange();
+        exchange.push_head(1, head(Some(2))).unwrap();
+        let cx = Context::from_waker(Waker::noop());
+        assert!(exchange.poll_head(&cx).is_ready());
+        exchange.push_piece(1, Bytes::from_static(b"a")).unwrap();
+        assert_eq!(all(&exchange), (b"a".to_vec(), None));
+        exchange.push_piece(1, Bytes::from_static(b"b")).unwrap();
+        assert_eq!(all(&exchange), (vec![], None));
+        exchange.finish(1).unwrap();
+        assert_eq!(all(&exchange), (b"b".to_vec(), Some(Ok(()))));
+    }
+
+    #[test]
+    fn the_head_of_an_empty_answer_comes_with_the_end() {
+        let exchange = exchange();
+        exchange.push_head(1, head(Some(0))).unwrap();
+        let cx = Context::from_waker(Waker::noop());
+        assert!(exchange.poll_head(&cx).is_pending());
+        exchange.finish(1).unwrap();
+        assert!(matches!(exchange.poll_head(&cx), Poll::Ready(Ok(_))));
     }
 
     #[test]

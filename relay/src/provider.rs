@@ -11,23 +11,28 @@ pub use snapshot::{LiveRequest, ProviderState, WorkerState};
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use modelrelay_protocol::message::{GracefulShutdown, RegisterAck, RelayToWorker};
 use tokio::sync::Notify;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::config::ProviderConfig;
 use crate::dispatch::{
     AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, Model, NewRequest, NewWorker, RequestKey,
     Settings, WorkerKey,
 };
+use crate::exchange::Detached;
 use crate::metrics::ProviderSeries;
 use crate::request::RequestRecord;
 use crate::shared::Shared;
 use crate::socket::link::{Close, Held, WorkerLink};
 use crate::socket::register;
+use crate::socket::session::{DRAINED, SECRET_REMOVED};
+
+/// What a worker that drains itself may need beyond its own deadline to say goodbye.
+const DRAIN_MARGIN: Duration = Duration::from_secs(5);
 
 /// One provider.
 pub struct Provider {
@@ -132,6 +137,20 @@ impl Provider {
         self.handle(&mut state, Event::WorkerJoined(worker));
         drop(state);
         self.joined.notify_waiters();
+        self.send_away_if_refused(link);
+    }
+
+    /// Drains a worker that may not stay any more: its provider or the secret that admitted it is gone. Asked again once
+    /// it has joined, for both may go between its dial and its registration.
+    pub fn send_away_if_refused(&self, link: &Arc<WorkerLink>) {
+        let deleted = self.lock().deleted;
+        let admitted = self.config().still_admits(&link.info.secret, SystemTime::now());
+        if deleted {
+            self.drain_worker(link, "provider_deleted", Some(DRAINED));
+        } else if !admitted && link.draining_since().is_none() {
+            warn!(provider = %self.name, worker = %link.info.name, "the worker's secret was removed; it is drained");
+            self.drain_worker(link, "secret_removed", Some(SECRET_REMOVED));
+        }
     }
 
     /// The worker's socket is gone.
@@ -160,20 +179,30 @@ impl Provider {
         self.apply(Event::Granted { worker: link.info.key, grant });
     }
 
-    /// The worker's answer came to its end.
+    /// The worker's answer came to its end. The link lets go of it under the same lock, so that a loss of the worker in
+    /// the same instant comes before all of this or after it.
     pub fn completed(&self, link: &WorkerLink, held: &Held) {
-        self.apply(Event::Completed { worker: link.info.key, request: held.record.key, attempt: held.attempt });
+        let mut state = self.lock();
+        link.release(held.stream);
+        let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
+        self.handle(&mut state, Event::Completed { worker, request, attempt });
     }
 
     /// The worker failed a request of which nothing was sent.
     pub fn attempt_failed(&self, link: &WorkerLink, held: &Held, failure: AttemptFailure) {
-        held.exchange().detach();
-        let (request, attempt) = (held.record.key, held.attempt);
-        self.apply(Event::AttemptFailed { worker: link.info.key, request, attempt, failure });
+        let mut state = self.lock();
+        link.release(held.stream);
+        let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
+        held.exchange().detach(attempt);
+        self.handle(&mut state, Event::AttemptFailed { worker, request, attempt, failure });
     }
 
-    /// The worker asked for no new work: it gets the barrier, behind which no request follows.
-    pub fn worker_asked_to_drain(&self, link: &Arc<WorkerLink>) {
+    /// The worker asked for no new work: it gets the barrier, behind which no request follows, and the time that it asked
+    /// for. Nothing runs for longer than the request timeout, so more than that is not given.
+    pub fn worker_asked_to_drain(&self, link: &Arc<WorkerLink>, asked: Option<Duration>) {
+        if let Some(asked) = asked {
+            link.allow_drain(asked.min(self.config().request_timeout) + DRAIN_MARGIN);
+        }
         self.drain_link(link, GracefulShutdown::DRAIN, None, None);
     }
 
@@ -225,9 +254,8 @@ impl Provider {
         state.deleted = true;
         self.handle(&mut state, Event::Deleted);
         drop(state);
-        let close = Close { code: 1000, reason: "graceful shutdown complete" };
         for link in self.links() {
-            self.drain_worker(&link, "provider_deleted", Some(close));
+            self.send_away_if_refused(&link);
         }
         self.timer.notify_one();
     }
@@ -260,8 +288,8 @@ impl Provider {
         // Nothing new from here on; what was not written yet goes to somebody else.
         self.handle_quietly(&mut state, Event::WorkerDraining { worker });
         for held in link.take_unwritten() {
-            held.exchange().detach();
             let (request, attempt) = (held.record.key, held.attempt);
+            held.exchange().detach(attempt);
             let failure = AttemptFailure::Draining;
             self.handle_quietly(&mut state, Event::AttemptFailed { worker, request, attempt, failure });
         }
@@ -274,14 +302,14 @@ impl Provider {
         if state.links.remove(&link.info.key).is_none() {
             return;
         }
-        let started = link.started();
-        for held in link.release_all() {
-            if !held.started {
-                held.exchange().detach();
-            }
-        }
+        let begun = |held: &Held| held.exchange().detach(held.attempt) == Detached::Begun;
+        let started = link.release_all().iter().filter(|held| begun(held)).map(|held| held.record.key).collect();
         self.handle(state, Event::WorkerLost { worker: link.info.key, started, cause });
         self.shared.progress.notify_waiters();
+        if state.deleted {
+            // The last of them ends the timer.
+            self.timer.notify_one();
+        }
     }
 
     fn apply(&self, event: Event) {

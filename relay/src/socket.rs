@@ -38,7 +38,7 @@ use io::{Pulse, PulsedIo};
 const READ_BUFFER_BYTES: usize = 8 << 10;
 
 /// What a worker showed at the door.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Admission {
     /// Where it dialled from.
     pub address: IpAddr,

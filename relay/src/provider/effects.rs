@@ -176,7 +176,7 @@ impl Provider {
         let label = RequeueLabel::from(reason);
         self.series.requeued(label);
         let Some(record) = state.requests.get(&request) else { return };
-        record.exchange.detach();
+        record.exchange.detach(attempt);
         record.progress().dispatched_at = None;
         warn!(
             request_id = record.outline.id,

@@ -3,7 +3,7 @@
 //! The link owns the map from its own streams and request ids to exchanges. An answer for a request that this worker
 //! does not hold finds nothing there, so it can reach nobody; and a chunk takes no lock that another worker takes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -24,7 +24,6 @@ use crate::request::RequestRecord;
 const LAST_STREAM: u32 = u32::MAX - 1_000_000;
 
 /// What is known of a worker, apart from its state.
-#[derive(Debug)]
 pub struct WorkerInfo {
     /// Its connection, for the core.
     pub key: WorkerKey,
@@ -104,6 +103,10 @@ struct State {
     heard_at: SystemTime,
     ws_ping: bool,
     draining_since: Option<Instant>,
+    /// How long the drain may last, where the worker asked for a time of its own.
+    drain_allowed: Option<Duration>,
+    /// The core has said that this draining worker has nothing left, which it says once.
+    is_drained: bool,
     close_when_idle: Option<Close>,
     close: Option<Close>,
 }
@@ -134,6 +137,8 @@ impl WorkerLink {
             heard_at: SystemTime::now(),
             ws_ping: false,
             draining_since: None,
+            drain_allowed: None,
+            is_drained: false,
             close_when_idle: None,
             close: None,
         };
@@ -207,11 +212,17 @@ impl WorkerLink {
         Some(held)
     }
 
-    /// Everything that the worker holds, when its socket is gone.
+    /// Everything that the worker holds, when its socket is gone or is about to go: what waits of it is dropped, for an
+    /// older link that still writes must not begin what others have been given.
     pub fn release_all(&self) -> Vec<Held> {
         let mut state = self.lock();
         state.by_request_id.clear();
         state.by_key.clear();
+        state.outbox.take_unwritten_requests();
+        let streams: Vec<u32> = state.held.keys().copied().collect();
+        for stream in streams {
+            state.outbox.discard(stream);
+        }
         state.held.drain().map(|(_, held)| held).collect()
     }
 
@@ -220,11 +231,6 @@ impl WorkerLink {
         let mut state = self.lock();
         let unwritten = state.outbox.take_unwritten_requests();
         unwritten.into_iter().filter_map(|(stream, _)| state.forget(stream)).collect()
-    }
-
-    /// Requests whose response head went to the client.
-    pub fn started(&self) -> HashSet<RequestKey> {
-        self.lock().held.values().filter(|held| held.started).map(|held| held.record.key).collect()
     }
 
     /// The worker may send so much more of this answer.
@@ -255,12 +261,23 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
+    /// Gives a drain that has not begun yet this time instead of the usual one.
+    pub fn allow_drain(&self, time: Duration) {
+        let mut state = self.lock();
+        if state.draining_since.is_none() {
+            state.drain_allowed = Some(time);
+        }
+    }
+
     /// Queues `graceful_shutdown`; the caller has requeued what was unwritten and sends nothing more.
     pub fn begin_drain(&self, reason: &str, timeout_secs: Option<u64>, close_when_idle: Option<Close>) {
         let message = GracefulShutdown { reason: Some(reason.to_owned()), drain_timeout_secs: timeout_secs };
         let mut state = self.lock();
         state.draining_since.get_or_insert_with(Instant::now);
         state.close_when_idle = close_when_idle.or(state.close_when_idle);
+        if state.is_drained {
+            state.close = state.close.or(state.close_when_idle);
+        }
         state.outbox.push_text(encode(&RelayToWorker::GracefulShutdown(message)));
         drop(state);
         self.wake.notify_one();
@@ -289,11 +306,11 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
-    /// Until when a drain may last that began before and has not ended.
-    pub fn drain_deadline(&self, timeout: Duration) -> Option<Instant> {
+    /// Until when a drain may last that began before and has not ended; `usual` is the time where the worker asked for none.
+    pub fn drain_deadline(&self, usual: Duration) -> Option<Instant> {
         let state = self.lock();
         let since = state.draining_since.filter(|_| state.close.is_none())?;
-        Some(since + timeout)
+        Some(since + state.drain_allowed.map_or(usual, |allowed| allowed.max(usual)))
     }
 
     /// Since when the worker has been draining.
@@ -304,6 +321,7 @@ impl WorkerLink {
     /// The worker holds nothing any more and is draining.
     pub fn handle_drained(&self) {
         let mut state = self.lock();
+        state.is_drained = true;
         state.close = state.close.or(state.close_when_idle);
         drop(state);
         self.wake.notify_one();

@@ -63,7 +63,7 @@ pub(super) fn handle_text(provider: &Arc<Provider>, link: &Arc<WorkerLink>, text
         WorkerToRelay::Drain(drain) if link.info.core1 => {
             let said: String = drain.reason.chars().filter(|c| !c.is_control()).take(128).collect();
             debug!(worker = %link.info.name, said, "worker drains itself");
-            provider.worker_asked_to_drain(link);
+            provider.worker_asked_to_drain(link, drain.timeout_secs.map(Duration::from_secs));
         }
         WorkerToRelay::Grant(_)
         | WorkerToRelay::Drain(_)
@@ -167,10 +167,7 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, complete: Resp
         provider.shared.affinity.remember(&id, origin, Instant::now());
     }
     match held.exchange().finish(held.attempt) {
-        Ok(()) | Err(PushError::Stale) => {
-            link.release(held.stream);
-            provider.completed(link, &held);
-        }
+        Ok(()) | Err(PushError::Stale) => provider.completed(link, &held),
         Err(error) => push_failed(provider, link, &held, error),
     }
 }
@@ -212,7 +209,6 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
         Some(after) if api_error.retry_after().is_some() => api_error.with_retry_after(after),
         _ => api_error,
     };
-    link.release(held.stream);
     if held.started {
         held.exchange().fail(api_error);
         provider.completed(link, &held);

@@ -83,7 +83,7 @@ async fn serve(upgraded: Upgraded, provider: Arc<Provider>, admission: Admission
         warn!("a worker's connection is of an unexpected kind");
         return;
     };
-    let stream = parts.io.into_inner().into_inner();
+    let (stream, _place) = parts.io.into_inner().into_parts();
     // Best effort: without it a cancel may sit behind megabytes in the kernel, and all else is the same.
     if let Err(error) = SockRef::from(&stream).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES) {
         debug!(%error, "TCP_NOTSENT_LOWAT is not available");

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
 
 /// How long a client may take no byte of what is there for it.
@@ -39,12 +40,14 @@ pub struct ClientIo {
     patience: Duration,
     /// Runs while the output is stuck.
     giving_up: Option<Pin<Box<Sleep>>>,
+    place: OwnedSemaphorePermit,
 }
 
 impl ClientIo {
-    /// Watches `inner`, which breaks when its output is stuck for longer than `patience`.
-    pub fn new(inner: TcpStream, patience: Duration) -> Self {
-        Self { inner, blocked: Flushed::default(), patience, giving_up: None }
+    /// Watches `inner`, which takes one place of its listener, and breaks when its output is stuck for longer than
+    /// `patience`.
+    pub fn new(inner: TcpStream, patience: Duration, place: OwnedSemaphorePermit) -> Self {
+        Self { inner, blocked: Flushed::default(), patience, giving_up: None, place }
     }
 
     /// A view on whether the output is stuck.
@@ -52,9 +55,9 @@ impl ClientIo {
         self.blocked.clone()
     }
 
-    /// The connection itself.
-    pub fn into_inner(self) -> TcpStream {
-        self.inner
+    /// The connection itself, and the place that it takes for as long as it is open.
+    pub fn into_parts(self) -> (TcpStream, OwnedSemaphorePermit) {
+        (self.inner, self.place)
     }
 
     fn note(&mut self, polled: Poll<io::Result<usize>>, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
@@ -109,6 +112,8 @@ mod tests {
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
 
+    use tokio::sync::Semaphore;
+
     use super::*;
 
     #[tokio::test]
@@ -116,7 +121,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (accepted, _) = listener.accept().await.unwrap();
-        let mut io = ClientIo::new(accepted, Duration::from_millis(20));
+        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let mut io = ClientIo::new(accepted, Duration::from_millis(20), place);
         let flushed = io.flushed();
         let broke = io.write_all(&vec![0; 64 << 20]).await.unwrap_err();
         assert_eq!((broke.kind(), flushed.is_flushed()), (io::ErrorKind::TimedOut, false));

@@ -246,6 +246,12 @@ impl<L: Copy + Ord> Divider<L> {
         self.links.values().map(|state| state.running).sum()
     }
 
+    /// How many requests wait at a link, as far as it is known here.
+    #[must_use]
+    pub fn waiting(&self, link: L) -> u32 {
+        self.links.get(&link).map_or(0, |state| state.waiting)
+    }
+
     /// The most that may run.
     #[must_use]
     pub fn capacity(&self) -> u32 {

@@ -133,6 +133,14 @@ pub struct Args {
     #[arg(long, env = "RELAY_COUNT", value_name = "N", default_value = "1", value_parser = values::relay_count)]
     pub relay_count: u32,
 
+    /// Be ready only while a worker is attached.
+    #[arg(long, env = "EXPECT_WORKERS", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
+    pub expect_workers: bool,
+
+    /// Be unready while a queue is full. Off: a full queue answers 429 instead of vanishing from its load balancer.
+    #[arg(long, env = "UNREADY_WHEN_SATURATED", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
+    pub unready_when_saturated: bool,
+
     /// How long requests may take to finish after SIGTERM, and after a worker was told to drain, in seconds.
     #[arg(long, env = "DRAIN_TIMEOUT_SECS", value_name = "SECONDS", default_value = "30", value_parser = values::seconds_or_zero)]
     pub drain_timeout_secs: Duration,

@@ -51,6 +51,10 @@ pub struct Config {
     pub api_keys_file: PathBuf,
     /// Relays that a worker should reach.
     pub relay_count: u32,
+    /// `/readyz` wants a worker.
+    pub expect_workers: bool,
+    /// `/readyz` wants room in every queue; off, since a full queue should answer 429 and not vanish from a Service.
+    pub unready_when_saturated: bool,
     /// Between heartbeats.
     pub heartbeat_interval: Duration,
     /// Largest request body.
@@ -151,6 +155,8 @@ impl Config {
         config.providers = file.providers;
         config.require_api_keys = file.require_api_keys.unwrap_or(args.require_api_keys);
         config.relay_count = file.relay_count.unwrap_or(args.relay_count);
+        config.expect_workers = file.expect_workers.unwrap_or(args.expect_workers);
+        config.unready_when_saturated = file.unready_when_saturated.unwrap_or(args.unready_when_saturated);
         config.ignored_variables.clone_from(&args.given_provider_settings);
         config.add_warnings();
         Ok(config)
@@ -319,6 +325,8 @@ fn relay_wide(args: &Args) -> Config {
         require_api_keys: args.require_api_keys,
         api_keys_file: args.api_keys_file.clone(),
         relay_count: args.relay_count,
+        expect_workers: args.expect_workers,
+        unready_when_saturated: args.unready_when_saturated,
         heartbeat_interval: args.heartbeat_interval,
         max_request_bytes: args.max_request_bytes,
         max_buffered_bytes: args.max_buffered_bytes,

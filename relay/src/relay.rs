@@ -11,7 +11,7 @@ use std::time::{Instant, SystemTime};
 use modelrelay_protocol::message::{RelayToWorker, Relays};
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
 use crate::cli::Args;
 use crate::config::Config;
@@ -25,7 +25,6 @@ use crate::routing::Providers;
 use crate::server;
 use crate::shared::Shared;
 use crate::shutdown::ShutdownSignal;
-use crate::socket::session::SECRET_REMOVED;
 
 /// One relay process.
 pub struct Relay {
@@ -129,14 +128,9 @@ impl Relay {
 
     /// Drains every worker whose secret does not admit it any more.
     fn drop_refused_workers(&self) {
-        let now = SystemTime::now();
         for provider in self.providers.all() {
-            let config = provider.config();
             for link in provider.links() {
-                if !config.still_admits(&link.info.secret, now) && link.draining_since().is_none() {
-                    warn!(provider = %provider.name, worker = %link.info.name, "the worker's secret was removed; it is drained");
-                    provider.drain_worker(&link, "secret_removed", Some(SECRET_REMOVED));
-                }
+                provider.send_away_if_refused(&link);
             }
         }
     }

@@ -23,12 +23,14 @@ use tracing::{debug, warn};
 
 use crate::http::{
     self,
-    peer::{ClientIo, Peer},
+    peer::{ClientIo, Peer, WRITE_PATIENCE},
 };
 use crate::shared::{Phase, Shared};
 
-/// From a connection's first byte to the end of its headers.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// From the end of one answer, or the connection's begin, to the end of the next headers: hyper has one timer for a slow
+/// header and for an idle connection. Longer than the 60 s for which nginx and others keep connections to us, for who
+/// closes first must not be us: their next request would be lost on the way.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// Headers of one request, in bytes, and with that the read buffer.
 const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -85,7 +87,7 @@ async fn connection(
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "TCP_NODELAY could not be set");
     }
-    let io = ClientIo::new(stream, place);
+    let io = ClientIo::new(stream, WRITE_PATIENCE, place);
     let flushed = io.flushed();
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(Peer(peer));

@@ -38,7 +38,7 @@ use io::{Pulse, PulsedIo};
 const READ_BUFFER_BYTES: usize = 8 << 10;
 
 /// What a worker showed at the door.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Admission {
     /// Where it dialled from.
     pub address: IpAddr,
@@ -52,7 +52,7 @@ pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>
         Ok(accept) => accept,
         Err(refusal) => return *refusal,
     };
-    if relay.shared.phase() >= Phase::Draining {
+    if relay.shared.phase() >= Phase::Leaving {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "the relay is shutting down");
     }
     let (provider, admission) = match admit(&relay, &request) {

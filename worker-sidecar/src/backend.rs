@@ -220,15 +220,17 @@ fn clone_head(head: &Request<()>) -> Request<()> {
 fn target(base: &Url, path: &str, query: Option<&str>) -> Option<Uri> {
     let mut url = base.clone();
     url.set_path(&format!("{}{path}", base.path().trim_end_matches('/')));
-    url.set_query(query);
     let same = url.scheme() == base.scheme()
         && url.host_str() == base.host_str()
         && url.port_or_known_default() == base.port_or_known_default();
-    let target = match url.query() {
-        Some(query) => format!("{}?{query}", url.path()),
-        None => url.path().to_owned(),
-    };
-    if same { target.parse().ok() } else { None }
+    if !same {
+        return None;
+    }
+    let Some(query) = query else { return url.path().parse().ok() };
+    // The query is the client's, byte for byte; only what no request line may hold is escaped.
+    let exact = format!("{}?{query}", url.path()).parse();
+    url.set_query(Some(query));
+    exact.ok().or_else(|| url[url::Position::BeforePath..].parse().ok())
 }
 
 #[cfg(test)]
@@ -262,6 +264,14 @@ mod tests {
             (&head.headers()["host"], &head.headers()["content-length"]),
             (&"127.0.0.1:9".parse().unwrap(), &2.into())
         );
+    }
+
+    #[test]
+    fn a_query_keeps_every_byte() {
+        let head = head(&backend("http://h:1", None), "/tokenize?q='a'%2f+[b]|", &[]);
+        assert_eq!(head.uri().path_and_query().unwrap(), "/tokenize?q='a'%2f+[b]|");
+        let head = self::head(&backend("http://h:1/base", None), "/tokenize?q=<b>", &[]);
+        assert_eq!(head.uri().path_and_query().unwrap(), "/base/tokenize?q=%3Cb%3E");
     }
 
     #[test]

@@ -76,6 +76,11 @@ impl Capacity {
         self.load.load(Ordering::Relaxed)
     }
 
+    /// Requests that wait for a slot at the relay behind `link`, or here where the relay knows no grants.
+    pub fn waiting(&self, link: LinkId) -> u32 {
+        self.lock().divider.waiting(link)
+    }
+
     /// So many may run from now on.
     pub fn set(self: &Arc<Self>, slots: u32) {
         self.change(|inner| inner.divider.set_capacity(slots, Instant::now()));

@@ -88,8 +88,9 @@ impl Catalogue {
         self.wake.notify_one();
     }
 
-    /// The backend broke a connection: look whether it still lives.
-    pub fn suspect(&self) {
+    /// Something hints that what is known has changed: the backend broke a connection, or its settings did. What is
+    /// advertised stays until the look is done.
+    pub fn look_again(&self) {
         self.wake.notify_one();
     }
 
@@ -99,7 +100,7 @@ impl Catalogue {
         self.wake.notify_one();
     }
 
-    /// The settings changed: the backend is another one, or its models are.
+    /// The backend is another one, of which nothing is known.
     pub fn reset(&self, links: &Links, load: u32) {
         self.change(links, load, |state| {
             state.healthy = false;
@@ -145,7 +146,7 @@ impl Catalogue {
         let health = health::probe(&backend).await;
         let listing = match (&models, &health) {
             (Models::Ask, Health::Alive) => Some(health::list(&backend).await),
-            (Models::Ask, Health::NotReady(_) | Health::Gone(_)) | (Models::Fixed(_), _) => None,
+            (Models::Ask, Health::NotReady(_) | Health::Silent(_) | Health::Gone(_)) | (Models::Fixed(_), _) => None,
         };
         if !Arc::ptr_eq(&backend, &worker.backend.load_full()) {
             // Reloaded meanwhile; the next look is about the new one.
@@ -154,12 +155,7 @@ impl Catalogue {
         }
         let load = worker.capacity.load();
         let changed = self.change(&worker.links, load, |state| {
-            state.healthy = match health {
-                Health::Alive => true,
-                // Busy, perhaps. Only a refused connection withdraws what was advertised.
-                Health::NotReady(_) => was_healthy && state.healthy && !undoable,
-                Health::Gone(_) => false,
-            };
+            state.healthy = is_healthy(&health, was_healthy && state.healthy, undoable);
             match (&models, listing.as_ref()) {
                 (Models::Fixed(fixed), _) => state.models.clone_from(fixed),
                 (Models::Ask, Some(Listing::Models(listed))) => state.models = bounded(listed),
@@ -198,7 +194,9 @@ impl Catalogue {
             self.metrics.refreshed(if matches!(listing, Listing::Models(_)) { "ok" } else { "error" });
         }
         let complaint = match (health, listing) {
-            (Health::NotReady(why) | Health::Gone(why), _) => Some(format!("the backend is not ready: {why}")),
+            (Health::NotReady(why) | Health::Silent(why) | Health::Gone(why), _) => {
+                Some(format!("the backend is not ready: {why}"))
+            }
             (Health::Alive, Some(Listing::Failed(why))) => Some(format!("the backend does not list its models: {why}")),
             (Health::Alive, Some(Listing::Models(_)) | None) => None,
         };
@@ -215,6 +213,18 @@ impl Catalogue {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a backend counts as healthy after a look. Only a refused connection withdraws what was advertised; in a drain that
+/// waits for the backend's end, one that says it is not ready is on its way down, and one that says nothing may be busy with
+/// the last requests.
+fn is_healthy(found: &Health, before: bool, drained: bool) -> bool {
+    match found {
+        Health::Alive => true,
+        Health::NotReady(_) => before && !drained,
+        Health::Silent(_) => before,
+        Health::Gone(_) => false,
     }
 }
 
@@ -264,6 +274,18 @@ mod tests {
         assert_eq!(catalogue.pause(&Models::Ask, false), Some(LIST_INTERVAL));
         healthy(&catalogue, &[]);
         assert_eq!(catalogue.pause(&Models::Ask, false), Some(FIRST_LIST_INTERVAL));
+    }
+
+    #[test]
+    fn a_busy_backend_is_neither_withdrawn_nor_taken_for_one_that_went_down() {
+        let silent = || Health::Silent("5 s".to_owned());
+        assert!(is_healthy(&silent(), true, false) && is_healthy(&silent(), true, true));
+        assert!(!is_healthy(&silent(), false, false));
+        let not_ready = || Health::NotReady("503".to_owned());
+        assert!(is_healthy(&not_ready(), true, false) && !is_healthy(&not_ready(), true, true));
+        assert!(
+            !is_healthy(&Health::Gone("refused".to_owned()), true, false) && is_healthy(&Health::Alive, false, true)
+        );
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use modelrelay_protocol::secret::Secret;
+
 use crate::demo::DemoArgs;
 
 /// What the command line asks for.
@@ -52,8 +54,8 @@ pub struct Args {
     #[arg(long, env = "PROVIDER_NAME", value_name = "NAME")]
     pub provider_name: Option<String>,
     /// Secret that admits this worker to the provider
-    #[arg(long, env = "WORKER_SECRET", value_name = "SECRET", hide_env_values = true)]
-    pub worker_secret: Option<String>,
+    #[arg(long, env = "WORKER_SECRET", value_name = "SECRET", hide_env_values = true, value_parser = secret)]
+    pub worker_secret: Option<Secret>,
     /// File that holds the secret; read again at every dial
     #[arg(long, env = "WORKER_SECRET_FILE", value_name = "FILE")]
     pub worker_secret_file: Option<PathBuf>,
@@ -70,8 +72,8 @@ pub struct Args {
     #[arg(long, env = "BACKEND_ENGINE", value_name = "ENGINE")]
     pub backend_engine: Option<String>,
     /// Key sent to the backend in place of the client's
-    #[arg(long, env = "BACKEND_API_KEY", value_name = "KEY", hide_env_values = true)]
-    pub backend_api_key: Option<String>,
+    #[arg(long, env = "BACKEND_API_KEY", value_name = "KEY", hide_env_values = true, value_parser = secret)]
+    pub backend_api_key: Option<Secret>,
     /// File that holds the backend's key [default: none]
     #[arg(long, env = "BACKEND_API_KEY_FILE", value_name = "FILE")]
     pub backend_api_key_file: Option<PathBuf>,
@@ -88,8 +90,8 @@ pub struct Args {
     #[arg(long, env = "PROBE_ADDR", value_name = "ADDR")]
     pub probe_addr: Option<String>,
     /// Token that /drain asks for in x-modelrelay-drain-token [default: none]
-    #[arg(long, env = "DRAIN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
-    pub drain_token: Option<String>,
+    #[arg(long, env = "DRAIN_TOKEN", value_name = "TOKEN", hide_env_values = true, value_parser = secret)]
+    pub drain_token: Option<Secret>,
     /// File that holds the token for /drain [default: none]
     #[arg(long, env = "DRAIN_TOKEN_FILE", value_name = "FILE")]
     pub drain_token_file: Option<PathBuf>,
@@ -184,16 +186,17 @@ impl Args {
             &mut self.worker_pool,
             &mut self.backend_url,
             &mut self.backend_engine,
-            &mut self.backend_api_key,
             &mut self.models,
             &mut self.max_concurrency,
             &mut self.shutdown_timeout_secs,
             &mut self.probe_addr,
-            &mut self.drain_token,
             &mut self.log_level,
             &mut self.log_format,
         ] {
             text.take_if(|text| text.trim().is_empty());
+        }
+        for secret in [&mut self.backend_api_key, &mut self.drain_token] {
+            secret.take_if(|secret| secret.expose().trim().is_empty());
         }
         for path in [
             &mut self.worker_secret_file,
@@ -206,6 +209,11 @@ impl Args {
         }
         self
     }
+}
+
+/// What is secret on the command line stays so in every `Debug`.
+fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
+    Ok(Secret::new(text))
 }
 
 fn first_line(text: &str) -> String {

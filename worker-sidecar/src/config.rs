@@ -47,6 +47,15 @@ impl SettingError {
     pub(crate) fn hidden(setting: impl Into<String>, allowed: impl Into<String>) -> Self {
         Self { setting: setting.into(), value: None, allowed: allowed.into() }
     }
+
+    /// A URL that cannot be used. It is repeated only where it can hold no password and no token.
+    pub(crate) fn url(setting: &str, url: &str, allowed: &str) -> Self {
+        if url.contains(['@', '?', '#']) {
+            Self::hidden(setting, format!("its value (not shown) is not allowed: {allowed}"))
+        } else {
+            Self::new(setting, url, allowed)
+        }
+    }
 }
 
 impl std::fmt::Display for SettingError {
@@ -188,9 +197,9 @@ impl Settings {
             shutdown_timeout: shutdown_timeout(args, file)?,
             probe: probe_addr(args, file)?,
             drain_token: optional_secret(
-                ("DRAIN_TOKEN", args.drain_token.as_deref()),
+                ("DRAIN_TOKEN", args.drain_token.as_ref()),
                 ("DRAIN_TOKEN_FILE", args.drain_token_file.as_deref()),
-                ("drainToken", file.drain_token.as_deref()),
+                ("drainToken", file.drain_token.0.as_ref()),
                 ("drainTokenFile", file.drain_token_file.as_deref()),
             )?,
             relay_ca_file: args.relay_ca_file.clone().or_else(|| file.relay_ca_file.clone()),
@@ -238,13 +247,13 @@ fn read_config(path: &Path) -> Result<String, SettingError> {
 fn worker_secret(args: &Args, file: &File) -> Result<SecretSource, SettingError> {
     const MISSING: &str = "missing or empty: the secret of the relay's provider is required, in WORKER_SECRET or \
         WORKER_SECRET_FILE (or workerSecret, workerSecretFile in worker.yaml)";
-    let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
-    let source = if let Some(text) = given(&args.worker_secret) {
-        SecretSource::Value(header_secret("WORKER_SECRET", &text)?)
+    let given = |secret: &Option<Secret>| secret.clone().filter(|secret| !secret.expose().trim().is_empty());
+    let source = if let Some(secret) = given(&args.worker_secret) {
+        SecretSource::Value(header_secret("WORKER_SECRET", secret.expose())?)
     } else if let Some(path) = &args.worker_secret_file {
         SecretSource::File(path.clone())
-    } else if let Some(text) = given(&file.worker_secret) {
-        SecretSource::Value(header_secret("workerSecret", &text)?)
+    } else if let Some(secret) = given(&file.worker_secret.0) {
+        SecretSource::Value(header_secret("workerSecret", secret.expose())?)
     } else if let Some(path) = &file.worker_secret_file {
         SecretSource::File(path.clone())
     } else {
@@ -274,20 +283,20 @@ fn header_secret(setting: &str, text: &str) -> Result<Secret, SettingError> {
     }
 }
 
-type NamedText<'a> = (&'a str, Option<&'a str>);
+type NamedSecret<'a> = (&'a str, Option<&'a Secret>);
 type NamedPath<'a> = (&'a str, Option<&'a Path>);
 
 fn optional_secret(
-    value: NamedText,
+    value: NamedSecret,
     path: NamedPath,
-    file_value: NamedText,
+    file_value: NamedSecret,
     file_path: NamedPath,
 ) -> Result<Option<Secret>, SettingError> {
     for (value, path) in [(value, path), (file_value, file_path)] {
-        if let (setting, Some(text)) = value
-            && !text.is_empty()
+        if let (setting, Some(secret)) = value
+            && !secret.is_empty()
         {
-            return header_secret(setting, text).map(Some);
+            return header_secret(setting, secret.expose()).map(Some);
         }
         if let (setting, Some(path)) = path
             && !path.as_os_str().is_empty()
@@ -306,12 +315,12 @@ fn backend(args: &Args, file: &File) -> Result<BackendSettings, SettingError> {
         url: url.unwrap_or(default).backend_url()?,
         engine: engine.map_or(Ok(Engine::default()), |given| given.engine())?,
         api_key: optional_secret(
-            ("BACKEND_API_KEY", args.backend_api_key.as_deref()),
+            ("BACKEND_API_KEY", args.backend_api_key.as_ref()),
             ("BACKEND_API_KEY_FILE", args.backend_api_key_file.as_deref()),
             ("backend.apiKey", None),
             ("backend.apiKeyFile", file.backend.api_key_file.as_deref()),
         )?,
-        headers: parse::headers(&file.backend.headers)?,
+        headers: parse::headers(&file.backend.headers.0)?,
     })
 }
 

@@ -102,6 +102,19 @@ fn upload_of(link: &Arc<Link>, request: &mut Request) -> Upload {
     }
 }
 
+impl Drop for Job {
+    /// A task that panicked has answered nobody. In every other case the request is answered or forgotten by now, and
+    /// this says nothing.
+    fn drop(&mut self) {
+        let message = if self.link.core1 {
+            failure::error_message(&self.key.id, "internal_error", "the worker failed")
+        } else {
+            cancelled_completion(&self.key.id)
+        };
+        self.link.fail(&self.key, &message);
+    }
+}
+
 impl Job {
     async fn run(self, held: Option<Held>) {
         if let Some(held) = held
@@ -156,7 +169,7 @@ impl Job {
             Failure::Backend(BackendError::Unreachable(_)) => {
                 self.worker.catalogue.handle_unreachable(&self.worker.links, self.worker.capacity.load());
             }
-            Failure::Backend(BackendError::Reset(_)) | Failure::Broken(_) => self.worker.catalogue.suspect(),
+            Failure::Backend(BackendError::Reset(_)) | Failure::Broken(_) => self.worker.catalogue.look_again(),
             Failure::Backend(BackendError::BadAnswer(_)) | Failure::BadPath | Failure::TooLarge | Failure::NotText => {}
         }
     }

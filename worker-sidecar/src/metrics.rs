@@ -5,8 +5,8 @@ use std::time::Duration;
 use modelrelay_protocol::paths::Endpoint;
 use prometheus::core::Collector;
 use prometheus::{
-    Counter, Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Counter, Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
 
 /// All metrics.
@@ -150,10 +150,9 @@ impl Metrics {
         }
     }
 
-    /// A relay said something.
-    pub fn heard(&self, relay: &str) {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        self.last_message.with_label_values(&[relay]).set(now.as_secs_f64());
+    /// Where to note when this relay said something.
+    pub fn last_message(&self, relay: &str) -> Gauge {
+        self.last_message.with_label_values(&[relay])
     }
 
     /// A relay's last link is gone, and its series with it.
@@ -216,7 +215,7 @@ mod tests {
         metrics.backend_errors("connect");
         metrics.observe_backend(Endpoint::Messages, 503, Duration::from_millis(3));
         metrics.refreshed("ok");
-        metrics.heard("r");
+        metrics.last_message("r").set(1.0);
         let text = String::from_utf8(metrics.render()).unwrap();
         for name in [
             "connected{relay=\"r\"} 1",

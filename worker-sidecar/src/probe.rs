@@ -65,7 +65,14 @@ async fn healthz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
         .links
         .all()
         .iter()
-        .map(|link| json!({ "relay": &*link.relay, "core1": link.core1, "unanswered": link.unanswered() }))
+        .map(|link| {
+            json!({
+                "relay": &*link.relay,
+                "core1": link.core1,
+                "unanswered": link.unanswered(),
+                "waiting": worker.capacity.waiting(link.id),
+            })
+        })
         .collect();
     let drain = match worker.drain.state() {
         DrainState::Serving => None,
@@ -103,10 +110,13 @@ async fn drain(State(worker): State<Arc<Worker>>, headers: HeaderMap) -> Respons
             return (StatusCode::FORBIDDEN, "x-modelrelay-drain-token is missing or wrong\n").into_response();
         }
     }
-    let order = worker.begin_drain(Cause::Probe, worker.settings.shutdown_timeout);
+    let timeout = worker.settings.shutdown_timeout;
+    let order = worker.begin_drain(Cause::Probe, timeout);
+    // Whoever asks again while a drain is under way, or overdue, has time of their own.
+    let deadline = order.deadline.max(Instant::now() + timeout);
     let mut unlinked = worker.unlinked.subscribe();
     let idle = unlinked.wait_for(|unlinked| *unlinked);
-    let drained = tokio::time::timeout_at(order.deadline.into(), idle).await.is_ok();
+    let drained = tokio::time::timeout_at(deadline.into(), idle).await.is_ok();
     let running = worker.links.unanswered();
     if !drained {
         tracing::warn!(running, "drain timeout reached");

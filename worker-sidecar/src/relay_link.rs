@@ -37,6 +37,9 @@ const STREAM_HIGH_WATER: u64 = 64 << 10;
 /// The same for all answers to a relay without credits, where only the socket itself slows us.
 const TEXT_HIGH_WATER: usize = 1 << 20;
 
+/// Tells the pong of [`Link::ping_behind`] from those of liveness.
+const BARRIER: &[u8] = b"drain";
+
 /// Numbers links in this process; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(u64);
@@ -82,7 +85,9 @@ struct State {
     next_serial: u64,
     /// A WebSocket ping is due.
     ping: bool,
-    /// The link closes once all is written.
+    /// One is due behind everything that waits.
+    barrier: bool,
+    /// The link closes once nothing more can be written.
     close: Option<(u16, &'static str)>,
     /// No models are advertised any more.
     muted: bool,
@@ -106,8 +111,8 @@ struct StreamState {
 pub(crate) enum Next {
     /// Write this frame.
     Frame(modelrelay_protocol::outbox::Frame),
-    /// Write a WebSocket ping.
-    Ping,
+    /// Write a WebSocket ping with this payload.
+    Ping(&'static [u8]),
     /// Write a close frame and end.
     Close(u16, &'static str),
     /// Nothing now.
@@ -124,6 +129,7 @@ impl Link {
             streams: HashMap::new(),
             next_serial: 0,
             ping: false,
+            barrier: false,
             close: None,
             muted: false,
         };
@@ -170,13 +176,20 @@ impl Link {
         self.lock().muted = true;
     }
 
-    /// Has the writer send a WebSocket ping.
+    /// Has the writer send a WebSocket ping, ahead of everything that waits.
     pub fn ping(&self) {
         self.lock().ping = true;
         self.work.notify_one();
     }
 
-    /// Closes the link once everything is written.
+    /// Has the writer send a WebSocket ping behind everything that waits. A pong with [`BARRIER`] says that the relay has
+    /// read all that.
+    pub fn ping_behind(&self) {
+        self.lock().barrier = true;
+        self.work.notify_one();
+    }
+
+    /// Closes the link once everything is written that may be: an answer that waits for credit does not hold it.
     pub fn close(&self, code: u16, reason: &'static str) {
         self.lock().close.get_or_insert((code, reason));
         self.work.notify_one();
@@ -319,9 +332,7 @@ impl Link {
     /// The backend's answer was read to its end: the slot is free, and `message` follows the answer's last byte. Returns
     /// when that is written.
     pub async fn finish(&self, key: &RequestKey, message: &WorkerToRelay) {
-        // Freed before the completion is queued, so that the grant it causes goes first.
-        let slot = self.lock().running(key).and_then(|running| running.slot.take());
-        drop(slot);
+        self.free_slot(key);
         let written = {
             let mut state = self.lock();
             if state.running(key).is_none() {
@@ -344,8 +355,7 @@ impl Link {
 
     /// The request failed: the slot is free, what waits of its answer is dropped, `message` goes at once.
     pub fn fail(&self, key: &RequestKey, message: &WorkerToRelay) {
-        let slot = self.lock().running(key).and_then(|running| running.slot.take());
-        drop(slot);
+        self.free_slot(key);
         let mut state = self.lock();
         if state.running(key).is_none() {
             return;
@@ -380,12 +390,20 @@ impl Link {
     pub fn cancel_all(&self) -> usize {
         let all: Vec<Running> = {
             let mut state = self.lock();
-            state.streams.clear();
-            state.requests.drain().map(|(_, running)| running).collect()
+            let State { outbox, streams, requests, .. } = &mut *state;
+            streams.drain().for_each(|(number, _)| outbox.discard(number));
+            requests.drain().map(|(_, running)| running).collect()
         };
         let number = all.len();
         all.into_iter().for_each(Running::end);
         number
+    }
+
+    /// Comes before the request's last message is queued, so that the grant it causes goes first.
+    fn free_slot(&self, key: &RequestKey) {
+        let slot = self.lock().running(key).and_then(|running| running.slot.take());
+        // Freeing takes this very lock again, to queue the grant.
+        drop(slot);
     }
 
     fn forget(&self, key: &RequestKey) {
@@ -412,7 +430,7 @@ impl Link {
     pub(crate) fn next(&self) -> Next {
         let mut state = self.lock();
         if std::mem::take(&mut state.ping) {
-            return Next::Ping;
+            return Next::Ping(b"");
         }
         if let Some(frame) = state.outbox.next_frame() {
             if let modelrelay_protocol::outbox::Frame::Binary { header: [_, _, a, b, c, d], .. } = &frame
@@ -422,10 +440,10 @@ impl Link {
             }
             return Next::Frame(frame);
         }
-        match state.close {
-            Some((code, reason)) if state.outbox.is_empty() => Next::Close(code, reason),
-            Some(_) | None => Next::Nothing,
+        if std::mem::take(&mut state.barrier) {
+            return Next::Ping(BARRIER);
         }
+        state.close.map_or(Next::Nothing, |(code, reason)| Next::Close(code, reason))
     }
 
     /// Waits until there may be something to write.
@@ -456,7 +474,7 @@ impl Link {
     pub(crate) fn drain_texts(&self) -> Vec<String> {
         std::iter::from_fn(|| match self.next() {
             Next::Frame(modelrelay_protocol::outbox::Frame::Text(text)) => Some(text),
-            Next::Frame(_) | Next::Ping | Next::Close(..) | Next::Nothing => None,
+            Next::Frame(_) | Next::Ping(_) | Next::Close(..) | Next::Nothing => None,
         })
         .collect()
     }

@@ -8,14 +8,19 @@
 //! While the worker drains nobody dials; when all links have ended the worker is unlinked, and says so.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use modelrelay_protocol::version::{VERSION, VERSION_PUBLISHED};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Interval;
 
+use crate::config::RelayUrl;
 use crate::relay_link::{self, Backoff, End, EndKind, Endpoint};
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
@@ -51,11 +56,19 @@ struct Dialling<'a> {
     wanted: BTreeMap<Key, watch::Sender<bool>>,
     tasks: JoinSet<Key>,
     addresses: BTreeSet<SocketAddr>,
+    /// Said once, not every 5 s.
+    lookup_failed: bool,
 }
 
 impl<'a> Dialling<'a> {
     fn new(worker: &'a Arc<Worker>) -> Self {
-        Self { worker, wanted: BTreeMap::new(), tasks: JoinSet::new(), addresses: BTreeSet::new() }
+        Self {
+            worker,
+            wanted: BTreeMap::new(),
+            tasks: JoinSet::new(),
+            addresses: BTreeSet::new(),
+            lookup_failed: false,
+        }
     }
 
     async fn run(mut self) {
@@ -74,16 +87,8 @@ impl<'a> Dialling<'a> {
                     let number = *count.borrow_and_update();
                     self.want_count(number);
                 }
-                _ = lookups.tick(), if every_address => {
-                    // A name server that does not answer can take half a minute, which a drain must not wait for.
-                    tokio::select! {
-                        () = self.look_up() => {}
-                        () = draining(&mut drain) => break,
-                    }
-                    let keys = self.addresses.iter().copied().map(Key::Addr).collect();
-                    self.want(&keys);
-                }
-                Some(ended) = self.tasks.join_next() => self.handle_ended(ended.ok()),
+                found = look_up(&self.worker.settings.relay, &mut lookups), if every_address => self.handle_lookup(found),
+                Some(Ok(key)) = self.tasks.join_next() => self.handle_ended(key),
             }
         }
         // Each ends by itself when its link has nothing left to do.
@@ -95,21 +100,25 @@ impl<'a> Dialling<'a> {
         self.want(&(0..number).map(Key::Nth).collect());
     }
 
-    async fn look_up(&mut self) {
-        let relay = &self.worker.settings.relay;
-        match tokio::net::lookup_host((relay.host.as_str(), relay.port)).await {
+    fn handle_lookup(&mut self, found: io::Result<BTreeSet<SocketAddr>>) {
+        let name = &self.worker.settings.relay.host;
+        match found {
+            Ok(found) if found.is_empty() => {}
             Ok(found) => {
-                let found: BTreeSet<_> = found.take(MAX_RELAYS).collect();
-                if !found.is_empty() && found != self.addresses {
-                    tracing::info!(name = relay.host, addresses = found.len(), "relay addresses changed");
+                self.lookup_failed = false;
+                if found != self.addresses {
+                    tracing::info!(name, addresses = found.len(), "relay addresses changed");
                     self.addresses = found;
                 }
             }
-            Err(error) if self.addresses.is_empty() => {
-                tracing::warn!(name = relay.host, %error, "no relay address yet");
+            Err(error) => {
+                if !std::mem::replace(&mut self.lookup_failed, true) {
+                    tracing::warn!(name, %error, known = self.addresses.len(), "the relay's name cannot be looked up");
+                }
             }
-            Err(error) => tracing::debug!(name = relay.host, %error, "keeping the relay addresses"),
         }
+        let keys = self.addresses.iter().copied().map(Key::Addr).collect();
+        self.want(&keys);
     }
 
     fn want(&mut self, keys: &BTreeSet<Key>) {
@@ -139,13 +148,7 @@ impl<'a> Dialling<'a> {
         });
     }
 
-    fn handle_ended(&mut self, key: Option<Key>) {
-        let Some(key) = key else {
-            // A task panicked, which is our fault and must not cost a relay: those without a task begin anew.
-            tracing::error!("a relay's task failed");
-            self.wanted.retain(|_, wanted| wanted.receiver_count() > 0);
-            return;
-        };
+    fn handle_ended(&mut self, key: Key) {
         // Wanted again in the instant in which it ended.
         if self.wanted.remove(&key).is_some_and(|wanted| *wanted.borrow()) {
             self.start(key);
@@ -160,10 +163,9 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
     let mut version = VERSION;
     let mut said = None;
     loop {
-        let end = relay_link::run(worker, endpoint, version).await;
-        if end.kind == EndKind::Abandoned {
-            return;
-        }
+        // A panic is our fault and costs this link, not this relay.
+        let linked = AssertUnwindSafe(relay_link::run(worker, endpoint, version)).catch_unwind();
+        let end = linked.await.unwrap_or_else(|_| End::panicked());
         worker.metrics.reconnects(end.label);
         tell(endpoint, &end, &mut said);
         let mut kind = end.kind;
@@ -194,6 +196,13 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
     }
 }
 
+/// Waits for the next time and looks the name up. A lookup may take long, so whoever waits for it waits for a drain too.
+async fn look_up(relay: &RelayUrl, lookups: &mut Interval) -> io::Result<BTreeSet<SocketAddr>> {
+    lookups.tick().await;
+    let found = tokio::net::lookup_host((relay.host.as_str(), relay.port)).await?;
+    Ok(found.take(MAX_RELAYS).collect())
+}
+
 /// Waits for a drain; its sender outlives all who wait.
 async fn draining(drain: &mut watch::Receiver<DrainState>) {
     let _ = drain.wait_for(|state| *state != DrainState::Serving).await;
@@ -209,14 +218,13 @@ fn tell(endpoint: &Endpoint, end: &End, said: &mut Option<(EndKind, &'static str
     let this = (end.kind, end.label);
     let again = said.replace(this) == Some(this);
     match end.kind {
-        EndKind::Linked => tracing::warn!(%relay, reason, "link ended"),
+        EndKind::Linked if end.label == "closed" => tracing::info!(%relay, reason, "link closed"),
+        EndKind::Linked => tracing::warn!(%relay, reason, "link lost"),
         EndKind::Refused if !again => {
             tracing::warn!(%relay, reason, "worker authentication failed; is the worker secret that of this provider?");
         }
         EndKind::Failed if !again => tracing::warn!(%relay, reason, "cannot link to the relay; trying again"),
         EndKind::Refused | EndKind::Failed => tracing::debug!(%relay, reason, "still not linked"),
-        EndKind::Duplicate | EndKind::OtherVersion | EndKind::Abandoned => {
-            tracing::debug!(%relay, reason, "dialling again later");
-        }
+        EndKind::Duplicate | EndKind::OtherVersion => tracing::debug!(%relay, reason, "dialling again later"),
     }
 }

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+/// No drain takes longer. A relay may say any number, and a clock has an end.
+const MAX_TIMEOUT: Duration = Duration::from_secs(86_400);
+
 /// Who asked. A later cause may only be a stronger one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
@@ -61,7 +64,7 @@ impl Default for Drain {
 impl Drain {
     /// Begins a drain, or strengthens the one that is under way. Gives the order in force.
     pub fn begin(&self, cause: Cause, timeout: Duration, now: Instant) -> Order {
-        let mut order = Order { cause, deadline: now + timeout };
+        let mut order = Order { cause, deadline: now + timeout.min(MAX_TIMEOUT) };
         self.0.send_if_modified(|state| match state {
             DrainState::Draining(under_way) if under_way.cause >= cause => {
                 order = *under_way;
@@ -103,7 +106,14 @@ impl Drain {
 
     /// Whether the drain is one that the backend's return undoes.
     pub fn is_undoable(&self) -> bool {
-        matches!(self.state(), DrainState::Draining(Order { cause: Cause::Probe, .. }))
+        self.state().is_undoable()
+    }
+}
+
+impl DrainState {
+    /// Whether the backend's return ends it.
+    pub fn is_undoable(&self) -> bool {
+        matches!(self, Self::Draining(Order { cause: Cause::Probe, .. }))
     }
 }
 

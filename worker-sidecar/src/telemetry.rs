@@ -2,9 +2,9 @@
 
 use std::io::IsTerminal;
 
+use tracing::subscriber::set_global_default;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
 
 /// How lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +41,9 @@ impl LogFilter {
 }
 
 /// Starts logging for the process. A second call changes nothing.
+///
+/// Only `tracing`'s events are taken. Records of the older `log` crate go nowhere on purpose: at their lowest level the
+/// WebSocket library writes whole frames there, which hold prompts and answers, and the secret of the handshake.
 pub fn init(filter: &LogFilter, format: LogFormat) {
     let registry = tracing_subscriber::registry().with(EnvFilter::new(&filter.0));
     let lines = tracing_subscriber::fmt::layer()
@@ -49,8 +52,8 @@ pub fn init(filter: &LogFilter, format: LogFormat) {
         // An escape sequence in a log file breaks every search for a phrase.
         .with_ansi(std::io::stderr().is_terminal());
     let _ = match format {
-        LogFormat::Text => registry.with(lines).try_init(),
-        LogFormat::Json => registry.with(lines.json().flatten_event(true).with_current_span(false)).try_init(),
+        LogFormat::Text => set_global_default(registry.with(lines)),
+        LogFormat::Json => set_global_default(registry.with(lines.json().flatten_event(true).with_current_span(false))),
     };
 }
 

@@ -18,7 +18,7 @@ use crate::demo::{self, DemoArgs};
 use crate::metrics::Metrics;
 use crate::net::Trust;
 use crate::relay_link::{Link, LinkId};
-use crate::shutdown::{self, Cause, Drain, Order};
+use crate::shutdown::{self, Cause, Drain, DrainState, Order};
 use crate::{probe, relays, telemetry};
 
 /// More threads than this only wake one another.
@@ -139,7 +139,7 @@ async fn undo_drain(worker: Arc<Worker>) {
     let mut healthy = worker.catalogue.healthy();
     let mut unlinked = worker.unlinked.subscribe();
     loop {
-        let _ = drain.wait_for(|_| worker.drain.is_undoable()).await;
+        let _ = drain.wait_for(DrainState::is_undoable).await;
         let _ = healthy.wait_for(|healthy| !healthy).await;
         let _ = healthy.wait_for(|healthy| *healthy).await;
         // Links of the drain that still end must not be mistaken for new ones.
@@ -149,7 +149,7 @@ async fn undo_drain(worker: Arc<Worker>) {
         }
         worker.drain.undo();
         // A stronger drain is for good.
-        let _ = drain.wait_for(|_| !worker.drain.is_draining()).await;
+        let _ = drain.wait_for(|state| *state == DrainState::Serving).await;
     }
 }
 
@@ -280,8 +280,10 @@ impl Worker {
         if new.backend != old.backend {
             self.backend.store(Arc::new(Backend::new(new.backend.clone(), Arc::new(Trust::new(None)))));
         }
-        if new.backend != old.backend || new.models != old.models {
+        if new.backend.url != old.backend.url || new.backend.engine != old.backend.engine {
             self.catalogue.reset(&self.links, self.capacity.load());
+        } else if new.backend != old.backend || new.models != old.models {
+            self.catalogue.look_again();
         }
         tracing::info!("worker.yaml applied");
     }

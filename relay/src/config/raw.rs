@@ -8,6 +8,8 @@ use serde::Deserialize;
 pub(super) struct RawFile {
     pub(super) require_api_keys: Option<bool>,
     pub(super) relay_count: Option<u32>,
+    pub(super) expect_workers: Option<bool>,
+    pub(super) unready_when_saturated: Option<bool>,
     /// Required: an empty file, half written by an editor, must not delete every provider.
     pub(super) providers: Vec<RawProvider>,
 }

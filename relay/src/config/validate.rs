@@ -23,6 +23,8 @@ const MAX_QUEUE_LENGTH: usize = 1_000_000;
 pub(super) struct ValidatedFile {
     pub(super) require_api_keys: Option<bool>,
     pub(super) relay_count: Option<u32>,
+    pub(super) expect_workers: Option<bool>,
+    pub(super) unready_when_saturated: Option<bool>,
     pub(super) providers: Vec<ProviderConfig>,
 }
 
@@ -43,7 +45,13 @@ pub(super) fn file(sources: &Sources) -> Result<ValidatedFile, ConfigError> {
             ));
         }
     }
-    Ok(ValidatedFile { require_api_keys: raw.require_api_keys, relay_count: raw.relay_count, providers })
+    Ok(ValidatedFile {
+        require_api_keys: raw.require_api_keys,
+        relay_count: raw.relay_count,
+        expect_workers: raw.expect_workers,
+        unready_when_saturated: raw.unready_when_saturated,
+        providers,
+    })
 }
 
 fn provider(place: &str, raw: &RawProvider, sources: &Sources) -> Result<ProviderConfig, ConfigError> {

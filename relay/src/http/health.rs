@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde_json::{Value, json};
 
+use crate::provider::Provider;
 use crate::relay::Relay;
 use crate::shared::Phase;
 
@@ -38,8 +39,16 @@ pub async fn readyz(State(relay): State<Arc<Relay>>) -> Response {
     if relay.shared.phase() > Phase::Running {
         reasons.push("draining");
     }
-    let workers: usize = relay.providers.all().iter().map(|provider| provider.worker_count()).sum();
-    if workers == 0 && !relay.shared.had_worker() && relay.shared.started_at.elapsed() < FIRST_WORKER_PATIENCE {
+    let config = relay.shared.config.load();
+    let providers = relay.providers.all();
+    let workers: usize = providers.iter().map(|provider| provider.worker_count()).sum();
+    let is_full = |provider: &Provider| provider.queue_depth() >= provider.config().max_queue_len;
+    if config.unready_when_saturated && providers.iter().any(|provider| is_full(provider)) {
+        reasons.push("a queue is full");
+    }
+    if config.expect_workers && workers == 0 {
+        reasons.push("no worker is attached");
+    } else if workers == 0 && !relay.shared.had_worker() && relay.shared.started_at.elapsed() < FIRST_WORKER_PATIENCE {
         reasons.push("no worker has attached yet");
     }
     let status = relay.config_watch.status();

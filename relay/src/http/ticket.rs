@@ -88,6 +88,11 @@ impl Ticket {
         self.last_byte_at = Some(now);
     }
 
+    /// How many bytes of the answer went to the client.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// The answer went out whole.
     pub fn mark_delivered(&mut self) {
         self.delivered = true;
@@ -112,7 +117,7 @@ impl Ticket {
         tracing::info!(
             request_id = outline.id,
             provider = %outline.provider,
-            model = %outline.model,
+            model = &*outline.model,
             endpoint = outline.endpoint.as_str(),
             worker = progress.worker.as_deref(),
             outcome = outcome.as_str(),

@@ -23,7 +23,7 @@ impl Provider {
                     link.cancel(request, reason);
                 }
             }
-            Effect::Fail { request, failure, attempts, age: _ } => self.fail(state, request, failure, attempts),
+            Effect::Fail { request, failure, attempts, age } => self.fail(state, request, failure, attempts, age),
             Effect::Cancelled { request, reason, stage } => {
                 self.count_cancelled(reason, stage);
                 self.forget(state, request);
@@ -70,7 +70,7 @@ impl Provider {
         info!(
             request_id = record.outline.id,
             provider = %self.name,
-            model = %record.outline.model,
+            model = &*record.outline.model,
             worker = %link.info.name,
             attempt,
             queue_ms = waited.as_millis() as u64,
@@ -78,13 +78,16 @@ impl Provider {
         );
     }
 
-    fn fail(&self, state: &mut State, request: RequestKey, failure: Failure, attempts: u32) {
+    fn fail(&self, state: &mut State, request: RequestKey, failure: Failure, attempts: u32, age: Duration) {
         let Some(record) = self.forget(state, request) else { return };
+        if attempts == 0 {
+            record.progress().queue_wait = age;
+        }
         let error = self.error_for(state, &record, failure);
         match failure {
             Failure::QueueFull { .. } => warn!(request_id = record.outline.id, provider = %self.name, "queue full"),
             Failure::QueueTimeout { .. } => {
-                warn!(request_id = record.outline.id, provider = %self.name, model = %record.outline.model, "queue timeout");
+                warn!(request_id = record.outline.id, provider = %self.name, model = &*record.outline.model, "queue timeout");
             }
             Failure::RequeueExhausted => {
                 warn!(request_id = record.outline.id, provider = %self.name, attempts, "requeue exhausted");
@@ -176,12 +179,12 @@ impl Provider {
         let label = RequeueLabel::from(reason);
         self.series.requeued(label);
         let Some(record) = state.requests.get(&request) else { return };
-        record.exchange.detach();
+        record.exchange.detach(attempt);
         record.progress().dispatched_at = None;
         warn!(
             request_id = record.outline.id,
             provider = %self.name,
-            model = %record.outline.model,
+            model = &*record.outline.model,
             reason = label.as_str(),
             attempt,
             "request requeued"

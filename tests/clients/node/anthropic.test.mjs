@@ -71,7 +71,7 @@ test('a refusal of the backend arrives as it is', async (t) => {
 });
 
 test('a full queue is a rate limit that the SDK waits out', async (t) => {
-  const stack = await Stack.start(t, { relay: { MAX_QUEUE_LEN: '1' }, ...BUSY });
+  const stack = await Stack.start(t, { relay: { MAX_QUEUE_LEN: '1', QUEUE_TIMEOUT_SECS: '4' }, ...BUSY });
   const leave = await stack.occupy(create(stack));
   const queued = create(stack)(stack.ask());
   await stack.waitForQueue(1);

@@ -74,7 +74,7 @@ def test_a_refusal_of_the_backend_arrives_as_it_is(stack, attempts):
 
 
 def test_a_full_queue_is_a_rate_limit_that_the_sdk_waits_out(stack, attempts):
-    stack = stack(relay={"MAX_QUEUE_LEN": "1"}, **BUSY)
+    stack = stack(relay={"MAX_QUEUE_LEN": "1", "QUEUE_TIMEOUT_SECS": "4"}, **BUSY)
     create = sdk(stack, attempts).messages.create
     leave = stack.occupy(lambda **asked: create(max_tokens=100, **asked))
     queued = in_background(create, **ask(stack))

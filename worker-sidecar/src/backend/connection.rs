@@ -6,10 +6,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Request;
 use http::response::Parts;
+use http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -98,6 +98,13 @@ impl Connection {
 }
 
 impl Answer {
+    /// The body's length, where its framing tells it. The header alone proves nothing: beside chunks it does not count, and
+    /// in a 304 it tells the length of a body that does not come.
+    pub fn content_length(&self) -> Option<u64> {
+        let bodiless = matches!(self.head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        self.body.size_hint().exact().filter(|_| !bodiless)
+    }
+
     /// The next bytes of the body, `None` at its end; an error when the backend broke off.
     pub async fn next(&mut self) -> Option<Result<Bytes, String>> {
         while !self.ended {

@@ -45,6 +45,8 @@ struct State {
     counted: u64,
     counter: BodyCounter,
     window: ReceiveWindow,
+    /// Counts sendings: a body of an earlier one takes nothing any more.
+    sending: u32,
     /// The backend has refused the request and wants no more of it.
     stopped: bool,
     waker: Option<Waker>,
@@ -79,6 +81,7 @@ impl Upload {
             counted: 0,
             counter: BodyCounter::new(Some(length)),
             window,
+            sending: 0,
             stopped: false,
             waker: None,
         };
@@ -134,14 +137,18 @@ impl Upload {
             state.waiting.push_front(piece);
         }
         state.taken = 0;
+        state.sending += 1;
     }
 
     pub(super) fn body(&self) -> UploadBody {
-        UploadBody(self.clone())
+        UploadBody { sending: self.lock().sending, upload: self.clone() }
     }
 
-    fn take(&self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+    fn take(&self, sending: u32, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let mut state = self.lock();
+        if sending != state.sending {
+            return Poll::Pending;
+        }
         if state.taken == self.0.length {
             return Poll::Ready(None);
         }
@@ -176,23 +183,26 @@ impl std::fmt::Debug for Upload {
 }
 
 /// The end that hyper reads.
-pub(super) struct UploadBody(Upload);
+pub(super) struct UploadBody {
+    upload: Upload,
+    sending: u32,
+}
 
 impl Body for UploadBody {
     type Data = Bytes;
     type Error = Infallible;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.0.take(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+        self.upload.take(self.sending, cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_sent()
+        self.upload.is_sent()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let taken = self.0.lock().taken;
-        SizeHint::with_exact(self.0.length() - taken)
+        let taken = self.upload.lock().taken;
+        SizeHint::with_exact(self.upload.length() - taken)
     }
 }
 
@@ -202,7 +212,8 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     fn taken(upload: &Upload) -> Option<Vec<u8>> {
-        match upload.take(&mut Context::from_waker(Waker::noop())) {
+        let sending = upload.lock().sending;
+        match upload.take(sending, &mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Some(piece)) => Some(piece.to_vec()),
             Poll::Ready(None) | Poll::Pending => None,
         }

@@ -21,6 +21,8 @@ pub(super) enum Health {
     Alive,
     /// Something is there that cannot be asked yet.
     NotReady(String),
+    /// Something is there that says nothing: it may only be busy.
+    Silent(String),
     /// Nothing is there.
     Gone(String),
 }
@@ -42,11 +44,13 @@ pub(super) async fn probe(backend: &Backend) -> Health {
         Engine::Ollama => "/v1/models",
     };
     match status(backend, first).await {
-        Ok(StatusCode::NOT_FOUND) if first == "/health" => match status(backend, "/v1/models").await {
-            Ok(_) => Health::Alive,
+        Ok(Some(StatusCode::NOT_FOUND)) if first == "/health" => match status(backend, "/v1/models").await {
+            Ok(Some(_)) => Health::Alive,
+            Ok(None) => Health::Silent("/v1/models takes more than 5 s".to_owned()),
             Err(error) => judge_error(&error),
         },
-        Ok(status) => judge(engine, status),
+        Ok(Some(status)) => judge(engine, status),
+        Ok(None) => Health::Silent(format!("{first} takes more than 5 s")),
         Err(error) => judge_error(&error),
     }
 }
@@ -68,10 +72,11 @@ pub(super) async fn list(backend: &Backend) -> Listing {
     }
 }
 
-async fn status(backend: &Backend, path: &str) -> Result<StatusCode, BackendError> {
+/// The status of an answer, `None` when it takes too long.
+async fn status(backend: &Backend, path: &str) -> Result<Option<StatusCode>, BackendError> {
     match tokio::time::timeout(TIMEOUT, backend.ask(path)).await {
-        Ok(answer) => answer.map(|answer| answer.head.status),
-        Err(_) => Err(BackendError::Reset(format!("{path} takes more than 5 s"))),
+        Ok(answer) => answer.map(|answer| Some(answer.head.status)),
+        Err(_) => Ok(None),
     }
 }
 

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use modelrelay_protocol::secret::Secret;
 use modelrelay_protocol::units::HumanDuration;
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 
 use super::SettingError;
 
@@ -14,7 +16,7 @@ use super::SettingError;
 pub(super) struct File {
     pub(super) relay: Option<String>,
     pub(super) provider: Option<String>,
-    pub(super) worker_secret: Option<String>,
+    pub(super) worker_secret: Hidden<Option<Secret>>,
     pub(super) worker_secret_file: Option<PathBuf>,
     pub(super) name: Option<String>,
     pub(super) pool: Option<String>,
@@ -23,7 +25,7 @@ pub(super) struct File {
     pub(super) max_concurrency: Option<i64>,
     pub(super) shutdown_timeout: Option<HumanDuration>,
     pub(super) probe_listen: Option<String>,
-    pub(super) drain_token: Option<String>,
+    pub(super) drain_token: Hidden<Option<Secret>>,
     pub(super) drain_token_file: Option<PathBuf>,
     pub(super) relay_ca_file: Option<PathBuf>,
     pub(super) log_level: Option<String>,
@@ -37,7 +39,32 @@ pub(super) struct FileBackend {
     pub(super) url: Option<String>,
     pub(super) engine: Option<String>,
     pub(super) api_key_file: Option<PathBuf>,
-    pub(super) headers: BTreeMap<String, String>,
+    pub(super) headers: Hidden<BTreeMap<String, String>>,
+}
+
+/// A value that neither `Debug` nor an error about its type shows.
+#[derive(Clone, Default)]
+pub(super) struct Hidden<T>(pub(super) T);
+
+impl<T> std::fmt::Debug for Hidden<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("…")
+    }
+}
+
+impl<'de> Deserialize<'de> for Hidden<Option<Secret>> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        // Every scalar is text here, and of a list or a map an error names only the kind.
+        Option::<String>::deserialize(from).map(|text| Self(text.map(Secret::new)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Hidden<BTreeMap<String, String>> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        // The library's error would repeat a scalar.
+        let refuse = |_| D::Error::custom("backend.headers: must be a map from names to one line of text each");
+        BTreeMap::deserialize(from).map(Self).map_err(refuse)
+    }
 }
 
 impl File {

@@ -78,11 +78,12 @@ impl<'a> Given<'a> {
     /// The routes that we ask for begin with `/v1`, and so does the base that people paste for an SDK: it is cut off.
     pub(super) fn backend_url(self) -> Result<Url, SettingError> {
         const ALLOWED: &str = "http://HOST:PORT or https://HOST:PORT, with a path if the backend has one";
-        let url = Url::parse(self.value).map_err(|_| self.refuse(ALLOWED))?;
+        let refuse = || SettingError::url(self.setting, self.value, ALLOWED);
+        let url = Url::parse(self.value).map_err(|_| refuse())?;
         let plain =
             url.username().is_empty() && url.password().is_none() && url.query().is_none() && url.fragment().is_none();
         if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none_or(str::is_empty) {
-            return Err(self.refuse(ALLOWED));
+            return Err(refuse());
         }
         if !plain {
             // It may hold a password, so it is not repeated.

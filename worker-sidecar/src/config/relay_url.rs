@@ -29,7 +29,7 @@ impl RelayUrl {
     /// Reads a URL of one of the schemes.
     pub(super) fn parse(setting: &str, text: &str) -> Result<Self, SettingError> {
         const ALLOWED: &str = "http://HOST:PORT, https://HOST:PORT, ws:// or wss:// likewise, or dns+http://NAME:PORT, dns+https://NAME:PORT";
-        let refuse = || SettingError::new(setting, text, ALLOWED);
+        let refuse = || SettingError::url(setting, text, ALLOWED);
         let (every_address, plain) = match text.strip_prefix("dns+") {
             Some(rest) if rest.starts_with("http") => (true, rest),
             Some(_) => return Err(refuse()),

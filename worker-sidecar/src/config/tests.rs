@@ -1,7 +1,7 @@
 use super::*;
 
 fn args() -> Args {
-    Args { worker_secret: Some("s3cret".to_owned()), ..Args::default() }
+    Args { worker_secret: Some(Secret::new("s3cret")), ..Args::default() }
 }
 
 fn load(args: &Args, yaml: &str) -> Result<Settings, SettingError> {
@@ -27,7 +27,7 @@ fn everything_has_a_default_but_the_secret() {
 
 #[test]
 fn a_missing_or_empty_secret_is_one_clear_line() {
-    for secret in [None, Some(String::new()), Some("  ".to_owned())] {
+    for secret in [None, Some(Secret::new("")), Some(Secret::new("  "))] {
         let text = error(&Args { worker_secret: secret, ..Args::default() }, "");
         assert!(text.starts_with("WORKER_SECRET: missing or empty"), "{text}");
     }
@@ -85,11 +85,14 @@ fn unknown_keys_and_a_multiplexer_are_refused() {
 
 #[test]
 fn secrets_are_never_repeated() {
-    let args = Args { worker_secret: Some("hunter2\nhunter2".into()), ..Args::default() };
+    let args = Args { worker_secret: Some(Secret::new("hunter2\nhunter2")), ..Args::default() };
     assert!(!error(&args, "").contains("hunter2"));
     let args = Args { backend_url: Some("http://user:hunter2@host".into()), ..self::args() };
     assert!(!error(&args, "").contains("hunter2"));
-    assert!(!format!("{:?}", load(&self::args(), "").unwrap()).contains("s3cret"));
+    assert!(!format!("{:?} {:?}", self::args(), load(&self::args(), "").unwrap()).contains("s3cret"));
+    let file =
+        File::parse(Path::new("worker.yaml"), "workerSecret: hunter2\nbackend: {headers: {a: hunter2}}").unwrap();
+    assert!(!format!("{file:?}").contains("hunter2"));
 }
 
 #[test]

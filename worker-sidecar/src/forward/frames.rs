@@ -8,12 +8,11 @@ use super::{Failure, Job};
 /// Passes the backend's answer on. The backend is read only while there is room for what it says.
 pub(super) async fn answer(job: &Job) -> Result<(), Failure> {
     let (backend, mut answer) = job.send().await?;
-    let content_length = answer.head.headers.get(http::header::CONTENT_LENGTH);
     job.say(&WorkerToRelay::ResponseStart(ResponseStart {
         request_id: job.key.id.to_string(),
         status_code: answer.head.status.as_u16(),
         headers: response_pairs(&answer.head.headers),
-        content_length: content_length.and_then(|value| value.to_str().ok()?.parse().ok()),
+        content_length: answer.content_length(),
     }));
     let mut usage = job.usage_reader(&answer);
     while let Some(bytes) = answer.next().await {

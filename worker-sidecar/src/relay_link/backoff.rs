@@ -20,8 +20,6 @@ pub enum EndKind {
     Duplicate,
     /// The relay asked for another protocol version, which is at hand.
     OtherVersion,
-    /// A drain began before there was a link.
-    Abandoned,
 }
 
 /// Counts what went wrong at one address.
@@ -54,7 +52,7 @@ impl Backoff {
                 self.duplicates += 1;
                 between(1.0, power(self.duplicates).min(60.0), random)
             }
-            EndKind::OtherVersion | EndKind::Abandoned => between(0.0, 0.2, random),
+            EndKind::OtherVersion => between(0.0, 0.2, random),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! here waits for a backend, and nothing but the socket ends the session.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::stream::SplitStream;
 use futures_util::{SinkExt, StreamExt};
@@ -15,12 +15,13 @@ use modelrelay_protocol::message::{
     WorkerToRelay, encode,
 };
 use modelrelay_protocol::version::{Capabilities, Capability};
+use prometheus::Gauge;
 use tokio_tungstenite::tungstenite::{Bytes, Message};
 
 use super::dial::{DialError, Endpoint, dial};
 use super::liveness::{Traffic, Verdict};
 use super::writer::{self, WebSocket};
-use super::{EndKind, Link};
+use super::{BARRIER, EndKind, Link};
 use crate::forward;
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
@@ -55,28 +56,27 @@ impl End {
     fn new(kind: EndKind, label: &'static str, reason: impl Into<String>) -> Self {
         Self { kind, reason: reason.into(), label, retry_after: None, relay_id: None }
     }
+
+    /// The code that served the link failed.
+    pub fn panicked() -> Self {
+        Self::new(EndKind::Failed, "panicked", "the worker failed while it served the link")
+    }
 }
 
 /// Makes a link and serves it to its end.
 pub async fn run(worker: &Arc<Worker>, endpoint: &Endpoint, version: &str) -> End {
     let mut drain = worker.drain.subscribe();
-    // Neither step has anything to lose, and a relay that hangs must not hold back an exit.
-    let made = tokio::select! {
-        made = make(worker, endpoint, version) => made,
+    let established = tokio::select! {
+        established = establish(worker, endpoint, version) => established,
+        // Nothing runs on a link that is still being made, so nothing has to be finished.
         _ = drain.wait_for(|state| *state != DrainState::Serving) => {
-            return End::new(EndKind::Abandoned, "draining", "the worker is draining");
+            return End::new(EndKind::Failed, "draining", "the worker drains");
         }
     };
-    let Made { mut socket, traffic, models, ack } = match made {
-        Ok(made) => made,
+    let Established { socket, traffic, ack, models } = match established {
+        Ok(established) => established,
         Err(end) => return end,
     };
-    if ack.duplicate {
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, socket.close(None)).await;
-        let mut end = End::new(EndKind::Duplicate, "duplicate", "there is a link to this relay already");
-        end.relay_id = ack.relay_id;
-        return end;
-    }
     let link = link_of(endpoint, &ack);
     for warning in &ack.warnings {
         tracing::warn!(relay = %link.relay, "the relay warns: {warning}");
@@ -93,24 +93,30 @@ pub async fn run(worker: &Arc<Worker>, endpoint: &Endpoint, version: &str) -> En
     end
 }
 
-/// A registered connection.
-struct Made {
+/// A link whose registration was confirmed.
+struct Established {
     socket: WebSocket,
     traffic: Arc<Traffic>,
-    /// As they were advertised in `register`.
-    models: Vec<String>,
     ack: RegisterAck,
+    /// The models that it was registered with.
+    models: Vec<String>,
 }
 
-/// Dials and registers.
-async fn make(worker: &Arc<Worker>, endpoint: &Endpoint, version: &str) -> Result<Made, End> {
+async fn establish(worker: &Arc<Worker>, endpoint: &Endpoint, version: &str) -> Result<Established, End> {
     let (mut socket, traffic) = connect(worker, endpoint).await?;
     tracing::info!(relay = %endpoint.name(), "connected to proxy");
     let models = worker.catalogue.advertised();
-    match tokio::time::timeout(REGISTER_TIMEOUT, register(worker, &mut socket, version, &models)).await {
-        Ok(ack) => Ok(Made { socket, traffic, models, ack: ack? }),
-        Err(_) => Err(End::new(EndKind::Failed, "register_timeout", "no register_ack within 10 s")),
+    let registering = register(worker, &mut socket, version, &models);
+    let ack = tokio::time::timeout(REGISTER_TIMEOUT, registering)
+        .await
+        .unwrap_or_else(|_| Err(End::new(EndKind::Failed, "register_timeout", "no register_ack within 10 s")))?;
+    if ack.duplicate {
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, socket.close(None)).await;
+        let mut end = End::new(EndKind::Duplicate, "duplicate", "there is a link to this relay already");
+        end.relay_id = ack.relay_id;
+        return Err(end);
     }
+    Ok(Established { socket, traffic, ack, models })
 }
 
 /// Takes the link out again, however the session ends.
@@ -193,6 +199,8 @@ async fn register(
 struct Session<'a> {
     worker: &'a Arc<Worker>,
     link: &'a Arc<Link>,
+    /// When the relay last said something.
+    heard: Gauge,
     heartbeat: Duration,
     /// We asked for no more requests, at this time.
     drain: Option<Instant>,
@@ -207,7 +215,17 @@ struct Session<'a> {
 
 impl<'a> Session<'a> {
     fn new(worker: &'a Arc<Worker>, link: &'a Arc<Link>, heartbeat: Duration) -> Self {
-        Self { worker, link, heartbeat, drain: None, barrier: false, finishing: false, closing: None, closed: None }
+        Self {
+            worker,
+            link,
+            heard: worker.metrics.last_message(&link.relay),
+            heartbeat,
+            drain: None,
+            barrier: false,
+            finishing: false,
+            closing: None,
+            closed: None,
+        }
     }
 
     async fn pump(mut self, socket: WebSocket, traffic: Arc<Traffic>) -> End {
@@ -266,7 +284,13 @@ impl<'a> Session<'a> {
     }
 
     fn end(self, label: &'static str, reason: String) -> End {
-        self.closed.unwrap_or_else(|| End::new(EndKind::Linked, label, reason))
+        let Some(closed) = self.closed else {
+            // How a socket ends after our own close frame says nothing.
+            let (label, reason) =
+                if self.closing.is_some() { ("closed", "closed by us".to_owned()) } else { (label, reason) };
+            return End::new(EndKind::Linked, label, reason);
+        };
+        closed
     }
 
     /// Asks a silent peer, gives up a dead one, and says when to look again.
@@ -306,7 +330,7 @@ impl<'a> Session<'a> {
         } else {
             // Such a relay answers our ping after it has read what went before: its pong is the barrier.
             self.link.mute();
-            self.link.ping();
+            self.link.ping_behind();
         }
     }
 
@@ -318,8 +342,10 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// The relay broke the protocol. Its requests end here: their answers must not keep the close frame waiting.
     fn close(&mut self, code: u16, reason: &'static str) {
-        tracing::warn!(relay = %self.link.relay, code, reason, "closing the link");
+        let aborted = self.link.cancel_all();
+        tracing::warn!(relay = %self.link.relay, code, reason, aborted, "closing the link");
         self.link.close(code, reason);
         self.closing.get_or_insert_with(Instant::now);
     }
@@ -331,7 +357,7 @@ impl<'a> Session<'a> {
             }
             Message::Text(text) => self.handle_text(text.as_str()),
             Message::Binary(bytes) => self.handle_binary(bytes),
-            Message::Pong(_) => self.barrier |= self.drain.is_some() && !self.link.core1,
+            Message::Pong(payload) => self.barrier |= payload.as_ref() == BARRIER,
             Message::Close(frame) => {
                 let code = frame.as_ref().map_or(1005, |frame| u16::from(frame.code));
                 let reason = frame.map_or_else(String::new, |frame| frame.reason.to_string());
@@ -347,7 +373,8 @@ impl<'a> Session<'a> {
     fn handle_text(&mut self, text: &str) {
         match RelayToWorker::parse(text) {
             Ok(Parsed::Known(message)) => {
-                self.worker.metrics.heard(&self.link.relay);
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                self.heard.set(now.as_secs_f64());
                 self.handle_message(message);
             }
             Ok(Parsed::Unknown(kind)) => {

@@ -59,7 +59,7 @@ where
     while frames < BATCH_FRAMES && bytes < BATCH_BYTES {
         let message = match link.next() {
             Next::Nothing => break,
-            Next::Ping => Message::Ping(Bytes::new()),
+            Next::Ping(payload) => Message::Ping(Bytes::from_static(payload)),
             Next::Close(code, reason) => {
                 let frame = CloseFrame { code: CloseCode::from(code), reason: Utf8Bytes::from_static(reason) };
                 sink.send(Message::Close(Some(frame))).await?;

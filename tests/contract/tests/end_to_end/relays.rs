@@ -74,13 +74,16 @@ async fn a_balancer_that_returns_to_the_same_relay_is_asked_again() {
 #[tokio::test]
 async fn one_slot_serves_the_queues_of_both_relays_in_turn() {
     const EACH: usize = 6;
-    let (one, two, _worker, mut backend) = two_relays(1).await;
+    let (one, two, worker, mut backend) = two_relays(1).await;
     let ones: Vec<_> = (0..EACH).map(|_| one.begin(chat(1))).collect();
     let twos: Vec<_> = (0..EACH).map(|_| two.begin(chat(2))).collect();
     let mut call = backend.call().await;
-    one.wait_for_queue_depth("local", if number(&mut call).await == 1 { EACH as u64 - 1 } else { EACH as u64 }).await;
+    // A demand is told 50 ms after the one before it; before that the worker cannot know of a queue.
+    let told = || async { waiting(&worker).await == [EACH as u64 - 1, EACH as u64] };
+    one.eventually("a worker that knows both queues", told).await;
+    let first = number(&mut call).await;
     call.answer_json(200, &json!({})).await;
-    let mut order = Vec::new();
+    let mut order = vec![first];
     for _ in 1..2 * EACH {
         let mut call = backend.call().await;
         order.push(number(&mut call).await);
@@ -91,6 +94,15 @@ async fn one_slot_serves_the_queues_of_both_relays_in_turn() {
     }
     let turns = order.windows(2).filter(|pair| pair[0] != pair[1]).count();
     assert!(turns >= EACH, "one relay starved: {order:?}");
+}
+
+/// What waits at each link of the worker, as far as the worker knows, fewest first.
+async fn waiting(worker: &WorkerProcess) -> Vec<u64> {
+    let health = worker.probe("/healthz").await.json();
+    let links = health["links"].as_array().expect("a list of links").iter();
+    let mut waiting: Vec<u64> = links.map(|link| link["waiting"].as_u64().expect("a number for each link")).collect();
+    waiting.sort_unstable();
+    waiting
 }
 
 async fn number(call: &mut modelrelay_harness::fake_backend::Call) -> u64 {

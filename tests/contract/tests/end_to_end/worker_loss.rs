@@ -157,9 +157,11 @@ async fn requests_move_to_the_other_worker_while_one_is_drained() {
 
 #[tokio::test]
 async fn a_worker_reconnects_to_a_relay_that_was_restarted() {
-    let Stack { relay, worker, backend } = Stack::start().await;
+    let Stack { mut relay, worker, backend } = Stack::start().await;
     let addr = relay.addr();
-    drop(relay);
+    // Its port is free again only once it is gone.
+    relay.process().terminate().await;
+    relay.process().wait_exit().await;
     let relay = modelrelay_harness::relay::Relay::builder().env("LISTEN_ADDR", &addr.to_string()).start().await;
     let stack = Stack { relay, worker, backend };
     stack.wait_for_model("m").await;

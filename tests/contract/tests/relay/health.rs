@@ -48,6 +48,38 @@ async fn a_fresh_relay_is_unready_until_its_first_worker_attached() {
 }
 
 #[tokio::test]
+async fn a_relay_that_expects_workers_is_ready_only_while_one_is_attached() {
+    let relay = Relay::builder().env("EXPECT_WORKERS", "true").start().await;
+    let worker = relay.worker(&["m"], 1).await;
+    relay.eventually("it is ready", || async { relay.get("/readyz").await.status == 200 }).await;
+    drop(worker);
+    relay.eventually("it is unready", || async { relay.get("/readyz").await.status == 503 }).await;
+}
+
+#[tokio::test]
+async fn a_full_queue_makes_a_relay_unready_only_where_that_is_wanted() {
+    for (wanted, status) in [("true", 503), ("false", 200)] {
+        let relay = Relay::builder().env("UNREADY_WHEN_SATURATED", wanted).env("MAX_QUEUE_LEN", "1").start().await;
+        let _worker = relay.worker(&["m"], 1).await;
+        let _running = relay.begin(chat("m"));
+        let _waiting = relay.begin(chat("m"));
+        relay.wait_for_queue_depth("local", 1).await;
+        assert_eq!(relay.get("/readyz").await.status, status);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_was_delivered_counts_as_ok() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let pending = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({"answer": 42})).await;
+    let _ = pending.reply().await.with_status(200);
+    relay.log().wait_for_line("outcome=\"ok\" code=200").await;
+}
+
+#[tokio::test]
 async fn requests_are_served_while_unready() {
     let relay = Relay::start().await;
     assert_eq!(relay.get("/v1/models").await.status, 200);

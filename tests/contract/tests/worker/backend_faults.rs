@@ -152,3 +152,35 @@ async fn an_error_names_its_request_and_says_why() {
     assert_eq!(end["request_id"], json!(asked.id));
     assert!(end["message"].as_str().is_some_and(|message| !message.is_empty()), "{end}");
 }
+
+#[tokio::test]
+async fn the_length_of_a_body_that_does_not_come_is_not_announced() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let mut call = rig.backend.call().await;
+    call.read_body().await;
+    call.write_raw(b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n").await;
+    let reply = rig.link.reply(&asked).await;
+    assert!(reply.is_complete() && reply.body.is_empty(), "{}", reply.end);
+    let start = reply.start.expect("a response_start");
+    assert!(matches!(start["content_length"].as_u64(), None | Some(0)), "{start}");
+}
+
+#[tokio::test]
+async fn chunks_win_over_a_length_beside_them() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let mut call = rig.backend.call().await;
+    call.read_body().await;
+    let head = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n";
+    call.write_raw(head).await;
+    call.chunk(b"longer than five").await;
+    call.end_stream().await;
+    let reply = rig.link.reply(&asked).await;
+    let start = reply.start.clone().unwrap_or_default();
+    match reply.error_code() {
+        // A parser may refuse it: it is how requests are smuggled.
+        Some(code) => assert!(reply.start.is_none(), "{code} after {start}"),
+        None => assert_eq!((reply.body.as_slice(), &start["content_length"]), (&b"longer than five"[..], &json!(null))),
+    }
+}

@@ -235,6 +235,30 @@ async fn the_drain_probe_asks_for_its_token_where_one_is_set() {
     assert!(!rig.worker.log().contains("planted-drain-token"));
 }
 
+#[tokio::test]
+async fn the_deadline_is_told_to_a_relay_that_gives_no_credit() {
+    let mut rig = Rig::with(&Ack::core1(), 4, |worker| worker.env("SHUTDOWN_TIMEOUT_SECS", "1")).await;
+    rig.link.withhold_credit();
+    rig.link.ask(&Ask::stream("m").window(10));
+    let mut call = rig.backend.call().await;
+    call.start_stream().await;
+    call.chunk(b"data: more than ten bytes\n\n").await;
+    rig.worker.terminate().await;
+    rig.link.expect("drain").await;
+    barrier(&rig.link);
+    assert_eq!(rig.link.closed().await, (Some(1000), "graceful shutdown timed out".to_owned()));
+}
+
+#[tokio::test]
+async fn an_admins_drain_without_end_is_a_drain() {
+    let mut rig = Rig::core1().await;
+    rig.link.send(&json!({"type": "graceful_shutdown", "reason": "worker_drain", "drain_timeout_secs": u64::MAX}));
+    rig.link.expect("drain").await;
+    barrier(&rig.link);
+    assert_eq!(rig.link.closed().await.0, Some(1000));
+    assert_eq!(rig.worker.probe("/livez").await.status, 200);
+}
+
 /// Longer than a drain without anything to finish may take, shorter than a dial's own limits of 10 s.
 const SOON: Duration = Duration::from_secs(5);
 

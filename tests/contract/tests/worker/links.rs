@@ -6,6 +6,7 @@ use modelrelay_harness::fake_backend::FakeBackend;
 use modelrelay_harness::fake_relay::{Ack, Ask, FakeRelay, RelayLink};
 use modelrelay_harness::worker_process::{Rig, WorkerProcess};
 use serde_json::json;
+use tokio_tungstenite::tungstenite::Message as Frame;
 
 /// Long enough to show that something does not happen, where nothing observable says so.
 const QUIET: Duration = Duration::from_millis(1500);
@@ -208,4 +209,16 @@ async fn every_address_behind_a_name_is_dialled() {
     let mut rig = Rig { relay, link, backend, worker };
     rig.link.ready(&["m"], 4).await;
     rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn a_broken_message_closes_the_link_though_an_answer_waits_for_credit() {
+    let mut rig = Rig::core1().await;
+    rig.link.withhold_credit();
+    rig.link.ask(&Ask::stream("m").window(10));
+    let mut call = rig.backend.call().await;
+    call.start_stream().await;
+    call.chunk(b"data: more than ten bytes\n\n").await;
+    rig.link.send_frame(Frame::binary(b"\x09\0".to_vec()));
+    assert_eq!(rig.link.closed().await.0, Some(1002));
 }

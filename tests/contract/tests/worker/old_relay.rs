@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use modelrelay_harness::PATIENCE;
 use modelrelay_harness::fake_backend::{Answer, sse};
 use modelrelay_harness::fake_relay::{Ack, Ask, Event, RelayLink};
 use modelrelay_harness::worker_process::Rig;
@@ -251,4 +252,18 @@ async fn the_query_string_is_part_of_the_endpoint_path() {
     assert_eq!(call.head.target, "/v1/messages?beta=true");
     call.answer_json(200, &json!({})).await;
     rig.link.reply(&asked).await;
+}
+
+#[tokio::test]
+async fn a_drain_asks_for_a_pong_only_behind_the_withdrawal() {
+    let mut rig = Rig::old().await;
+    rig.worker.terminate().await;
+    let told = |event: &Event| match event {
+        Event::Message(message) => message.kind() == "models_update",
+        Event::Ping => true,
+        Event::Piece { .. } | Event::Closed { .. } => false,
+    };
+    let first = rig.link.next_where(PATIENCE, told).await;
+    assert!(matches!(first, Some(Event::Message(_))), "its pong proves nothing: {first:?}");
+    assert!(matches!(rig.link.next_where(PATIENCE, told).await, Some(Event::Ping)));
 }

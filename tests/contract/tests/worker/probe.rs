@@ -26,6 +26,8 @@ async fn healthz_tells_everything_as_json() {
     let health = rig.worker.probe("/healthz").await;
     assert!(health.json().is_object(), "{}", health.body);
     assert!(health.body.contains("\"m\""), "no models in {}", health.body);
+    let link = &health.json()["links"][0];
+    assert_eq!((&link["unanswered"], &link["waiting"]), (&json!(0), &json!(0)));
 }
 
 #[tokio::test]

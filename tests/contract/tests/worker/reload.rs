@@ -85,3 +85,12 @@ async fn a_broken_file_keeps_the_last_good_one_and_says_so() {
     watched.link.expect_where("models_update", |update| update["models"] == json!(["m", "other"])).await;
     assert!(watched.worker.process.is_running());
 }
+
+#[tokio::test]
+async fn a_model_that_stays_is_never_withdrawn_on_the_way() {
+    let mut watched = Watched::start("models: [m]").await;
+    watched.link.models(&["m"]).await;
+    watched.change("models: [m, other]");
+    let update = watched.link.expect("models_update").await;
+    assert_eq!(update["models"], json!(["m", "other"]), "requests for m met a relay without it");
+}

@@ -1,4 +1,4 @@
-//! Nothing secret in the log, in the metrics or in the probes, at LOG_LEVEL=debug.
+//! Nothing secret in the log, in the metrics or in the probes, whatever LOG_LEVEL says.
 
 use modelrelay_harness::fake_backend::Answer;
 use modelrelay_harness::fake_relay::{Ack, Ask};
@@ -19,7 +19,11 @@ const PLANTED: [&str; 7] = [
 async fn eventful_life(ack: &Ack) -> Rig {
     let key = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(key.path(), "planted-backend-key-99").expect("a writable file");
-    let settings = |worker: WorkerBuilder| worker.file("BACKEND_API_KEY_FILE", key.path());
+    let settings = |worker: WorkerBuilder| {
+        worker
+            .file("BACKEND_API_KEY_FILE", key.path())
+            .env("LOG_LEVEL", "trace,tungstenite::protocol=trace,hyper=trace")
+    };
     let mut rig = Rig::with(ack, 4, settings).await;
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "planted-prompt-77"}]}).to_string();
     let ask = Ask::chat("m").path("/v1/chat/completions?q=planted-query-55").body(body.as_bytes());

@@ -160,3 +160,34 @@ async fn a_file_that_is_missing_or_no_yaml_is_told() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     names(&refused(config(directory.path(), "relay: [unclosed\n")).await, &["worker.yaml"]);
 }
+
+#[tokio::test]
+async fn a_password_within_a_wrong_url_is_never_printed() {
+    for (setting, value) in [
+        ("PROXY_URL", "ftp://worker:planted-88@relay.example"),
+        ("PROXY_URL", "https://worker:planted-88@relay.example:port"),
+        ("PROXY_URL", "relay.example:8080?worker_secret=planted-88"),
+        ("BACKEND_URL", "ws://user:planted-88@127.0.0.1:1"),
+        ("BACKEND_URL", "http://user:planted-88@127.0.0.1:99999"),
+        ("BACKEND_URL", "http:/ /127.0.0.1?key=planted-88"),
+    ] {
+        let line = refused(WorkerProcess::builder().env(setting, value)).await;
+        names(&line, &[setting]);
+        assert!(!line.contains("planted-88"), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_secret_of_the_wrong_type_is_never_printed() {
+    for (key, text) in [
+        ("workerSecret", "workerSecret: {key: 77778888}"),
+        ("drainToken", "workerSecret: s\ndrainToken: [77778888]"),
+        ("headers", "workerSecret: s\nbackend: {headers: 77778888}"),
+        ("headers", "workerSecret: s\nbackend: {headers: [Bearer 77778888]}"),
+    ] {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let line = refused(config(directory.path(), text)).await;
+        names(&line, &["worker.yaml", key]);
+        assert!(!line.contains("77778888"), "{line}");
+    }
+}

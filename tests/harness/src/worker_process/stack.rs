@@ -1,5 +1,7 @@
 //! Both programs for real: relay and worker, in front of a backend played by hand.
 
+use serde_json::Value;
+
 use super::{WorkerBuilder, WorkerProcess};
 use crate::fake_backend::FakeBackend;
 use crate::relay::{Relay, RelayBuilder, WORKER_SECRET};
@@ -40,15 +42,15 @@ impl Stack {
         WorkerProcess::builder().relay(url).backend(backend.url()).env("WORKER_SECRET", WORKER_SECRET).concurrency(4)
     }
 
-    /// Waits until the relay lists the model.
+    /// Waits until a worker serves the model.
     pub async fn wait_for_model(&self, model: &str) {
         wait_for_model(&self.relay, model).await;
     }
 }
 
-/// Waits until the relay lists the model.
+/// Waits until a worker of the relay serves the model. Asked as an admin: `/v1/models` may want an API key.
 pub async fn wait_for_model(relay: &Relay, model: &str) {
-    let wanted = format!("\"{model}\"");
-    let listed = || async { relay.get("/v1/models").await.text().contains(&wanted) };
-    relay.eventually(&format!("model {model} in /v1/models"), listed).await;
+    let serves = |worker: &Value| worker["models"].as_array().is_some_and(|models| models.iter().any(|it| it == model));
+    let served = || async { relay.workers().await.iter().any(serves) };
+    relay.eventually(&format!("a worker with model {model}"), served).await;
 }

@@ -22,7 +22,7 @@ async fn stack() -> Stack {
 
 async fn both_find_out(stack: &Stack, since: Instant) {
     stack.relay.log().wait_for_line("worker heartbeat timed out").await;
-    stack.worker.process.wait_for_line("link ended").await;
+    stack.worker.process.wait_for_line("link lost").await;
     assert!(since.elapsed() < FOUND, "found only after {:?}", since.elapsed());
 }
 

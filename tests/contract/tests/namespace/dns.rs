@@ -160,7 +160,7 @@ async fn a_failed_lookup_keeps_the_list() {
         let mut pair = pair(&namespace, &[A, B]).await;
         let (mut to_a, to_b) = (link(&mut pair.a, "a").await, link(&mut pair.b, "b").await);
         namespace.set_addresses(&[]);
-        pair.worker.process.wait_for_line("keeping the relay addresses").await;
+        pair.worker.process.wait_for_line("cannot be looked up").await;
         drop(to_b);
         link(&mut pair.b, "b").await;
         serves(&mut to_a, &mut pair.backend).await;
@@ -172,7 +172,7 @@ async fn a_failed_lookup_keeps_the_list() {
 async fn a_name_without_addresses_is_asked_again() {
     inside("dns::a_name_without_addresses_is_asked_again", |namespace| async move {
         let mut pair = pair(&namespace, &[]).await;
-        pair.worker.process.wait_for_line("no relay address yet").await;
+        pair.worker.process.wait_for_line("cannot be looked up").await;
         namespace.set_addresses(&[B]);
         link(&mut pair.b, "b").await;
     })

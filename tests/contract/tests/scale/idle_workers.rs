@@ -112,7 +112,7 @@ async fn a_thousand_idle_workers_cost_little_memory_and_next_to_no_time() {
         until(&heartbeats, counted + WORKERS, &mut workers).await;
         memory = relay.usage().resident_bytes.saturating_sub(before.resident_bytes);
     }
-    println!("{} bytes a worker, {each:?} a heartbeat", memory / u64::from(WORKERS));
+    eprintln!("{} bytes a worker, {each:?} a heartbeat", memory / u64::from(WORKERS));
     assert!(memory < MEMORY, "1,000 idle workers cost {memory} bytes");
     workers.shutdown().await;
     relay.wait_for_workers(0).await;
@@ -133,6 +133,6 @@ async fn between_heartbeats_a_thousand_workers_cost_nothing() {
     let (start, first) = (Instant::now(), relay.usage());
     tokio::time::sleep(Duration::from_secs(2)).await;
     let (took, cpu) = (start.elapsed(), relay.usage().cpu - first.cpu);
-    println!("{cpu:?} in {took:?}");
+    eprintln!("{cpu:?} in {took:?}");
     assert!(cpu < CPU_PER_QUIET_SECOND * 2, "{cpu:?} of processor time in {took:?} of nothing to do");
 }

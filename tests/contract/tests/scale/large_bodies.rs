@@ -164,7 +164,7 @@ async fn a_cancel_reaches_the_backend_at_once_while_large_bodies_move_both_ways(
         slowest = slowest.max(call.closed().await - left);
         traffic.moves(1 << 20).await;
     }
-    println!("the slowest cancel took {slowest:?}");
+    eprintln!("the slowest cancel took {slowest:?}");
     assert!(slowest < AT_ONCE, "a cancel took {slowest:?}");
 }
 
@@ -181,6 +181,6 @@ async fn a_neighbour_of_large_bodies_is_answered_at_once() {
         assert_eq!(neighbour.reply().await.with_status(200).json(), json!({"small": true}));
         slowest = slowest.max(asked.elapsed());
     }
-    println!("the slowest neighbour took {slowest:?}");
+    eprintln!("the slowest neighbour took {slowest:?}");
     assert!(slowest < AT_ONCE, "a neighbour took {slowest:?}");
 }

@@ -86,7 +86,7 @@ async fn two_thousand_uploads_at_once_stay_inside_the_memory_budget() {
     let held = relay.metric("modelrelay_buffered_bytes ").await;
     assert!(held <= relay.metric("modelrelay_buffered_bytes_limit ").await, "{held} bytes are held");
     let peak = relay.usage().peak_bytes - before;
-    println!("{} MB at most, {} MB of bodies are held", peak / 1_000_000, held / 1e6);
+    eprintln!("{} MB at most, {} MB of bodies are held", peak / 1_000_000, held / 1e6);
     let bound = (FIT * UPLOAD_BYTES) as u64 + UPLOADS as u64 * CONNECTION_BYTES;
     assert!(peak < bound, "the uploads cost {peak} bytes, {bound} at most");
 

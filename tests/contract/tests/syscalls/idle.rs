@@ -53,7 +53,7 @@ async fn an_idle_relay_makes_a_few_calls_for_each_heartbeat() {
     all_beat(&mut workers, HEARTBEATS).await;
     let calls = trace.calls();
     let made = &calls[before..];
-    println!("{} calls: {}", made.len(), summary(made));
+    eprintln!("{} calls: {}", made.len(), summary(made));
     assert!(made.len() <= 3 * HEARTBEATS * CALLS_PER_HEARTBEAT, "{} calls: {}", made.len(), summary(made));
     assert!(made.iter().filter(|call| call.is_send()).count() >= 3 * (HEARTBEATS - 1), "{}", summary(made));
 }
@@ -80,7 +80,7 @@ async fn an_idle_worker_makes_a_few_calls_for_each_heartbeat() {
     }
     let calls = trace.calls();
     let made = &calls[before..];
-    println!("{} calls: {}", made.len(), summary(made));
+    eprintln!("{} calls: {}", made.len(), summary(made));
     // Each beat is a JSON ping of the relay and a WebSocket ping of the worker.
     assert!(made.len() <= 2 * HEARTBEATS * CALLS_PER_HEARTBEAT, "{} calls: {}", made.len(), summary(made));
 }

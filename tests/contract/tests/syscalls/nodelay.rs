@@ -1,6 +1,6 @@
 //! TCP_NODELAY on every TCP socket, before the first byte is sent on it: else a token can wait 40 ms for the next one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use modelrelay_harness::{
     client::Request,
@@ -19,42 +19,29 @@ use crate::{SOCKETS, recorded};
 /// # Panics
 /// When one did so without TCP_NODELAY.
 fn checked_connections(calls: &[Call]) -> usize {
-    // Open TCP sockets, and whether they have the option.
-    let mut open: HashMap<i32, bool> = HashMap::new();
-    let mut used = std::collections::HashSet::new();
+    // Open TCP sockets by descriptor, which is used again after its close: the call that made it, and the option.
+    let mut open: HashMap<i32, (usize, bool)> = HashMap::new();
+    let mut used = HashSet::new();
     for (at, call) in calls.iter().enumerate() {
-        let returned = call.value().and_then(|value| i32::try_from(value).ok());
-        match (call.name.as_str(), returned, call.fd()) {
-            ("socket", Some(new), _) if call.args.starts_with("AF_INET") => {
-                if call.args.contains("SOCK_STREAM") {
-                    open.insert(new, false);
-                }
+        let made_tcp = match call.name.as_str() {
+            "socket" => call.args.starts_with("AF_INET") && call.args.contains("SOCK_STREAM"),
+            "accept4" => call.args.contains("AF_INET"),
+            _ => false,
+        };
+        let (returned, fd) = (call.value().and_then(|value| i32::try_from(value).ok()), call.fd().unwrap_or(-1));
+        if let (true, Some(new)) = (made_tcp, returned) {
+            open.insert(new, (at, false));
+        } else if call.name == "close" {
+            open.remove(&fd);
+        } else if let Some((made, has_option)) = open.get_mut(&fd) {
+            *has_option |= call.args.contains("TCP_NODELAY, [1]") && returned == Some(0);
+            if call.is_send() {
+                assert!(*has_option, "sent without TCP_NODELAY: {call:?}");
+                used.insert(*made);
             }
-            ("accept4", Some(new), _) if call.args.contains("AF_INET") => {
-                open.insert(new, false);
-            }
-            ("setsockopt", Some(0), Some(fd)) if call.args.contains("TCP_NODELAY, [1]") => {
-                open.insert(fd, true);
-            }
-            ("close", _, Some(fd)) => {
-                open.remove(&fd);
-            }
-            (_, _, Some(fd)) if call.is_send() => {
-                if let Some(has_option) = open.get(&fd) {
-                    assert!(has_option, "sent without TCP_NODELAY: {call:?}");
-                    used.insert((fd, open_since(calls, at, fd)));
-                }
-            }
-            _ => {}
         }
     }
     used.len()
-}
-
-/// Which call made this descriptor: numbers are used again.
-fn open_since(calls: &[Call], until: usize, fd: i32) -> usize {
-    let made = |call: &Call| ["socket", "accept4"].contains(&call.name.as_str()) && call.value() == Some(fd.into());
-    calls[..until].iter().rposition(made).unwrap_or_default()
 }
 
 #[tokio::test]
@@ -100,4 +87,21 @@ async fn the_worker_sets_it_on_what_it_dials_and_accepts() {
     assert_eq!(worker.probe("/livez").await.status, 200);
     // The relay, the backend twice, the probe.
     recorded(&trace, "four connections", |calls| (checked_connections(calls) >= 4).then_some(())).await;
+}
+
+fn call(name: &str, args: &str, result: &str) -> Call {
+    Call { name: name.to_owned(), args: args.to_owned(), result: result.to_owned() }
+}
+
+#[test]
+#[should_panic(expected = "sent without TCP_NODELAY")]
+fn a_descriptor_used_again_needs_the_option_again() {
+    checked_connections(&[
+        call("accept4", "9, {sa_family=AF_INET}, [16], SOCK_CLOEXEC", "12"),
+        call("setsockopt", "12, SOL_TCP, TCP_NODELAY, [1], 4", "0"),
+        call("sendto", "12, \"x\", 1, MSG_NOSIGNAL, NULL, 0", "1"),
+        call("close", "12", "0"),
+        call("accept4", "9, {sa_family=AF_INET}, [16], SOCK_CLOEXEC", "12"),
+        call("sendto", "12, \"x\", 1, MSG_NOSIGNAL, NULL, 0", "1"),
+    ]);
 }

@@ -121,10 +121,6 @@ pub struct Credit {
     pub bytes: u64,
 }
 
-fn is_zero(n: &u32) -> bool {
-    *n == 0
-}
-
 fn is_false(b: &bool) -> bool {
     !*b
 }

@@ -108,7 +108,7 @@ async fn operation() -> Response {
 }
 
 async fn cancel(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
-    for provider in relay.providers.all() {
+    for provider in relay.all_providers() {
         if let Some(key) = provider.live_request(&id) {
             info!(request_id = id, "an admin cancels a request");
             provider.cancel(key, CancelReason::Admin);

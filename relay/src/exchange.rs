@@ -34,6 +34,13 @@ pub struct Head {
     pub content_length: Option<u64>,
 }
 
+impl Head {
+    /// Whether nothing follows it, so that the connection asks for no body.
+    pub fn is_all(&self) -> bool {
+        self.content_length == Some(0) || matches!(self.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+    }
+}
+
 /// Why a push was refused; the caller fails the request and tells the worker to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushError {
@@ -45,6 +52,15 @@ pub enum PushError {
     StreamLimit,
     /// An old worker's client left too much unread.
     SlowClient,
+}
+
+/// What an attempt had come to when it was taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detached {
+    /// Nothing was handed over: the request may be sent again.
+    Unbegun,
+    /// The head was, or the exchange has ended: never to be sent again.
+    Begun,
 }
 
 /// Where the credit for a stream's bytes goes.
@@ -102,12 +118,20 @@ impl Exchange {
         (state.window, state.credit) = flow.unzip();
     }
 
-    /// The current attempt came to nothing; what its worker still sends is not taken.
-    pub fn detach(&self) {
+    /// Takes the answer away from `attempt`, so that another may be made, if nothing of it has been handed over. Decided
+    /// here, under one lock with the head: a worker can be lost in the instant in which it begins to answer.
+    pub fn detach(&self, attempt: u32) -> Detached {
         let mut state = self.lock();
-        state.attempt = 0;
-        state.window = None;
-        state.credit = None;
+        if state.end.is_some() || !matches!(state.head, HeadState::Awaited) {
+            return Detached::Begun;
+        }
+        // An older attempt's end says nothing about the one that runs now.
+        if state.attempt == attempt {
+            state.attempt = 0;
+            state.window = None;
+            state.credit = None;
+        }
+        Detached::Unbegun
     }
 
     /// Hands over the head. From here on the request is never sent again.
@@ -206,12 +230,14 @@ impl Exchange {
         (state.end.clone(), state.received, state.first_byte_at)
     }
 
-    /// Waits for the head, or for the error that came instead.
+    /// Waits for the head, or for the error that came instead. The head of an answer without a body comes with its end.
     pub fn poll_head(&self, cx: &Context<'_>) -> Poll<Result<Head, ApiError>> {
         let mut state = self.lock();
-        if matches!(state.head, HeadState::Ready(_))
-            && let HeadState::Ready(head) = std::mem::replace(&mut state.head, HeadState::Taken)
-        {
+        let may_go = match &state.head {
+            HeadState::Ready(head) => !head.is_all() || matches!(state.end, Some(Ok(()))),
+            HeadState::Awaited | HeadState::Taken => false,
+        };
+        if may_go && let HeadState::Ready(head) = std::mem::replace(&mut state.head, HeadState::Taken) {
             return Poll::Ready(Ok(head));
         }
         match &state.end {
@@ -224,18 +250,24 @@ impl Exchange {
         }
     }
 
-    /// Waits for body bytes. Errors come after all bytes that arrived before them.
+    /// Waits for body bytes. Errors come after all bytes that arrived before them. The last bytes of an answer of
+    /// announced length come with its end: the connection asks for nothing more once it has them, and would take the
+    /// answer for one that the client gave up.
     pub fn poll_chunk(&self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
         let mut state = self.lock();
-        if state.is_last_of_unfinished() {
-            state.waker = Some(cx.waker().clone());
-            return Poll::Pending;
-        }
-        if let Some(chunk) = next_chunk(&mut state) {
+        let early = state.end.is_none() && holds_only_the_last(&state);
+        if let Some(chunk) = (!early).then(|| next_chunk(&mut state)).flatten() {
             let len = chunk.len() as u64;
             state.unread -= len;
             self.budget.sub_unread(len);
-            let due = state.window.as_mut().and_then(|window| window.on_consumed(len, Instant::now()));
+            let tight = self.budget.is_tight();
+            let due = state.window.as_mut().and_then(|window| {
+                if tight {
+                    // What was granted stays granted; nothing grows while unread answers fill the memory.
+                    window.set_max(0);
+                }
+                window.on_consumed(len, Instant::now())
+            });
             let target = due.and_then(|due| Some((state.credit.clone()?, due)));
             drop(state);
             if let Some((target, due)) = target {
@@ -292,15 +324,6 @@ impl Drop for Exchange {
     }
 }
 
-impl State {
-    /// The connection lets go of a body of known length with its last byte. That byte waits for the end of the answer, which
-    /// is right behind it: an answer that was delivered must not look cancelled, and its usage must be known.
-    fn is_last_of_unfinished(&self) -> bool {
-        let one_left = self.chunks.len() + usize::from(!self.tail.is_empty()) == 1;
-        one_left && self.end.is_none() && self.expected == Some(self.received)
-    }
-}
-
 fn store(state: &mut State, bytes: Bytes) {
     state.unread += bytes.len() as u64;
     let backlog = !state.chunks.is_empty() || !state.tail.is_empty();
@@ -313,6 +336,10 @@ fn store(state: &mut State, bytes: Bytes) {
         state.chunks.push_back(tail);
     }
     state.chunks.push_back(bytes);
+}
+
+fn holds_only_the_last(state: &State) -> bool {
+    state.expected == Some(state.received) && state.chunks.len() + usize::from(!state.tail.is_empty()) == 1
 }
 
 fn next_chunk(state: &mut State) -> Option<Bytes> {
@@ -376,13 +403,47 @@ mod tests {
     #[test]
     fn an_attempt_that_is_not_the_current_one_cannot_push() {
         let exchange = exchange();
-        exchange.detach();
+        assert_eq!(exchange.detach(1), Detached::Unbegun);
         assert_eq!(exchange.push_head(1, head(None)), Err(PushError::Stale));
         exchange.begin(2, None);
+        assert_eq!(exchange.detach(1), Detached::Unbegun, "the older attempt's end leaves the newer one alone");
         assert_eq!(exchange.push_head(1, head(None)), Err(PushError::Stale));
         assert_eq!(exchange.push_head(2, head(None)), Ok(()));
         assert_eq!(exchange.push_piece(1, Bytes::from_static(b"x")), Err(PushError::Stale));
         assert_eq!(all(&exchange), (vec![], None));
+    }
+
+    #[test]
+    fn an_answer_that_began_is_not_taken_away() {
+        let exchange = exchange();
+        exchange.push_head(1, head(None)).unwrap();
+        assert_eq!(exchange.detach(1), Detached::Begun);
+        exchange.push_piece(1, Bytes::from_static(b"abc")).unwrap();
+        assert_eq!(all(&exchange), (b"abc".to_vec(), None));
+    }
+
+    #[test]
+    fn the_last_bytes_of_an_announced_length_come_with_the_end() {
+        let exchange = exchange();
+        exchange.push_head(1, head(Some(2))).unwrap();
+        let cx = Context::from_waker(Waker::noop());
+        assert!(exchange.poll_head(&cx).is_ready());
+        exchange.push_piece(1, Bytes::from_static(b"a")).unwrap();
+        assert_eq!(all(&exchange), (b"a".to_vec(), None));
+        exchange.push_piece(1, Bytes::from_static(b"b")).unwrap();
+        assert_eq!(all(&exchange), (vec![], None));
+        exchange.finish(1).unwrap();
+        assert_eq!(all(&exchange), (b"b".to_vec(), Some(Ok(()))));
+    }
+
+    #[test]
+    fn the_head_of_an_empty_answer_comes_with_the_end() {
+        let exchange = exchange();
+        exchange.push_head(1, head(Some(0))).unwrap();
+        let cx = Context::from_waker(Waker::noop());
+        assert!(exchange.poll_head(&cx).is_pending());
+        exchange.finish(1).unwrap();
+        assert!(matches!(exchange.poll_head(&cx), Poll::Ready(Ok(_))));
     }
 
     #[test]
@@ -403,18 +464,6 @@ mod tests {
         exchange.push_uncredited(1, Bytes::from(vec![0; 90])).unwrap();
         assert_eq!(exchange.push_uncredited(1, Bytes::from(vec![0; 11])), Err(PushError::SlowClient));
         assert_eq!(exchange.push_whole(1, Bytes::from(vec![0; 911])), Err(PushError::StreamLimit));
-    }
-
-    #[test]
-    fn the_last_byte_of_a_known_length_waits_for_the_end() {
-        let exchange = exchange();
-        exchange.push_head(1, head(Some(4))).unwrap();
-        exchange.push_piece(1, Bytes::from_static(b"ab")).unwrap();
-        assert_eq!(all(&exchange), (b"ab".to_vec(), None));
-        exchange.push_piece(1, Bytes::from_static(b"cd")).unwrap();
-        assert_eq!(all(&exchange), (vec![], None));
-        exchange.finish(1).unwrap();
-        assert_eq!(all(&exchange), (b"cd".to_vec(), Some(Ok(()))));
     }
 
     #[test]

@@ -83,7 +83,9 @@ pub async fn answer(router: &mut Router, mut request: Request<Body>) -> Response
 async fn not_found(request: Request<Body>) -> Response {
     let client = Client::of(&request);
     let path: String = request.uri().path().chars().take(256).collect();
-    client.error(&ApiError::new(ErrorKind::NotFound, format!("nothing is at {} {path}", request.method())))
+    let message = format!("nothing is at {} {path}", request.method());
+    discard(request);
+    client.error(&ApiError::new(ErrorKind::NotFound, message))
 }
 
 async fn method_not_allowed(request: Request<Body>) -> Response {
@@ -93,5 +95,11 @@ async fn method_not_allowed(request: Request<Body>) -> Response {
     // axum adds `Allow` where it knows better; this is what all but a few routes take.
     let allowed = if *request.method() == Method::GET { "POST" } else { "GET" };
     response.headers_mut().entry(http::header::ALLOW).or_insert(http::HeaderValue::from_static(allowed));
+    discard(request);
     response
+}
+
+fn discard(request: Request<Body>) {
+    let (parts, body) = request.into_parts();
+    intake::discard(&parts.headers, body);
 }

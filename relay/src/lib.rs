@@ -17,6 +17,7 @@ pub mod ids;
 pub mod keys;
 pub mod lockout;
 pub mod metrics;
+pub mod open_files;
 pub mod provider;
 pub mod relay;
 pub mod request;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use modelrelay_relay::cli::{Args, CliError};
 use modelrelay_relay::config::Config;
-use modelrelay_relay::{relay, shutdown, telemetry};
+use modelrelay_relay::{open_files, relay, shutdown, telemetry};
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -32,6 +32,7 @@ fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
+    open_files::raise_limit();
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
         let signal = shutdown::listen()?;
         relay::run(args, config, signal).await?;

@@ -11,23 +11,28 @@ pub use snapshot::{LiveRequest, ProviderState, WorkerState};
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use modelrelay_protocol::message::{GracefulShutdown, RegisterAck, RelayToWorker};
+use modelrelay_protocol::message::{GracefulShutdown, ModelsUpdate, RegisterAck, RelayToWorker};
 use tokio::sync::Notify;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::config::ProviderConfig;
 use crate::dispatch::{
-    AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, Model, NewRequest, NewWorker, RequestKey,
+    AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, NewRequest, NewWorker, RequestKey,
     Settings, WorkerKey,
 };
+use crate::exchange::Detached;
 use crate::metrics::ProviderSeries;
 use crate::request::RequestRecord;
 use crate::shared::Shared;
 use crate::socket::link::{Close, Held, WorkerLink};
 use crate::socket::register;
+use crate::socket::session::{DRAINED, SECRET_REMOVED};
+
+/// What a worker that drains itself may need beyond its own deadline to say goodbye.
+const DRAIN_MARGIN: Duration = Duration::from_secs(5);
 
 /// One provider.
 pub struct Provider {
@@ -110,7 +115,15 @@ impl Provider {
     }
 
     /// Takes a worker in: the older link of the same process goes, the acknowledgement is written first, then work comes.
-    pub fn join(&self, link: &Arc<WorkerLink>, accepted: &register::Accepted, load: u32, ack: RegisterAck) {
+    /// `accepted` is what `config` made of the registration.
+    pub fn join(
+        &self,
+        link: &Arc<WorkerLink>,
+        accepted: &register::Accepted,
+        config: &Arc<ProviderConfig>,
+        load: u32,
+        ack: RegisterAck,
+    ) {
         let worker = NewWorker {
             key: link.info.key,
             models: accepted.models.clone(),
@@ -130,8 +143,26 @@ impl Provider {
         link.push(&RelayToWorker::RegisterAck(ack));
         state.links.insert(link.info.key, Arc::clone(link));
         self.handle(&mut state, Event::WorkerJoined(worker));
+        if !Arc::ptr_eq(config, &self.config()) {
+            // Replaced since the registration was read.
+            self.apply_catalogue(&mut state, link);
+        }
         drop(state);
         self.joined.notify_waiters();
+        self.send_away_if_refused(link);
+    }
+
+    /// Drains a worker that may not stay any more: its provider or the secret that admitted it is gone. Asked again once
+    /// it has joined, for both may go between its dial and its registration.
+    pub fn send_away_if_refused(&self, link: &Arc<WorkerLink>) {
+        let deleted = self.lock().deleted;
+        let admitted = self.config().still_admits(&link.info.secret, SystemTime::now());
+        if deleted {
+            self.drain_worker(link, "provider_deleted", Some(DRAINED));
+        } else if !admitted && link.draining_since().is_none() {
+            warn!(provider = %self.name, worker = %link.info.name, "the worker's secret was removed; it is drained");
+            self.drain_worker(link, "secret_removed", Some(SECRET_REMOVED));
+        }
     }
 
     /// The worker's socket is gone.
@@ -146,8 +177,21 @@ impl Provider {
     }
 
     /// The worker serves other models now.
-    pub fn models_updated(&self, link: &WorkerLink, models: Vec<Model>, load: Option<u32>) {
-        self.apply(Event::ModelsUpdated { worker: link.info.key, models, load });
+    ///
+    /// Cleaned here, under the lock that settings are replaced under: a catalogue that changes meanwhile is never missed.
+    pub fn models_updated(&self, link: &WorkerLink, update: ModelsUpdate) {
+        let mut warnings = Vec::new();
+        let mut state = self.lock();
+        let models = register::sanitize_models(&update.models, &self.config.load(), &mut warnings);
+        let count = models.len();
+        link.set_advertised(update.models);
+        let load = update.current_load;
+        self.handle(&mut state, Event::ModelsUpdated { worker: link.info.key, models, load });
+        drop(state);
+        info!(provider = %self.name, worker = %link.info.name, models = count, "models updated");
+        for warning in warnings {
+            warn!(provider = %self.name, worker = %link.info.name, "{warning}");
+        }
     }
 
     /// The worker says how much it runs.
@@ -160,20 +204,30 @@ impl Provider {
         self.apply(Event::Granted { worker: link.info.key, grant });
     }
 
-    /// The worker's answer came to its end.
+    /// The worker's answer came to its end. The link lets go of it under the same lock, so that a loss of the worker in
+    /// the same instant comes before all of this or after it.
     pub fn completed(&self, link: &WorkerLink, held: &Held) {
-        self.apply(Event::Completed { worker: link.info.key, request: held.record.key, attempt: held.attempt });
+        let mut state = self.lock();
+        link.release(held.stream);
+        let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
+        self.handle(&mut state, Event::Completed { worker, request, attempt });
     }
 
     /// The worker failed a request of which nothing was sent.
     pub fn attempt_failed(&self, link: &WorkerLink, held: &Held, failure: AttemptFailure) {
-        held.exchange().detach();
-        let (request, attempt) = (held.record.key, held.attempt);
-        self.apply(Event::AttemptFailed { worker: link.info.key, request, attempt, failure });
+        let mut state = self.lock();
+        link.release(held.stream);
+        let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
+        held.exchange().detach(attempt);
+        self.handle(&mut state, Event::AttemptFailed { worker, request, attempt, failure });
     }
 
-    /// The worker asked for no new work: it gets the barrier, behind which no request follows.
-    pub fn worker_asked_to_drain(&self, link: &Arc<WorkerLink>) {
+    /// The worker asked for no new work: it gets the barrier, behind which no request follows, and the time that it asked
+    /// for. Nothing runs for longer than the request timeout, so more than that is not given.
+    pub fn worker_asked_to_drain(&self, link: &Arc<WorkerLink>, asked: Option<Duration>) {
+        if let Some(asked) = asked {
+            link.allow_drain(asked.min(self.config().request_timeout) + DRAIN_MARGIN);
+        }
         self.drain_link(link, GracefulShutdown::DRAIN, None, None);
     }
 
@@ -213,10 +267,15 @@ impl Provider {
         if catalogue_changed {
             let links: Vec<_> = state.links.values().cloned().collect();
             for link in links {
-                let models = register::sanitize_models(&link.advertised(), config, &mut Vec::new());
-                self.handle(&mut state, Event::ModelsUpdated { worker: link.info.key, models, load: None });
+                self.apply_catalogue(&mut state, &link);
             }
         }
+    }
+
+    /// Leaves a worker what the catalogue of now allows of what it advertises.
+    fn apply_catalogue(&self, state: &mut State, link: &WorkerLink) {
+        let models = register::sanitize_models(&link.advertised(), &self.config.load(), &mut Vec::new());
+        self.handle(state, Event::ModelsUpdated { worker: link.info.key, models, load: None });
     }
 
     /// Removes the provider: queued requests end, running ones finish, workers drain and are closed.
@@ -225,9 +284,8 @@ impl Provider {
         state.deleted = true;
         self.handle(&mut state, Event::Deleted);
         drop(state);
-        let close = Close { code: 1000, reason: "graceful shutdown complete" };
         for link in self.links() {
-            self.drain_worker(&link, "provider_deleted", Some(close));
+            self.send_away_if_refused(&link);
         }
         self.timer.notify_one();
     }
@@ -260,8 +318,8 @@ impl Provider {
         // Nothing new from here on; what was not written yet goes to somebody else.
         self.handle_quietly(&mut state, Event::WorkerDraining { worker });
         for held in link.take_unwritten() {
-            held.exchange().detach();
             let (request, attempt) = (held.record.key, held.attempt);
+            held.exchange().detach(attempt);
             let failure = AttemptFailure::Draining;
             self.handle_quietly(&mut state, Event::AttemptFailed { worker, request, attempt, failure });
         }
@@ -274,14 +332,14 @@ impl Provider {
         if state.links.remove(&link.info.key).is_none() {
             return;
         }
-        let started = link.started();
-        for held in link.release_all() {
-            if !held.started {
-                held.exchange().detach();
-            }
-        }
+        let begun = |held: &Held| held.exchange().detach(held.attempt) == Detached::Begun;
+        let started = link.release_all().iter().filter(|held| begun(held)).map(|held| held.record.key).collect();
         self.handle(state, Event::WorkerLost { worker: link.info.key, started, cause });
         self.shared.progress.notify_waiters();
+        if state.deleted {
+            // The last of them ends the timer.
+            self.timer.notify_one();
+        }
     }
 
     fn apply(&self, event: Event) {

@@ -11,7 +11,7 @@ use std::time::{Instant, SystemTime};
 use modelrelay_protocol::message::{RelayToWorker, Relays};
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
 use crate::cli::Args;
 use crate::config::Config;
@@ -25,7 +25,6 @@ use crate::routing::Providers;
 use crate::server;
 use crate::shared::Shared;
 use crate::shutdown::ShutdownSignal;
-use crate::socket::session::SECRET_REMOVED;
 
 /// One relay process.
 pub struct Relay {
@@ -64,7 +63,7 @@ pub enum StartError {
 /// Runs until a signal ends it, and says when it could not start.
 pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Result<(), StartError> {
     let keys: Arc<dyn KeyStore> = Arc::new(FileKeyStore::open(&config.api_keys_file)?);
-    let listeners = Listeners::bind(&config).await?;
+    let listeners = Listeners::bind(&config)?;
     let metrics = Arc::new(Metrics::new());
     let shared = Shared::new(config.clone(), Arc::clone(&metrics));
     let limit = config.max_connections;
@@ -129,14 +128,9 @@ impl Relay {
 
     /// Drains every worker whose secret does not admit it any more.
     fn drop_refused_workers(&self) {
-        let now = SystemTime::now();
         for provider in self.providers.all() {
-            let config = provider.config();
             for link in provider.links() {
-                if !config.still_admits(&link.info.secret, now) && link.draining_since().is_none() {
-                    warn!(provider = %provider.name, worker = %link.info.name, "the worker's secret was removed; it is drained");
-                    provider.drain_worker(&link, "secret_removed", Some(SECRET_REMOVED));
-                }
+                provider.send_away_if_refused(&link);
             }
         }
     }
@@ -185,29 +179,28 @@ impl Relay {
 struct Listeners(Vec<(TcpListener, Parts)>);
 
 impl Listeners {
-    async fn bind(config: &Config) -> Result<Self, StartError> {
+    fn bind(config: &Config) -> Result<Self, StartError> {
         let mut listeners = Vec::new();
         let clients = Parts {
             clients: true,
             workers: config.workers_on_client_port || config.worker_listen_addr.is_none(),
             admin: config.admin_listen_addr.is_none(),
         };
-        listeners.push((bind("LISTEN_ADDR", config.listen_addr, "").await?, clients));
+        listeners.push((bind("LISTEN_ADDR", config.listen_addr, "")?, clients));
         if let Some(address) = config.worker_listen_addr {
             let parts = Parts { workers: true, ..Parts::default() };
-            listeners.push((bind("WORKER_LISTEN_ADDR", address, "worker ").await?, parts));
+            listeners.push((bind("WORKER_LISTEN_ADDR", address, "worker ")?, parts));
         }
         if let Some(address) = config.admin_listen_addr {
             let parts = Parts { admin: true, ..Parts::default() };
-            listeners.push((bind("ADMIN_LISTEN_ADDR", address, "admin ").await?, parts));
+            listeners.push((bind("ADMIN_LISTEN_ADDR", address, "admin ")?, parts));
         }
         Ok(Self(listeners))
     }
 }
 
-async fn bind(setting: &'static str, address: SocketAddr, name: &str) -> Result<TcpListener, StartError> {
-    let listener =
-        TcpListener::bind(address).await.map_err(|source| StartError::Listen { setting, address, source })?;
+fn bind(setting: &'static str, address: SocketAddr, name: &str) -> Result<TcpListener, StartError> {
+    let listener = server::listen(address).map_err(|source| StartError::Listen { setting, address, source })?;
     match listener.local_addr() {
         Ok(local) => info!("{name}listening on http://{local}"),
         Err(problem) => error!(%problem, "a listener has no address"),

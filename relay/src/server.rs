@@ -4,6 +4,7 @@
 //! may take for ever; so connections are accepted here.
 
 use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,19 +16,21 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
 use crate::http::{
     self,
-    peer::{ClientIo, Peer},
+    peer::{ClientIo, Peer, WRITE_PATIENCE},
 };
 use crate::shared::{Phase, Shared};
 
-/// From a connection's first byte to the end of its headers.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// From the end of one answer, or the connection's begin, to the end of the next headers: hyper has one timer for a slow
+/// header and for an idle connection. Longer than the 60 s for which nginx and others keep connections to us, for who
+/// closes first must not be us: their next request would be lost on the way.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// Headers of one request, in bytes, and with that the read buffer.
 const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -37,6 +40,19 @@ const MAX_HEADERS: usize = 128;
 
 /// When no descriptor is left, accepting again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Connections that the kernel holds until they are accepted; it cuts this to its own limit. When it holds no more,
+/// clients that believe themselves connected are reset, and a thousand workers do come back at once after a restart.
+const BACKLOG: u32 = 65_535;
+
+/// Listens on `address`.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // Otherwise the port of a relay that just ended could not be taken for a minute.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
 
 /// Serves `router` on `listener` until the process stops; connections are tracked until their last byte.
 pub async fn serve(listener: TcpListener, router: Router, shared: Arc<Shared>, limit: usize, tracker: TaskTracker) {
@@ -50,11 +66,7 @@ pub async fn serve(listener: TcpListener, router: Router, shared: Arc<Shared>, l
         };
         match accepted {
             Ok((stream, peer)) => {
-                let connection = connection(stream, peer, router.clone(), Arc::clone(&shared));
-                tracker.spawn(async move {
-                    connection.await;
-                    drop(place);
-                });
+                tracker.spawn(connection(stream, place, peer, router.clone(), Arc::clone(&shared)));
             }
             Err(error) => {
                 warn!(%error, "a connection could not be accepted");
@@ -64,11 +76,18 @@ pub async fn serve(listener: TcpListener, router: Router, shared: Arc<Shared>, l
     }
 }
 
-async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, shared: Arc<Shared>) {
+/// Serves one connection. Its place goes with the stream, to a worker's socket too.
+async fn connection(
+    stream: TcpStream,
+    place: OwnedSemaphorePermit,
+    peer: SocketAddr,
+    router: Router,
+    shared: Arc<Shared>,
+) {
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "TCP_NODELAY could not be set");
     }
-    let io = ClientIo::new(stream);
+    let io = ClientIo::new(stream, WRITE_PATIENCE, place);
     let flushed = io.flushed();
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(Peer(peer));

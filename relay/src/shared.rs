@@ -21,8 +21,10 @@ pub enum Phase {
     Running,
     /// Unready, and still taking everything: endpoints update late.
     Grace,
-    /// No new work; what is queued and running finishes.
+    /// No new work; what is queued and running finishes, on workers that come back too.
     Draining,
+    /// No request is left that could still be sent to a worker; workers are told to go, and none is let in.
+    Leaving,
     /// The listeners close.
     Stopping,
 }

@@ -38,7 +38,7 @@ use io::{Pulse, PulsedIo};
 const READ_BUFFER_BYTES: usize = 8 << 10;
 
 /// What a worker showed at the door.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Admission {
     /// Where it dialled from.
     pub address: IpAddr,
@@ -52,7 +52,7 @@ pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>
         Ok(accept) => accept,
         Err(refusal) => return *refusal,
     };
-    if relay.shared.phase() >= Phase::Draining {
+    if relay.shared.phase() >= Phase::Leaving {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "the relay is shutting down");
     }
     let (provider, admission) = match admit(&relay, &request) {
@@ -83,7 +83,7 @@ async fn serve(upgraded: Upgraded, provider: Arc<Provider>, admission: Admission
         warn!("a worker's connection is of an unexpected kind");
         return;
     };
-    let stream = parts.io.into_inner().into_inner();
+    let (stream, _place) = parts.io.into_inner().into_parts();
     // Best effort: without it a cancel may sit behind megabytes in the kernel, and all else is the same.
     if let Err(error) = SockRef::from(&stream).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES) {
         debug!(%error, "TCP_NOTSENT_LOWAT is not available");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CancelReason, Credit, MessageError, Parsed, is_false, is_zero, read, type_of};
+use super::{CancelReason, Credit, MessageError, Parsed, is_false, read, type_of};
 
 /// A message from relay to worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -234,9 +234,9 @@ pub struct ModelGrant {
     /// Requests of this relay that may run at once.
     pub slots: u32,
     /// Requests that run for others.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     pub others: u32,
     /// All that the model takes.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     pub capacity: u32,
 }

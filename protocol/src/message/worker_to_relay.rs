@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Credit, MessageError, ModelGrant, Parsed, TokenCounts, is_false, read, type_of};
+use super::{Credit, MessageError, ModelGrant, Parsed, TokenCounts, read, type_of};
 
 /// A message from worker to relay.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -332,7 +332,7 @@ pub struct SlotModel {
     #[serde(default)]
     pub swap_cost_ms: u64,
     /// Never evicted.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default)]
     pub pinned: bool,
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -37,8 +37,8 @@ pub struct Answer {
     is_event_stream: bool,
     length: Option<u64>,
     /// The last bytes that went out, to know whether an event is whole.
-    tail: [u8; 2],
-    passed: u64,
+    tail: Tail,
+    sent_any: bool,
     keepalive: Option<Keepalive>,
     flushed: Option<Flushed>,
 }
@@ -70,6 +70,9 @@ pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>
         }
     };
     ticket.mark_status(head.status.as_u16());
+    if head.is_all() {
+        ticket.mark_delivered();
+    }
     let is_event_stream = is_event_stream(&head);
     let keepalive = ticket.keepalive().filter(|_| is_event_stream);
     let answer = Answer::new(client, ticket, Stage::Streaming, is_event_stream, head.content_length, keepalive);
@@ -115,8 +118,8 @@ impl Answer {
             stage,
             is_event_stream,
             length,
-            tail: [b'\n'; 2],
-            passed: 0,
+            tail: Tail::default(),
+            sent_any: false,
             keepalive: keepalive.map(|after| Keepalive { after, sleep: Box::pin(tokio::time::sleep(after)) }),
         }
     }
@@ -136,13 +139,15 @@ impl Answer {
 
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.exchange.poll_head(cx) {
-            Poll::Ready(Ok(head)) if head.status == StatusCode::OK => {
+            Poll::Ready(Ok(head)) if head.status == StatusCode::OK && is_event_stream(&head) => {
                 self.stage = Stage::Streaming;
                 self.poll_stream(cx)
             }
             Poll::Ready(Ok(head)) => {
-                let message = format!("the backend answered {}", head.status.as_u16());
+                // The client has been told of a stream, and would read anything else as one without events.
+                let message = format!("the backend answered {}, not with a stream", head.status.as_u16());
                 let error = ApiError::new(ErrorKind::Worker("backend_error".into()), message);
+                self.exchange.fail(error.clone());
                 self.break_off(&error, cx)
             }
             Poll::Ready(Err(error)) => self.break_off(&error, cx),
@@ -152,7 +157,7 @@ impl Answer {
 
     fn poll_keepalive(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         // Never inside an event: the comment would become a part of it.
-        let between_events = self.tail == *b"\n\n";
+        let between_events = self.tail.is_between_events();
         let Some(keepalive) = &mut self.keepalive else { return Poll::Pending };
         ready!(keepalive.sleep.as_mut().poll(cx));
         let next = tokio::time::Instant::now() + keepalive.after;
@@ -168,19 +173,15 @@ impl Answer {
 
     fn pass(&mut self, chunk: Bytes) -> Frame<Bytes> {
         if self.is_event_stream {
-            match *chunk.as_ref() {
-                [.., a, b] => self.tail = [a, b],
-                [b] => self.tail = [self.tail[1], b],
-                [] => {}
-            }
+            self.tail.follow(&chunk);
         }
         if let Some(keepalive) = &mut self.keepalive {
             keepalive.sleep.as_mut().reset(tokio::time::Instant::now() + keepalive.after);
         }
+        self.sent_any = true;
         self.ticket.mark_bytes(chunk.len(), self.is_event_stream);
-        self.passed += chunk.len() as u64;
-        if self.length == Some(self.passed) {
-            // hyper does not ask again.
+        // The connection does not ask for the end of a body whose length it knows.
+        if self.length == Some(self.ticket.bytes()) {
             self.ticket.mark_delivered();
         }
         Frame::data(chunk)
@@ -193,7 +194,7 @@ impl Answer {
             return self.poll_abort(cx);
         }
         let mut frame = self.dialect.error_frame(error, &self.request_id);
-        if self.passed > 0 && self.tail != *b"\n\n" {
+        if self.sent_any && !self.tail.is_between_events() {
             // An event was cut in the middle; the frame must not become a part of it.
             frame.insert_str(0, "\n\n");
         }
@@ -243,6 +244,29 @@ impl http_body::Body for Answer {
     }
 }
 
+/// The last four bytes of a stream: as many as the longest line ends of an empty line take.
+struct Tail([u8; 4]);
+
+impl Tail {
+    fn follow(&mut self, chunk: &[u8]) {
+        let keep = chunk.len().min(4);
+        self.0.copy_within(keep.., 0);
+        self.0[4 - keep..].copy_from_slice(&chunk[chunk.len() - keep..]);
+    }
+
+    /// Backends end lines with LF or with CRLF.
+    fn is_between_events(&self) -> bool {
+        self.0.ends_with(b"\n\n") || self.0 == *b"\r\n\r\n"
+    }
+}
+
+impl Default for Tail {
+    /// A stream begins between two events.
+    fn default() -> Self {
+        Self([b'\n'; 4])
+    }
+}
+
 fn is_event_stream(head: &Head) -> bool {
     let content_type = head.headers.get(http::header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     content_type.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
@@ -251,4 +275,21 @@ fn is_event_stream(head: &Head) -> bool {
 /// nginx, and whoever follows it, buffers a stream unless told.
 fn unbuffered(response: &mut Response) {
     response.headers_mut().entry("x-accel-buffering").or_insert(HeaderValue::from_static("no"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_knows_where_events_end_however_they_are_cut() {
+        let after = |chunks: &[&str]| {
+            let mut tail = Tail::default();
+            chunks.iter().for_each(|chunk| tail.follow(chunk.as_bytes()));
+            tail.is_between_events()
+        };
+        assert!(after(&[]) && after(&["data: a\n\n"]) && after(&["data: a\n", "\n"]));
+        assert!(after(&["data: a\r\n\r\n"]) && after(&["data: a\r", "\n\r", "", "\n"]));
+        assert!(!after(&["data: a\n"]) && !after(&["data: a\r\n"]) && !after(&["d"]));
+    }
 }

@@ -1,5 +1,6 @@
 //! A request for a backend: read, routed, submitted, answered.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ pub async fn by_model(State(relay): State<Arc<Relay>>, request: Request<Body>) -
     let (parts, mut body) = request.into_parts();
     match prepare_by_model(&relay, &client, endpoint, &parts, &mut body).await {
         Ok(ticket) => answer(&client, ticket).await,
-        Err(error) => refuse(&relay, &client, endpoint, &error, body),
+        Err(error) => refuse(&relay, &client, endpoint, &error, (&parts.headers, body)),
     }
 }
 
@@ -50,7 +51,7 @@ pub async fn by_response_id(
     let (parts, mut body) = request.into_parts();
     match prepare_by_id(&relay, &client, &id, &parts, &mut body).await {
         Ok(ticket) => answer(&client, ticket).await,
-        Err(error) => refuse(&relay, &client, endpoint, &error, body),
+        Err(error) => refuse(&relay, &client, endpoint, &error, (&parts.headers, body)),
     }
 }
 
@@ -60,8 +61,14 @@ fn opening(relay: &Relay, request: &Request<Body>) -> (Client, Endpoint) {
     (Client::of(request), endpoint)
 }
 
-fn refuse(relay: &Relay, client: &Client, endpoint: Endpoint, error: &ApiError, body: Body) -> Response {
-    intake::discard(body);
+fn refuse(
+    relay: &Relay,
+    client: &Client,
+    endpoint: Endpoint,
+    error: &ApiError,
+    (headers, body): (&HeaderMap, Body),
+) -> Response {
+    intake::discard(headers, body);
     relay.shared.metrics.unrouted_request_finished(endpoint, Outcome::of_error(error.kind()), error.status());
     tracing::info!(
         request_id = client.request_id,
@@ -87,7 +94,7 @@ async fn prepare_by_model(
     let read_at = Instant::now();
     let content_type = text_header(&parts.headers, "content-type");
     let routed = parse::parse(content_type, &body)?;
-    let route = relay.providers.route(text_header(&parts.headers, "x-modelrelay-provider"), &routed.model)?;
+    let route = relay.providers.route(named_provider(&parts.headers).as_deref(), &routed.model)?;
     caller.check_model(&route.provider.name, &[&routed.model, &route.model])?;
     let body = if *route.model == *routed.model { body } else { rename(relay, &body, &routed, &route.model)? };
     let outline = Outline {
@@ -131,7 +138,7 @@ async fn prepare_by_id(
             let worker = wait_for_origin(&provider, &origin).await?;
             (provider, origin.model, worker)
         }
-        None => sole_worker(relay, text_header(&parts.headers, "x-modelrelay-provider"))?,
+        None => sole_worker(relay, named_provider(&parts.headers).as_deref())?,
     };
     caller.check_model(&provider.name, &[&model])?;
     let outline = Outline {
@@ -271,6 +278,11 @@ fn backend_headers(map: &HeaderMap, admin_token: Option<&Secret>) -> BTreeMap<St
             .or_insert_with(|| value.to_owned());
     }
     kept
+}
+
+/// The provider that a request names; one that is not text is named all the same, and does not exist.
+fn named_provider(headers: &HeaderMap) -> Option<Cow<'_, str>> {
+    headers.get("x-modelrelay-provider").map(|value| String::from_utf8_lossy(value.as_bytes()))
 }
 
 fn text_header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

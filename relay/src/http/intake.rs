@@ -8,6 +8,7 @@ use std::time::Duration;
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 
@@ -51,8 +52,12 @@ pub async fn read(headers: &HeaderMap, body: &mut Body, budget: &Arc<Budget>, li
 }
 
 /// Reads on without keeping anything, so that a client which is still sending gets to read why it was refused: closing
-/// under its writes would reset the connection, and the answer with it. Bounded, for whoever sends without end.
-pub fn discard(mut body: Body) {
+/// under its writes would reset the connection, and the answer with it. Bounded, for whoever sends without end. A client
+/// that waits to be asked for its body (`Expect: 100-continue`) is not asked: to read would be to ask.
+pub fn discard(headers: &HeaderMap, mut body: Body) {
+    if body.is_end_stream() || headers.contains_key(http::header::EXPECT) {
+        return;
+    }
     tokio::spawn(async move {
         let discarding = async {
             let mut left = DISCARD_BYTES;

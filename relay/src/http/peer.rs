@@ -5,10 +5,16 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Sleep;
+
+/// How long a client may take no byte of what is there for it.
+pub const WRITE_PATIENCE: Duration = Duration::from_secs(120);
 
 /// The address of the connection's other end, put into every request by the listener.
 #[derive(Clone, Copy, Debug)]
@@ -25,17 +31,23 @@ impl Flushed {
     }
 }
 
-/// A client's connection that says whether its output is stuck.
+/// A client's connection that says whether its output is stuck, and breaks when it is for too long: nothing else would
+/// ever end an answer that is complete here and that nobody reads.
 #[derive(Debug)]
 pub struct ClientIo {
     inner: TcpStream,
     blocked: Flushed,
+    patience: Duration,
+    /// Runs while the output is stuck.
+    giving_up: Option<Pin<Box<Sleep>>>,
+    place: OwnedSemaphorePermit,
 }
 
 impl ClientIo {
-    /// Watches `inner`.
-    pub fn new(inner: TcpStream) -> Self {
-        Self { inner, blocked: Flushed::default() }
+    /// Watches `inner`, which takes one place of its listener, and breaks when its output is stuck for longer than
+    /// `patience`.
+    pub fn new(inner: TcpStream, patience: Duration, place: OwnedSemaphorePermit) -> Self {
+        Self { inner, blocked: Flushed::default(), patience, giving_up: None, place }
     }
 
     /// A view on whether the output is stuck.
@@ -43,14 +55,21 @@ impl ClientIo {
         self.blocked.clone()
     }
 
-    /// The connection itself.
-    pub fn into_inner(self) -> TcpStream {
-        self.inner
+    /// The connection itself, and the place that it takes for as long as it is open.
+    pub fn into_parts(self) -> (TcpStream, OwnedSemaphorePermit) {
+        (self.inner, self.place)
     }
 
-    fn note<T>(&self, polled: Poll<T>) -> Poll<T> {
+    fn note(&mut self, polled: Poll<io::Result<usize>>, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         self.blocked.0.store(polled.is_pending(), Ordering::Relaxed);
-        polled
+        if polled.is_ready() {
+            self.giving_up = None;
+            return polled;
+        }
+        let patience = self.patience;
+        let giving_up = self.giving_up.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+        ready!(giving_up.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client has stopped reading")))
     }
 }
 
@@ -63,7 +82,7 @@ impl AsyncRead for ClientIo {
 impl AsyncWrite for ClientIo {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.inner).poll_write(cx, buf);
-        self.note(polled)
+        self.note(polled, cx)
     }
 
     fn poll_write_vectored(
@@ -72,7 +91,7 @@ impl AsyncWrite for ClientIo {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
-        self.note(polled)
+        self.note(polled, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -85,5 +104,28 @@ impl AsyncWrite for ClientIo {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_that_nobody_reads_breaks() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let mut io = ClientIo::new(accepted, Duration::from_millis(20), place);
+        let flushed = io.flushed();
+        let broke = io.write_all(&vec![0; 64 << 20]).await.unwrap_err();
+        assert_eq!((broke.kind(), flushed.is_flushed()), (io::ErrorKind::TimedOut, false));
+        drop(silent);
     }
 }

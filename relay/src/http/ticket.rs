@@ -88,6 +88,11 @@ impl Ticket {
         self.last_byte_at = Some(now);
     }
 
+    /// How many bytes of the answer went to the client.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// The answer went out whole.
     pub fn mark_delivered(&mut self) {
         self.delivered = true;
@@ -112,7 +117,7 @@ impl Ticket {
         tracing::info!(
             request_id = outline.id,
             provider = %outline.provider,
-            model = %outline.model,
+            model = &*outline.model,
             endpoint = outline.endpoint.as_str(),
             worker = progress.worker.as_deref(),
             outcome = outcome.as_str(),
@@ -130,8 +135,13 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let duration = self.record.outline.received_at.elapsed();
         let (outcome, code) = self.outcome();
+        let complete = self.record.exchange.is_complete();
         self.record.exchange.close();
-        self.provider.cancel(self.record.key, CancelReason::ClientDisconnect);
+        // An answer that is complete is about to be reported as such by the worker's session; its worker, which holds
+        // nothing any more, must not be told to stop it.
+        if !complete {
+            self.provider.cancel(self.record.key, CancelReason::ClientDisconnect);
+        }
         let stream = self.record.outline.is_streaming;
         self.series.finished(RequestEnd { outcome, code, stream, duration });
         let metrics = &self.provider.shared.metrics;

@@ -70,7 +70,7 @@ impl Provider {
         info!(
             request_id = record.outline.id,
             provider = %self.name,
-            model = %record.outline.model,
+            model = &*record.outline.model,
             worker = %link.info.name,
             attempt,
             queue_ms = waited.as_millis() as u64,
@@ -87,7 +87,7 @@ impl Provider {
         match failure {
             Failure::QueueFull { .. } => warn!(request_id = record.outline.id, provider = %self.name, "queue full"),
             Failure::QueueTimeout { .. } => {
-                warn!(request_id = record.outline.id, provider = %self.name, model = %record.outline.model, "queue timeout");
+                warn!(request_id = record.outline.id, provider = %self.name, model = &*record.outline.model, "queue timeout");
             }
             Failure::RequeueExhausted => {
                 warn!(request_id = record.outline.id, provider = %self.name, attempts, "requeue exhausted");
@@ -179,12 +179,12 @@ impl Provider {
         let label = RequeueLabel::from(reason);
         self.series.requeued(label);
         let Some(record) = state.requests.get(&request) else { return };
-        record.exchange.detach();
+        record.exchange.detach(attempt);
         record.progress().dispatched_at = None;
         warn!(
             request_id = record.outline.id,
             provider = %self.name,
-            model = %record.outline.model,
+            model = &*record.outline.model,
             reason = label.as_str(),
             attempt,
             "request requeued"

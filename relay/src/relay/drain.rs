@@ -21,9 +21,11 @@ impl Relay {
     pub(super) async fn drain(self: &Arc<Self>, signal: StopSignal, connections: TaskTracker) {
         let config = self.shared.config.load_full();
         info!(signal = signal.as_str(), "graceful shutdown");
-        self.shared.enter(Phase::Grace);
-        tokio::time::sleep(config.shutdown_grace).await;
-
+        // Without a grace not even for a moment: who has seen that we are unready must not get in.
+        if !config.shutdown_grace.is_zero() {
+            self.shared.enter(Phase::Grace);
+            tokio::time::sleep(config.shutdown_grace).await;
+        }
         self.shared.enter(Phase::Draining);
         let deadline = Instant::now() + config.drain_timeout;
         for provider in self.all_providers() {
@@ -31,6 +33,7 @@ impl Relay {
         }
         // Workers keep taking from the queue until nothing is left that one of them might still be sent.
         let settled = self.wait_until(Provider::is_settled, deadline).await;
+        self.shared.enter(Phase::Leaving);
         if settled {
             let left = deadline.saturating_duration_since(Instant::now()).as_secs();
             for link in self.all_providers().iter().flat_map(|provider| provider.links()) {

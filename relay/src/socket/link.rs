@@ -3,7 +3,7 @@
 //! The link owns the map from its own streams and request ids to exchanges. An answer for a request that this worker
 //! does not hold finds nothing there, so it can reach nobody; and a chunk takes no lock that another worker takes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -24,7 +24,6 @@ use crate::request::RequestRecord;
 const LAST_STREAM: u32 = u32::MAX - 1_000_000;
 
 /// What is known of a worker, apart from its state.
-#[derive(Debug)]
 pub struct WorkerInfo {
     /// Its connection, for the core.
     pub key: WorkerKey,
@@ -104,6 +103,10 @@ struct State {
     heard_at: SystemTime,
     ws_ping: bool,
     draining_since: Option<Instant>,
+    /// How long the drain may last, where the worker asked for a time of its own.
+    drain_allowed: Option<Duration>,
+    /// The core has said that this draining worker has nothing left, which it says once.
+    is_drained: bool,
     close_when_idle: Option<Close>,
     close: Option<Close>,
 }
@@ -134,6 +137,8 @@ impl WorkerLink {
             heard_at: SystemTime::now(),
             ws_ping: false,
             draining_since: None,
+            drain_allowed: None,
+            is_drained: false,
             close_when_idle: None,
             close: None,
         };
@@ -152,10 +157,9 @@ impl WorkerLink {
         state.by_request_id.insert(Arc::clone(&request_id), stream);
         state.by_key.insert(record.key, stream);
         if self.info.core1 {
-            let (window, told) = match small_window {
-                true => (SMALL_STREAM_WINDOW_BYTES, Some(SMALL_STREAM_WINDOW_BYTES)),
-                false => (STREAM_WINDOW_BYTES, None),
-            };
+            let usual = if small_window { SMALL_STREAM_WINDOW_BYTES } else { STREAM_WINDOW_BYTES };
+            let window = usual.min(self.info.max_unread_bytes).max(1);
+            let told = (window != STREAM_WINDOW_BYTES).then_some(window);
             let flow = ReceiveWindow::new(window, self.info.max_unread_bytes.max(window));
             record.exchange.begin(attempt, Some((flow, CreditTarget { link: Arc::clone(self), stream })));
             let text = record.core1_text(&request_id, stream, told);
@@ -207,11 +211,17 @@ impl WorkerLink {
         Some(held)
     }
 
-    /// Everything that the worker holds, when its socket is gone.
+    /// Everything that the worker holds, when its socket is gone or is about to go: what waits of it is dropped, for an
+    /// older link that still writes must not begin what others have been given.
     pub fn release_all(&self) -> Vec<Held> {
         let mut state = self.lock();
         state.by_request_id.clear();
         state.by_key.clear();
+        state.outbox.take_unwritten_requests();
+        let streams: Vec<u32> = state.held.keys().copied().collect();
+        for stream in streams {
+            state.outbox.discard(stream);
+        }
         state.held.drain().map(|(_, held)| held).collect()
     }
 
@@ -220,11 +230,6 @@ impl WorkerLink {
         let mut state = self.lock();
         let unwritten = state.outbox.take_unwritten_requests();
         unwritten.into_iter().filter_map(|(stream, _)| state.forget(stream)).collect()
-    }
-
-    /// Requests whose response head went to the client.
-    pub fn started(&self) -> HashSet<RequestKey> {
-        self.lock().held.values().filter(|held| held.started).map(|held| held.record.key).collect()
     }
 
     /// The worker may send so much more of this answer.
@@ -255,12 +260,23 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
+    /// Gives a drain that has not begun yet this time instead of the usual one.
+    pub fn allow_drain(&self, time: Duration) {
+        let mut state = self.lock();
+        if state.draining_since.is_none() {
+            state.drain_allowed = Some(time);
+        }
+    }
+
     /// Queues `graceful_shutdown`; the caller has requeued what was unwritten and sends nothing more.
     pub fn begin_drain(&self, reason: &str, timeout_secs: Option<u64>, close_when_idle: Option<Close>) {
         let message = GracefulShutdown { reason: Some(reason.to_owned()), drain_timeout_secs: timeout_secs };
         let mut state = self.lock();
         state.draining_since.get_or_insert_with(Instant::now);
         state.close_when_idle = close_when_idle.or(state.close_when_idle);
+        if state.is_drained {
+            state.close = state.close.or(state.close_when_idle);
+        }
         state.outbox.push_text(encode(&RelayToWorker::GracefulShutdown(message)));
         drop(state);
         self.wake.notify_one();
@@ -289,11 +305,11 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
-    /// Until when a drain may last that began before and has not ended.
-    pub fn drain_deadline(&self, timeout: Duration) -> Option<Instant> {
+    /// Until when a drain may last that began before and has not ended; `usual` is the time where the worker asked for none.
+    pub fn drain_deadline(&self, usual: Duration) -> Option<Instant> {
         let state = self.lock();
         let since = state.draining_since.filter(|_| state.close.is_none())?;
-        Some(since + timeout)
+        Some(since + state.drain_allowed.map_or(usual, |allowed| allowed.max(usual)))
     }
 
     /// Since when the worker has been draining.
@@ -304,6 +320,7 @@ impl WorkerLink {
     /// The worker holds nothing any more and is draining.
     pub fn handle_drained(&self) {
         let mut state = self.lock();
+        state.is_drained = true;
         state.close = state.close.or(state.close_when_idle);
         drop(state);
         self.wake.notify_one();
@@ -390,5 +407,92 @@ fn on_the_wire(reason: CancelReason) -> (wire::CancelReason, Option<&'static str
         CancelReason::WorkerFault => (wire::CancelReason::ClientDisconnect, Some("the answer broke the protocol")),
         CancelReason::Timeout => (wire::CancelReason::Timeout, None),
         CancelReason::DrainDeadline => (wire::CancelReason::ServerShutdown, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use modelrelay_protocol::dialect::Dialect;
+    use modelrelay_protocol::paths::Endpoint;
+
+    use super::*;
+    use crate::budget::Budget;
+    use crate::request::Outline;
+
+    fn link() -> Arc<WorkerLink> {
+        let info = WorkerInfo {
+            key: WorkerKey(1),
+            id: "w".into(),
+            provider: "p".into(),
+            name: "box".into(),
+            version: None,
+            instance: None,
+            pool: None,
+            address: IpAddr::from([127, 0, 0, 1]),
+            core1: true,
+            secret: [0; 32],
+            request_window: 10,
+            max_unread_bytes: 1 << 20,
+            connected_at: SystemTime::now(),
+        };
+        WorkerLink::new(info, vec![])
+    }
+
+    fn record() -> Arc<RequestRecord> {
+        let outline = Outline {
+            id: "id".into(),
+            model: "m".into(),
+            provider: "p".into(),
+            endpoint: Endpoint::ChatCompletions,
+            dialect: Dialect::OpenAi,
+            method: "POST",
+            path_and_query: "/v1/chat/completions".into(),
+            headers: std::collections::BTreeMap::new(),
+            is_streaming: false,
+            body: bytes::Bytes::from_static(b"0123456789abcdef"),
+            received_at: Instant::now(),
+        };
+        let exchange = Exchange::new(Budget::new(1 << 20), 1 << 20, 1 << 20);
+        Arc::new(RequestRecord::new(RequestKey(1), outline, exchange))
+    }
+
+    #[test]
+    fn a_link_that_was_given_up_writes_nothing_of_what_others_have_now() {
+        let unwritten = link();
+        unwritten.send(&record(), 1, false);
+        assert_eq!(unwritten.release_all().len(), 1);
+        assert!(matches!(unwritten.next_output(), Output::Nothing));
+
+        let half_written = link();
+        half_written.send(&record(), 1, false);
+        assert!(matches!(half_written.next_output(), Output::Frame(Frame::Text(_))));
+        half_written.release_all();
+        assert!(matches!(half_written.next_output(), Output::Nothing));
+    }
+
+    #[test]
+    fn a_worker_that_is_idle_when_its_drain_is_to_close_it_is_closed() {
+        let link = link();
+        let close = Close { code: 1000, reason: "x" };
+        link.begin_drain("drain", None, None);
+        link.handle_drained();
+        assert!(matches!(link.next_output(), Output::Frame(_)) && matches!(link.next_output(), Output::Nothing));
+        link.begin_drain("provider_deleted", None, Some(close));
+        assert!(matches!(link.next_output(), Output::Frame(_)));
+        assert!(matches!(link.next_output(), Output::Close(closing) if closing == close));
+    }
+
+    #[test]
+    fn only_a_drain_of_the_workers_own_has_the_time_that_it_asked_for() {
+        let (usual, asked) = (Duration::from_secs(30), Duration::from_secs(600));
+        let lasts = |link: &WorkerLink| Some(link.drain_deadline(usual)? - link.draining_since()?);
+        let own = link();
+        own.allow_drain(asked);
+        own.begin_drain("drain", None, None);
+        assert_eq!(lasts(&own), Some(asked));
+        let ordered = link();
+        ordered.begin_drain("secret_removed", None, None);
+        ordered.allow_drain(asked);
+        assert_eq!(lasts(&ordered), Some(usual));
     }
 }

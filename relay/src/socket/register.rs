@@ -90,7 +90,12 @@ pub fn sanitize_models(models: &[String], provider: &ProviderConfig, warnings: &
     );
     kept.truncate(provider.max_models_per_worker);
     for model in foreign.iter().take(8) {
-        warnings.push(format!("model {model} dropped: not in the catalogue of provider {}", provider.name));
+        let model: String = model.chars().filter(|c| !c.is_control()).collect();
+        warnings.push(format!(
+            "model {} dropped: not in the catalogue of provider {}",
+            model.escape_debug(),
+            provider.name
+        ));
     }
     if foreign.len() > 8 {
         warnings.push(format!("{} more models dropped: not in the catalogue", foreign.len() - 8));

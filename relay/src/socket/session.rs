@@ -115,7 +115,7 @@ where
     for warning in &ack.warnings {
         warn!(provider = %provider.name, worker = %link.info.name, "{warning}");
     }
-    provider.join(&link, &accepted, register.current_load, ack);
+    provider.join(&link, &accepted, &config, register.current_load, ack);
     run(socket, pulse, &provider, &link).await;
 }
 

@@ -11,10 +11,12 @@ pub mod fake_backend;
 pub mod fake_relay;
 pub mod process;
 pub mod relay;
+pub mod trace;
+pub mod usage;
 pub mod worker;
 pub mod worker_process;
 
-use std::{future::Future, time::Duration};
+use std::{env, future::Future, io::Write, time::Duration};
 
 use process::Log;
 
@@ -32,4 +34,14 @@ pub async fn within_for<T>(patience: Duration, what: &str, log: &Log, future: im
         Ok(value) => value,
         Err(_) => panic!("waited {patience:?} in vain for: {what}\n{}", log.dump()),
     }
+}
+
+/// Says in one line why this machine cannot run a test, past the capture of a test's output. Where nobody would read the
+/// line, in CI, it fails the test instead.
+///
+/// # Panics
+/// When `CI` is `true`.
+pub fn cannot_run(why: &str) {
+    assert!(env::var("CI").as_deref() != Ok("true"), "cannot run: {why}");
+    let _ = writeln!(std::io::stderr(), "cannot run: {why}");
 }

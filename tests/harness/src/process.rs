@@ -54,6 +54,17 @@ impl Spawn {
         self
     }
 
+    /// Runs it through another program that takes a command line, such as a tracer: `wrapper` then the program.
+    #[must_use]
+    pub fn under<const N: usize>(mut self, wrapper: [&str; N]) -> Self {
+        let program = std::mem::replace(&mut self.binary, wrapper[0].into());
+        let mut args: Vec<String> = wrapper[1..].iter().map(ToString::to_string).collect();
+        args.push(program.to_string_lossy().into_owned());
+        args.append(&mut self.args);
+        self.args = args;
+        self
+    }
+
     /// Where the program runs.
     #[must_use]
     pub fn working_dir(mut self, dir: impl AsRef<Path>) -> Self {

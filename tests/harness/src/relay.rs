@@ -15,6 +15,8 @@ use crate::{
     PATIENCE,
     client::{Pending, Reply, Request, Response},
     process::{Log, Process, Spawn},
+    trace::Trace,
+    usage::Usage,
     worker::{Dial, FakeWorker},
 };
 
@@ -49,6 +51,20 @@ impl RelayBuilder {
     #[must_use]
     pub fn arg(mut self, arg: &str) -> Self {
         self.spawn = self.spawn.arg(arg);
+        self
+    }
+
+    /// Runs it through another program that takes a command line.
+    #[must_use]
+    pub fn under<const N: usize>(mut self, wrapper: [&str; N]) -> Self {
+        self.spawn = self.spawn.under(wrapper);
+        self
+    }
+
+    /// Records its system calls, all that `filter` (strace's `-e trace=`) names.
+    #[must_use]
+    pub fn traced(mut self, trace: &Trace, filter: &str) -> Self {
+        self.spawn = trace.of(self.spawn, filter);
         self
     }
 
@@ -156,6 +172,19 @@ impl Relay {
     /// Its process, to signal it or to await its end.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
+    }
+
+    /// What it uses of the machine.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        Usage::of(self.process.pid().expect("the relay runs"))
+    }
+
+    /// The value of a metric: the sum over the series whose line begins with `series`.
+    pub async fn metric(&self, series: &str) -> f64 {
+        let metrics = self.admin("GET", "/metrics").await.with_status(200).text();
+        let lines = metrics.lines().filter(|line| line.starts_with(series));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
     /// Replaces a file of its working folder in one step, as an editor or a Secret mount does.

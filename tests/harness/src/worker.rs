@@ -5,7 +5,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio_tungstenite::{WebSocketStream, tungstenite::Message};
 
 pub use self::{answer::response_piece, dial::Dial};
-use crate::{process::Log, within};
+use crate::{PATIENCE, process::Log, within, within_for};
 
 mod answer;
 mod dial;
@@ -200,10 +200,21 @@ impl FakeWorker {
         let _ = within("room to send to the relay", &self.log, self.socket.send(message)).await;
     }
 
+    /// Sends WebSocket messages with one flush at their end, so that they arrive together.
+    pub async fn send_together(&mut self, messages: Vec<Message>) {
+        let mut messages = futures_util::stream::iter(messages.into_iter().map(Ok));
+        let _ = within("room to send to the relay", &self.log, self.socket.send_all(&mut messages)).await;
+    }
+
     /// The next frame, as it came. WebSocket Pings are answered below this.
     pub async fn recv(&mut self) -> Frame {
+        self.recv_within(PATIENCE).await
+    }
+
+    /// As [`Self::recv`], with a patience of its own: for workers that idle.
+    pub async fn recv_within(&mut self, patience: Duration) -> Frame {
         loop {
-            let message = within("a message from the relay", &self.log, self.socket.next()).await;
+            let message = within_for(patience, "a message from the relay", &self.log, self.socket.next()).await;
             return match message {
                 None => Frame::Close(0, String::new()),
                 Some(Err(_)) => Frame::Close(1006, String::new()),

@@ -15,6 +15,7 @@ pub use rig::Rig;
 pub use stack::{Stack, wait_for_model};
 
 use crate::process::{Process, Spawn};
+use crate::trace::Trace;
 
 /// The secret that workers use unless a test sets another one. Also planted: it must never appear in a log.
 pub const WORKER_SECRET: &str = "planted-worker-secret-5b1f";
@@ -175,6 +176,12 @@ impl WorkerBuilder {
     #[must_use]
     pub fn arg(self, arg: &str) -> Self {
         Self { spawn: self.spawn.arg(arg) }
+    }
+
+    /// Records its system calls, all that `filter` (strace's `-e trace=`) names.
+    #[must_use]
+    pub fn traced(self, trace: &Trace, filter: &str) -> Self {
+        Self { spawn: trace.of(self.spawn, filter) }
     }
 
     /// Starts the program without waiting for anything: for settings that end it.

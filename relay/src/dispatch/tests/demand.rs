@@ -50,12 +50,12 @@ fn nothing_waiting_is_told_as_an_empty_list() {
 }
 
 #[test]
-fn request_that_was_sent_needs_no_word() {
+fn request_that_was_sent_is_told_as_well() {
     let mut p = busy_worker(&["m"]);
     p.submit(1, "m");
     p.submit(2, "m");
     p.pass(1.0);
-    assert_eq!(p.grant(1, 1, 7, 2), ["send r1 to w1 #1"], "the worker counts down by itself");
+    assert_eq!(p.grant(1, 1, 7, 2), ["send r1 to w1 #1", "demand w1: m 1 1000 1000"], "the last state is always told");
     assert_eq!(p.pass(1.0), NOTHING);
     assert_eq!(p.submit(3, "m"), ["demand w1: m 2 2000 2000"]);
 }

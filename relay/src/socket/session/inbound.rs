@@ -12,7 +12,7 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::frame::{self, BodyKind};
 use modelrelay_protocol::headers;
 use modelrelay_protocol::message::{Parsed, Pong, ResponseComplete, ResponseStart, WorkerError, WorkerToRelay};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::unix_ms;
 use crate::affinity::Origin;
@@ -44,16 +44,7 @@ pub(super) fn handle_text(provider: &Arc<Provider>, link: &Arc<WorkerLink>, text
         WorkerToRelay::ResponseComplete(complete) => response_complete(provider, link, complete),
         WorkerToRelay::Error(error) => worker_error(provider, link, error),
         WorkerToRelay::Pong(pong) => handle_pong(provider, link, pong),
-        WorkerToRelay::ModelsUpdate(update) => {
-            let mut warnings = Vec::new();
-            let models = register::sanitize_models(&update.models, &provider.config(), &mut warnings);
-            info!(provider = %provider.name, worker = %link.info.name, models = models.len(), "models updated");
-            for warning in warnings {
-                warn!(provider = %provider.name, worker = %link.info.name, "{warning}");
-            }
-            link.set_advertised(update.models);
-            provider.models_updated(link, models, update.current_load);
-        }
+        WorkerToRelay::ModelsUpdate(update) => provider.models_updated(link, update),
         WorkerToRelay::Credit(credit) => link.add_credit(credit.stream, credit.bytes),
         WorkerToRelay::Grant(grant) if link.info.core1 => {
             let grant =
@@ -63,7 +54,7 @@ pub(super) fn handle_text(provider: &Arc<Provider>, link: &Arc<WorkerLink>, text
         WorkerToRelay::Drain(drain) if link.info.core1 => {
             let said: String = drain.reason.chars().filter(|c| !c.is_control()).take(128).collect();
             debug!(worker = %link.info.name, said, "worker drains itself");
-            provider.worker_asked_to_drain(link);
+            provider.worker_asked_to_drain(link, drain.timeout_secs.map(Duration::from_secs));
         }
         WorkerToRelay::Grant(_)
         | WorkerToRelay::Drain(_)
@@ -167,10 +158,7 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, complete: Resp
         provider.shared.affinity.remember(&id, origin, Instant::now());
     }
     match held.exchange().finish(held.attempt) {
-        Ok(()) | Err(PushError::Stale) => {
-            link.release(held.stream);
-            provider.completed(link, &held);
-        }
+        Ok(()) | Err(PushError::Stale) => provider.completed(link, &held),
         Err(error) => push_failed(provider, link, &held, error),
     }
 }
@@ -212,7 +200,6 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
         Some(after) if api_error.retry_after().is_some() => api_error.with_retry_after(after),
         _ => api_error,
     };
-    link.release(held.stream);
     if held.started {
         held.exchange().fail(api_error);
         provider.completed(link, &held);

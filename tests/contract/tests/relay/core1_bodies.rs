@@ -225,3 +225,32 @@ async fn error_statuses_and_their_bodies_pass() {
     worker.fail(&job.id, "bad_path", "x").await;
     openai_error(&pending.reply().await, 502, "server_error", "bad_path");
 }
+
+#[tokio::test]
+async fn an_answer_of_announced_length_is_counted_as_answered() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    for body in ["12345", ""] {
+        let pending = relay.begin(chat("m"));
+        let job = worker.expect_request().await;
+        worker
+            .send(&json!({"type": "response_start", "request_id": job.id, "status_code": 200, "headers": [],
+                "content_length": body.len()}))
+            .await;
+        worker.pieces(&job, body.as_bytes()).await;
+        worker.finish(&job).await;
+        let reply = pending.reply().await.with_status(200);
+        assert_eq!((reply.text().as_str(), reply.aborted), (body, false));
+    }
+    relay
+        .eventually("both requests are counted", || async {
+            relay.admin_json("/admin/stats").await["providers"]["local"]["requests"]
+                .as_object()
+                .is_some_and(|requests| requests.values().filter_map(serde_json::Value::as_u64).sum::<u64>() == 2)
+        })
+        .await;
+    let stats = relay.admin_json("/admin/stats").await;
+    assert_eq!(stats["providers"]["local"]["requests"], json!({"ok": 2}));
+    assert_eq!(stats["providers"]["local"]["tokens"]["output"], 4);
+    worker.expect_quiet().await;
+}

@@ -158,3 +158,20 @@ async fn unknown_fields_and_message_types_are_ignored() {
     worker.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
 }
+
+#[tokio::test]
+async fn a_worker_that_drains_itself_has_the_time_that_it_asked_for() {
+    let relay = Relay::builder().env("DRAIN_TIMEOUT_SECS", "1").env("QUEUE_TIMEOUT_SECS", "3").start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let pending = relay.begin(chat_stream("m"));
+    let job = worker.expect_request().await;
+    worker.start_stream(&job, "data: a\n\n").await;
+    worker.send(&json!({"type": "drain", "reason": "SIGTERM", "timeout_secs": 600})).await;
+    assert_eq!(worker.expect("graceful_shutdown").await["reason"], "drain");
+    // Waits for longer than the relay's own drains may take.
+    let _ = relay.fetch(chat("nobody's")).await.with_status(504);
+    worker.stream_on(&job, "data: b\n\n").await;
+    worker.end_stream(&job).await;
+    let reply = pending.reply().await.with_status(200);
+    assert_eq!((reply.text().as_str(), reply.aborted), ("data: a\n\ndata: b\n\n", false));
+}

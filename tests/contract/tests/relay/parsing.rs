@@ -208,3 +208,18 @@ async fn a_client_that_stops_mid_body_harms_nobody() {
     worker.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
 }
+
+#[tokio::test]
+async fn a_body_that_waits_to_be_asked_for_is_refused_without_being_sent() {
+    let relay = Relay::builder().env("MAX_REQUEST_BYTES", "65536").start().await;
+    let mut connection = RawConnection::open(relay.addr(), relay.log()).await;
+    connection
+        .write(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\
+             expect: 100-continue\r\n\r\n",
+        )
+        .await;
+    // Were it asked for, this would wait for the body.
+    let text = connection.read_to_end().await;
+    assert!(text.starts_with("HTTP/1.1 413"), "{text}");
+}

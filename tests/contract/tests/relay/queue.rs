@@ -235,3 +235,12 @@ async fn a_worker_that_loses_a_model_gets_no_more_requests_for_it() {
     relay.wait_for_queue_depth("local", 1).await;
     worker.expect_quiet().await;
 }
+
+#[tokio::test]
+async fn a_model_of_several_lines_cannot_forge_a_line_of_the_log() {
+    let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "1").start().await;
+    let _ = relay.fetch(chat("m\nFORGED")).await.with_status(504);
+    relay.log().wait_for_line("queue timeout").await;
+    relay.log().wait_for_line("response complete").await;
+    assert!(!relay.log().lines().iter().any(|line| line.starts_with("FORGED")), "{}", relay.log().dump());
+}

@@ -166,3 +166,41 @@ async fn an_api_key_does_not_change_the_configurations_hash() {
     let _ = relay.fetch(Request::get("/v1/models")).await.with_status(200);
     assert_eq!(config_hash(&relay).await, before);
 }
+
+#[tokio::test]
+async fn a_worker_that_registers_after_its_provider_went_is_sent_away() {
+    let relay = Relay::builder().config(two_providers("", "")).start().await;
+    let mut worker = relay.dial().provider("other").open().await;
+    relay.replace_file("relay.yaml", &one_provider(""));
+    relay.log().wait_for_line("provider removed").await;
+    worker.register_core1(&["m"], 1).await;
+    worker.expect("graceful_shutdown").await;
+    assert_eq!(worker.expect_close().await.0, 1000);
+}
+
+#[tokio::test]
+async fn a_worker_that_registers_after_its_secret_went_is_sent_away() {
+    let relay = Relay::builder().config(one_provider("")).start().await;
+    let mut worker = relay.dial().open().await;
+    let other = "providers: [{name: local, workerSecrets: [{value: another-secret-of-the-tests}]}]";
+    relay.replace_file("relay.yaml", other);
+    relay.log().wait_for_line("configuration applied").await;
+    worker.register_core1(&["m"], 1).await;
+    worker.expect("graceful_shutdown").await;
+    assert_eq!(worker.expect_close().await.0, 1008);
+}
+
+#[tokio::test]
+async fn an_admin_can_cancel_what_a_removed_provider_still_runs() {
+    let relay = Relay::builder().config(two_providers("", "")).start().await;
+    let mut worker = relay.dial().provider("other").open().await;
+    worker.register(&["m"], 1).await;
+    let pending = relay.begin(chat("m").header("x-modelrelay-provider", "other").header("x-request-id", "mine"));
+    let job = worker.expect_request().await;
+    relay.replace_file("relay.yaml", &one_provider(""));
+    relay.log().wait_for_line("provider removed").await;
+    worker.expect("graceful_shutdown").await;
+    let _ = relay.admin("POST", "/admin/requests/mine/cancel").await.with_status(202);
+    worker.expect_cancel(&job.id).await;
+    let _ = pending.reply().await.with_status(503);
+}

@@ -217,3 +217,14 @@ async fn an_empty_answer_of_a_backend_passes() {
     let reply = pending.reply().await;
     assert_eq!((reply.status, reply.body.len(), reply.aborted), (204, 0, false));
 }
+
+#[tokio::test]
+async fn a_large_upload_to_a_wrong_path_or_method_still_reads_why() {
+    let relay = Relay::start().await;
+    for (method, path, status) in [("POST", "/v1/files", 404), ("PUT", "/v1/embeddings", 405)] {
+        for _ in 0..5 {
+            let reply = relay.fetch(Request::new(method, path).body(vec![b'x'; 8 << 20])).await;
+            assert_eq!(reply.status, status);
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use modelrelay_harness::{relay::Relay, worker::Frame};
+use modelrelay_harness::{client::RawConnection, relay::Relay, worker::Frame};
 use serde_json::json;
 use tokio_tungstenite::tungstenite::Message;
 
@@ -151,4 +151,18 @@ async fn a_worker_that_is_asked_for_its_models_is_asked_over_the_socket() {
     worker.expect("models_refresh").await;
     worker.update_models(&["m", "n"]).await;
     wait_for_model(&relay, "n", true).await;
+}
+
+#[tokio::test]
+async fn workers_count_among_the_connections_of_a_listener() {
+    let relay = Relay::builder().env("MAX_CONNECTIONS", "2").start().await;
+    let _worker = relay.worker(&["m"], 1).await;
+    let leaving = relay.worker(&["m"], 1).await;
+    let mut third = RawConnection::open(relay.addr(), relay.log()).await;
+    third.write("GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    let early = tokio::time::timeout(Duration::from_millis(500), third.read_head()).await;
+    assert!(early.is_err(), "a third connection was served beside two: {early:?}");
+    leaving.vanish();
+    let head = third.read_head().await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
 }

@@ -149,3 +149,30 @@ async fn a_kept_connection_serves_request_after_request() {
         assert_eq!(response.read_to_end().await.json()["n"], number);
     }
 }
+
+#[tokio::test]
+async fn after_a_keep_alive_an_answer_that_is_no_stream_is_a_failure() {
+    let relay = Relay::builder().env("STREAM_KEEPALIVE_SECS", "1").start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let mut response = relay.send(chat_stream("m")).await;
+    let _ = response.read_until("\n\n").await;
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({"not": "a stream"})).await;
+    let reply = response.read_to_end().await;
+    assert!(reply.text().contains("\"error\"") && reply.aborted, "{}", reply.text());
+}
+
+#[tokio::test]
+async fn keep_alives_are_sent_between_events_that_end_in_crlf() {
+    let relay = Relay::builder().env("STREAM_KEEPALIVE_SECS", "1").start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let pending = relay.begin(chat_stream("m"));
+    let job = worker.expect_request().await;
+    worker.start_stream(&job, "data: a\r\n\r\n").await;
+    let mut response = pending.response().await;
+    let _ = response.read_until("\r\n\r\n: keepalive\n\n").await;
+    worker.stream_on(&job, "data: b\r\n").await;
+    worker.stream_on(&job, "\r\n").await;
+    worker.end_stream(&job).await;
+    assert!(response.read_to_end().await.text().ends_with("data: b\r\n\r\n"));
+}

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use modelrelay_harness::fake_relay::{Ack, Ask, RelayLink};
-use modelrelay_harness::worker_process::Rig;
+use modelrelay_harness::fake_relay::{Ack, Ask, FakeRelay, RelayLink};
+use modelrelay_harness::worker_process::{Rig, WorkerProcess};
 use serde_json::json;
 
 /// Long enough to show that something does not happen, where nothing observable says so.
@@ -257,4 +257,26 @@ async fn an_admins_drain_without_end_is_a_drain() {
     barrier(&rig.link);
     assert_eq!(rig.link.closed().await.0, Some(1000));
     assert_eq!(rig.worker.probe("/livez").await.status, 200);
+}
+
+/// Longer than a drain without anything to finish may take, shorter than a dial's own limits of 10 s.
+const SOON: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn a_relay_that_answers_no_handshake_does_not_hold_the_exit() {
+    let mut relay = FakeRelay::start().await;
+    let mut worker = WorkerProcess::builder().relay(relay.url()).start().await;
+    let _hanging = relay.dial().await;
+    worker.terminate().await;
+    assert_eq!(worker.process.wait_exit_within(SOON).await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_relay_that_acknowledges_no_registration_does_not_hold_the_exit() {
+    let mut relay = FakeRelay::start().await;
+    let mut worker = WorkerProcess::builder().relay(relay.url()).start().await;
+    let mut hanging = relay.dial().await.upgrade().await;
+    hanging.expect("register").await;
+    worker.terminate().await;
+    assert_eq!(worker.process.wait_exit_within(SOON).await.code(), Some(0));
 }

@@ -1,0 +1,138 @@
+//! 1,000 workers that have nothing to do.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use modelrelay_harness::{
+    relay::Relay,
+    usage::{Usage, may_open},
+    worker::{FakeWorker, Frame},
+};
+use tokio::task::JoinSet;
+
+use crate::alone;
+
+/// One for each connection here, and something for the rest.
+const OPEN_FILES: u64 = 1500;
+
+const WORKERS: u32 = 1000;
+
+/// What they may cost in memory.
+const MEMORY: u64 = 25_000_000;
+
+/// Heartbeats of 2 s in which the allocator returns what is free: it keeps it for 10 s.
+const RETURNS_WITHIN: u32 = 10;
+
+/// "Next to no CPU": half a hundredth of a core for all of them at the default heartbeat of 15 s is 75 µs for each
+/// heartbeat; ten times that, because it is asserted on busy machines.
+const CPU_PER_HEARTBEAT: Duration = Duration::from_micros(750);
+
+/// The same for a second without any heartbeat: nothing but what other threads of the process do.
+const CPU_PER_QUIET_SECOND: Duration = Duration::from_millis(50);
+
+/// Answers heartbeats until it is dropped.
+async fn idle(mut worker: FakeWorker, heartbeats: Arc<AtomicU32>) {
+    loop {
+        match worker.recv_within(Duration::from_secs(300)).await {
+            Frame::Json(message) if message["type"] == "ping" => {
+                worker.report_load(0).await;
+                heartbeats.fetch_add(1, Ordering::SeqCst);
+            }
+            frame @ (Frame::Json(_) | Frame::Binary(_) | Frame::Pong(_) | Frame::Close(..)) => {
+                panic!("an idle worker got {frame:?}")
+            }
+        }
+    }
+}
+
+/// All of them, half with `core1` and half that know only the seeds, each with a model of its own and one that all share.
+async fn connect(relay: &Relay, heartbeats: &Arc<AtomicU32>) -> JoinSet<()> {
+    let mut workers = JoinSet::new();
+    for number in 0..WORKERS {
+        let own = format!("model-{number}");
+        let models = ["shared", own.as_str()];
+        let worker =
+            if number % 2 == 0 { relay.core1_worker(&models, 4).await } else { relay.worker(&models, 4).await };
+        workers.spawn(idle(worker, Arc::clone(heartbeats)));
+    }
+    relay.wait_for_workers(WORKERS as usize).await;
+    workers
+}
+
+async fn until(heartbeats: &AtomicU32, count: u32, workers: &mut JoinSet<()>) {
+    let start = Instant::now();
+    while heartbeats.load(Ordering::SeqCst) < count {
+        assert!(start.elapsed() < Duration::from_secs(60), "the heartbeats stopped");
+        let lost = tokio::time::timeout(Duration::from_millis(10), workers.join_next()).await;
+        assert!(lost.is_err(), "a worker was lost: {lost:?}");
+    }
+}
+
+/// A relay that has done each kind of its work once, so that what it allocates for itself is there.
+async fn warm_relay(heartbeat: &str) -> (Relay, Usage) {
+    let relay = Relay::builder().env("HEARTBEAT_INTERVAL", heartbeat).start().await;
+    let worker = relay.core1_worker(&["warm"], 1).await;
+    relay.wait_for_workers(1).await;
+    worker.vanish();
+    relay.wait_for_workers(0).await;
+    let usage = relay.usage();
+    (relay, usage)
+}
+
+#[tokio::test]
+async fn a_thousand_idle_workers_cost_little_memory_and_next_to_no_time() {
+    if !may_open(OPEN_FILES) {
+        return;
+    }
+    let _turn = alone().await;
+    let (relay, before) = warm_relay("2").await;
+    let heartbeats = Arc::new(AtomicU32::new(0));
+    let mut workers = connect(&relay, &heartbeats).await;
+    // Each has had its first heartbeat, so that every buffer has been used.
+    until(&heartbeats, 2 * WORKERS, &mut workers).await;
+    let first = relay.usage();
+    let counted = heartbeats.load(Ordering::SeqCst);
+    until(&heartbeats, counted + 3 * WORKERS, &mut workers).await;
+    let last = relay.usage();
+    let counted = heartbeats.load(Ordering::SeqCst) - counted;
+    let each = (last.cpu - first.cpu) / counted;
+    assert!(each < CPU_PER_HEARTBEAT, "a heartbeat costs {each:?}");
+    // What connecting needed for a moment goes back to the system a while later.
+    let mut memory = last.resident_bytes.saturating_sub(before.resident_bytes);
+    for _ in 0..RETURNS_WITHIN {
+        if memory < MEMORY {
+            break;
+        }
+        let counted = heartbeats.load(Ordering::SeqCst);
+        until(&heartbeats, counted + WORKERS, &mut workers).await;
+        memory = relay.usage().resident_bytes.saturating_sub(before.resident_bytes);
+    }
+    eprintln!("{} bytes a worker, {each:?} a heartbeat", memory / u64::from(WORKERS));
+    assert!(memory < MEMORY, "1,000 idle workers cost {memory} bytes");
+    workers.shutdown().await;
+    relay.wait_for_workers(0).await;
+}
+
+#[tokio::test]
+async fn between_heartbeats_a_thousand_workers_cost_nothing() {
+    if !may_open(OPEN_FILES) {
+        return;
+    }
+    let _turn = alone().await;
+    let (relay, _) = warm_relay("120").await;
+    let heartbeats = Arc::new(AtomicU32::new(0));
+    let _workers = connect(&relay, &heartbeats).await;
+    // Nothing is awaited here: the time in which nothing may happen is what is measured.
+    let settle = Duration::from_millis(500);
+    tokio::time::sleep(settle).await;
+    let (start, first) = (Instant::now(), relay.usage());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let (took, cpu) = (start.elapsed(), relay.usage().cpu - first.cpu);
+    eprintln!("{cpu:?} in {took:?}");
+    assert!(cpu < CPU_PER_QUIET_SECOND * 2, "{cpu:?} of processor time in {took:?} of nothing to do");
+}

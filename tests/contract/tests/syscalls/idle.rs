@@ -1,0 +1,86 @@
+//! Programs with nothing to do: a few system calls for each heartbeat, and none between them.
+
+use modelrelay_harness::{
+    fake_backend::FakeBackend,
+    fake_relay::{Ack, FakeRelay},
+    relay::Relay,
+    trace::{Call, Trace},
+    worker::{FakeWorker, Frame},
+    worker_process::WorkerProcess,
+};
+use serde_json::json;
+
+const HEARTBEATS: usize = 4;
+
+/// For one heartbeat of one link: wake, write the ping, sleep; wake, read the pong, find nothing more, sleep; and the
+/// runtime's calls between its threads. Polling every 50 ms, in one place, would double it.
+const CALLS_PER_HEARTBEAT: usize = 20;
+
+/// Answers so many pings.
+async fn heartbeats(worker: &mut FakeWorker, count: usize) {
+    for _ in 0..count {
+        match worker.recv().await {
+            Frame::Json(message) if message["type"] == "ping" => worker.report_load(0).await,
+            frame @ (Frame::Json(_) | Frame::Binary(_) | Frame::Pong(_) | Frame::Close(..)) => {
+                panic!("an idle worker got {frame:?}")
+            }
+        }
+    }
+}
+
+async fn all_beat(workers: &mut [FakeWorker; 3], count: usize) {
+    let [a, b, c] = workers;
+    tokio::join!(heartbeats(a, count), heartbeats(b, count), heartbeats(c, count));
+}
+
+/// What was called most, for a failure's message.
+fn summary(calls: &[Call]) -> String {
+    let mut counts = std::collections::BTreeMap::new();
+    for call in calls {
+        *counts.entry(call.name.as_str()).or_insert(0) += 1;
+    }
+    format!("{counts:?}")
+}
+
+#[tokio::test]
+async fn an_idle_relay_makes_a_few_calls_for_each_heartbeat() {
+    let Some(trace) = Trace::new() else { return };
+    let relay = Relay::builder().traced(&trace, "all").env("HEARTBEAT_INTERVAL", "1").start().await;
+    let mut workers =
+        [relay.worker(&["m"], 1).await, relay.core1_worker(&["m"], 1).await, relay.core1_worker(&["n"], 1).await];
+    all_beat(&mut workers, 2).await;
+    let before = trace.calls().len();
+    all_beat(&mut workers, HEARTBEATS).await;
+    let calls = trace.calls();
+    let made = &calls[before..];
+    eprintln!("{} calls: {}", made.len(), summary(made));
+    assert!(made.len() <= 3 * HEARTBEATS * CALLS_PER_HEARTBEAT, "{} calls: {}", made.len(), summary(made));
+    assert!(made.iter().filter(|call| call.is_send()).count() >= 3 * (HEARTBEATS - 1), "{}", summary(made));
+}
+
+#[tokio::test]
+async fn an_idle_worker_makes_a_few_calls_for_each_heartbeat() {
+    let Some(trace) = Trace::new() else { return };
+    let mut relay = FakeRelay::start().await;
+    let backend = FakeBackend::start().await;
+    let worker = WorkerProcess::builder().relay(relay.url()).backend(backend.url());
+    let _worker = worker.traced(&trace, "all").start().await;
+    let mut link = relay.accept_with(&Ack { heartbeat_ms: 1000, ..Ack::core1() }).await;
+    link.ready(&["m"], 1).await;
+    let mut before = 0;
+    for beat in 0..=HEARTBEATS {
+        link.send(&json!({"type": "ping", "timestamp_unix_ms": 1}));
+        link.expect("pong").await;
+        if beat == 0 {
+            before = trace.calls().len();
+        }
+        if beat < HEARTBEATS {
+            link.websocket_pings(1).await;
+        }
+    }
+    let calls = trace.calls();
+    let made = &calls[before..];
+    eprintln!("{} calls: {}", made.len(), summary(made));
+    // Each beat is a JSON ping of the relay and a WebSocket ping of the worker.
+    assert!(made.len() <= 2 * HEARTBEATS * CALLS_PER_HEARTBEAT, "{} calls: {}", made.len(), summary(made));
+}

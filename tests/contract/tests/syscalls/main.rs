@@ -1,0 +1,33 @@
+//! What both programs ask of the kernel, as strace sees it: options of their sockets, how often they write, and that
+//! nothing is done while there is nothing to do.
+
+mod batches;
+mod idle;
+mod nodelay;
+
+use std::time::{Duration, Instant};
+
+use modelrelay_harness::trace::{Call, Trace};
+
+/// The calls that make, tune, use and close sockets.
+const SOCKETS: &str = "socket,accept4,connect,setsockopt,write,writev,sendto,sendmsg,close";
+
+/// Waits until the record has what `wanted` looks for: strace writes beside the program, a moment later.
+async fn recorded<T>(trace: &Trace, what: &str, wanted: impl Fn(&[Call]) -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = wanted(&trace.calls()) {
+            return found;
+        }
+        assert!(start.elapsed() < modelrelay_harness::PATIENCE, "the trace does not show: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// How many sends over the connection that first sent data with `mark` in it, from that send until its close or the end.
+fn sends_from(calls: &[Call], mark: &str) -> Option<usize> {
+    let first = calls.iter().position(|call| call.is_send() && call.args.contains(mark))?;
+    let fd = calls[first].fd();
+    let of_connection = calls[first..].iter().filter(|call| call.fd() == fd);
+    Some(of_connection.take_while(|call| call.name != "close").filter(|call| call.is_send()).count())
+}

@@ -1,0 +1,77 @@
+//! What a process uses of the machine, as Linux counts it.
+
+use std::time::Duration;
+
+/// Linux counts a process's time for `/proc` in hundredths of a second, whatever its own clock's rate.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Memory and processor time of one process.
+#[derive(Debug, Clone, Copy)]
+pub struct Usage {
+    /// Memory that it has in RAM now.
+    pub resident_bytes: u64,
+    /// The most that it ever had.
+    pub peak_bytes: u64,
+    /// Processor time since its start, its own and the kernel's for it, to a hundredth of a second.
+    pub cpu: Duration,
+}
+
+impl Usage {
+    /// Of a running process.
+    ///
+    /// # Panics
+    /// When it does not run, or this is not Linux.
+    #[must_use]
+    pub fn of(pid: u32) -> Self {
+        let read = |name: &str| {
+            let path = format!("/proc/{pid}/{name}");
+            std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("cannot read {path}: {error}"))
+        };
+        let (status, stat) = (read("status"), read("stat"));
+        Self { resident_bytes: kib(&status, "VmRSS:"), peak_bytes: kib(&status, "VmHWM:"), cpu: TICK * ticks(&stat) }
+    }
+}
+
+/// Whether this process, and those that it starts, may have so many files and connections open; else says so.
+#[must_use]
+pub fn may_open(files: u64) -> bool {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let soft = limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next());
+    let soft = soft.map_or(0, |soft| soft.parse().unwrap_or(u64::MAX));
+    if soft < files {
+        crate::cannot_run(&format!("{files} open files are needed and {soft} allowed: ulimit -n {files}"));
+    }
+    soft >= files
+}
+
+/// The line `NAME 123 kB` in bytes.
+fn kib(status: &str, name: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("no {name}"));
+    let number: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number of kB");
+    number * 1024
+}
+
+/// utime and stime: the 14th and 15th field, counted behind the program's name, which may hold anything.
+fn ticks(stat: &str) -> u32 {
+    let behind_name = stat.rsplit_once(')').expect("a name in brackets").1;
+    let fields: Vec<&str> = behind_name.split_whitespace().collect();
+    let field = |at: usize| -> u32 { fields[at].parse().expect("a number of ticks") };
+    field(11) + field(12)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_and_time_are_read_from_their_places() {
+        assert_eq!(kib("VmHWM:\t    9 kB\nVmRSS:\t 1234 kB\n", "VmRSS:"), 1234 * 1024);
+        assert_eq!(ticks("7 (a ) b) S 1 7 7 0 -1 4194560 100 0 0 0 150 25 3 4 20 0 1 0 0 0 0"), 175);
+    }
+
+    #[test]
+    fn a_process_sees_its_own_usage() {
+        let usage = Usage::of(std::process::id());
+        assert!(usage.resident_bytes > 100_000 && usage.peak_bytes >= usage.resident_bytes, "{usage:?}");
+    }
+}

@@ -32,9 +32,11 @@ use axum::http::{StatusCode, Uri};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use axum::{Json, Router};
+use modelrelay_protocol::units::parse_duration_or_zero;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
+use crate::shutdown;
 use reply::{Dialect, Failure};
 
 /// The one model id that the demo backend knows.
@@ -54,20 +56,24 @@ pub struct DemoArgs {
     pub listen: SocketAddr,
 
     /// Pause before each word of an answer: `40ms`, `1s`, `0ms` for none
-    #[arg(long, env = "DEMO_DELAY", default_value = "40ms", value_name = "DURATION", value_parser = parse_delay)]
+    #[arg(long, env = "DEMO_DELAY", default_value = "40ms", value_name = "DURATION", value_parser = parse_duration_or_zero)]
     pub delay: Duration,
 }
 
 /// Serves the demo backend until SIGINT or SIGTERM.
 ///
 /// # Errors
-/// The address cannot be bound; the message names it.
+/// The address cannot be bound.
 pub async fn run(args: DemoArgs) -> io::Result<()> {
-    let listener = TcpListener::bind(args.listen)
-        .await
-        .map_err(|error| io::Error::new(error.kind(), format!("--listen {}: {error}", args.listen)))?;
+    let listener = TcpListener::bind(args.listen).await?;
     tracing::info!(address = %listener.local_addr()?, model = MODEL, "demo backend listening; it is no model");
-    serve_at_pace(listener, args.delay, termination()?).await
+    let shutdown = async {
+        match shutdown::first_signal().await {
+            Ok(signal) => tracing::info!(signal, "graceful shutdown"),
+            Err(error) => tracing::error!(%error, "signals cannot be heard"),
+        }
+    };
+    serve_at_pace(listener, args.delay, shutdown).await
 }
 
 /// Serves the demo backend at its default pace on `listener`, until `shutdown` resolves and the running answers have ended.
@@ -90,29 +96,6 @@ async fn serve_at_pace(
         }
     });
     axum::serve(listener, router(Demo::new(delay))).with_graceful_shutdown(shutdown).await
-}
-
-/// Resolves at the first SIGINT or SIGTERM.
-fn termination() -> io::Result<impl Future<Output = ()> + Send + 'static> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    Ok(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-        tracing::info!("graceful shutdown");
-    })
-}
-
-fn parse_delay(text: &str) -> Result<Duration, String> {
-    let (number, unit) = match text.strip_suffix("ms") {
-        Some(number) => (number, 1),
-        None => (text.strip_suffix('s').unwrap_or_default(), 1000),
-    };
-    let number: u64 = number.parse().map_err(|_| "expected a duration such as 40ms or 1s")?;
-    Ok(Duration::from_millis(number.saturating_mul(unit)))
 }
 
 /// What the routes share.

@@ -223,6 +223,7 @@ fn tell(endpoint: &Endpoint, end: &End, said: &mut Option<(EndKind, &'static str
         EndKind::Refused if !again => {
             tracing::warn!(%relay, reason, "worker authentication failed; is the worker secret that of this provider?");
         }
+        EndKind::Failed if end.label == "draining" => tracing::debug!(%relay, reason, "not linked"),
         EndKind::Failed if !again => tracing::warn!(%relay, reason, "cannot link to the relay; trying again"),
         EndKind::Refused | EndKind::Failed => tracing::debug!(%relay, reason, "still not linked"),
         EndKind::Duplicate | EndKind::OtherVersion => tracing::debug!(%relay, reason, "dialling again later"),

@@ -219,11 +219,6 @@ impl Exchange {
         !matches!(self.lock().head, HeadState::Awaited)
     }
 
-    /// Whether the answer came to its end whole.
-    pub fn is_complete(&self) -> bool {
-        matches!(self.lock().end, Some(Ok(())))
-    }
-
     /// How the exchange ended, and how many body bytes had come, and when the first of them.
     pub fn summary(&self) -> (Option<Result<(), ApiError>>, u64, Option<Instant>) {
         let state = self.lock();

@@ -105,7 +105,7 @@ async fn prepare_by_model(
         dialect: client.dialect,
         method: "POST",
         path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
-        headers: backend_headers(&parts.headers, admin_token(relay).as_ref()),
+        headers: backend_headers(&parts.headers, relay.shared.config.load().admin_token.as_ref()),
         is_streaming: routed.stream,
         body,
         received_at,
@@ -149,7 +149,7 @@ async fn prepare_by_id(
         dialect: client.dialect,
         method: if parts.method == Method::GET { "GET" } else { "POST" },
         path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
-        headers: backend_headers(&parts.headers, admin_token(relay).as_ref()),
+        headers: backend_headers(&parts.headers, relay.shared.config.load().admin_token.as_ref()),
         is_streaming: parts.uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "stream=true")),
         body,
         received_at,
@@ -251,10 +251,6 @@ fn sole_worker(relay: &Relay, named: Option<&str>) -> Result<Pinned, ApiError> {
 
 fn response_not_found() -> ApiError {
     ApiError::new(ErrorKind::PreviousResponseNotFound, "no connected worker remembers this response")
-}
-
-fn admin_token(relay: &Relay) -> Option<Secret> {
-    relay.shared.config.load().admin_token.clone()
 }
 
 /// The client's headers that go to the backend, repeats joined. The relay's own keys stay here, and so does an admin's

@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use modelrelay_protocol::error::ApiError;
+
 use crate::dispatch::CancelReason;
 use crate::keys::KeyLease;
 use crate::metrics::{Outcome, RequestEnd, RequestSeries};
@@ -98,8 +100,7 @@ impl Ticket {
         self.delivered = true;
     }
 
-    fn outcome(&self) -> (Outcome, u16) {
-        let (end, _, _) = self.record.exchange.summary();
+    fn outcome(&self, end: Option<&Result<(), ApiError>>) -> (Outcome, u16) {
         match end {
             Some(Err(error)) => (Outcome::of_error(error.kind()), self.status.unwrap_or_else(|| error.status())),
             _ if !self.delivered => (Outcome::Cancelled, CLIENT_CLOSED_REQUEST),
@@ -134,12 +135,12 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let duration = self.record.outline.received_at.elapsed();
-        let (outcome, code) = self.outcome();
-        let complete = self.record.exchange.is_complete();
+        let (end, _, _) = self.record.exchange.summary();
+        let (outcome, code) = self.outcome(end.as_ref());
         self.record.exchange.close();
         // An answer that is complete is about to be reported as such by the worker's session; its worker, which holds
         // nothing any more, must not be told to stop it.
-        if !complete {
+        if !matches!(end, Some(Ok(()))) {
             self.provider.cancel(self.record.key, CancelReason::ClientDisconnect);
         }
         let stream = self.record.outline.is_streaming;

@@ -269,9 +269,6 @@ where
             warn!(provider = %provider.name, worker = %link.info.name, problem, "worker protocol error");
             return End::closing(PROTOCOL_ERROR, DisconnectReason::ProtocolError);
         }
-        if link.is_exhausted() && link.draining_since().is_none() {
-            provider.drain_worker(link, "stream numbers are used up", Some(DRAINED));
-        }
     }
 }
 
@@ -340,6 +337,10 @@ async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLi
         }
         if beat <= now {
             beat = now + interval;
+            // A million numbers are left when this begins to hold, far more than one interval takes.
+            if link.is_exhausted() && link.draining_since().is_none() {
+                provider.drain_worker(link, "stream numbers are used up", Some(DRAINED));
+            }
             if now.duration_since(pulse.last_read()) >= interval {
                 link.ping();
             }

@@ -2,5 +2,6 @@
 
 pub mod crd;
 pub mod defaults;
+pub mod inject;
 pub mod manifests;
 pub mod names;

@@ -83,12 +83,13 @@ stop() {
   rm -f "$run/pids/$1"
 }
 
-# When a process began, in the kernel's ticks: a number that a later process of the same id does not have.
+# When a process began, in the kernel's ticks: a number that a later process of the same id does not have. Nothing for one
+# that has ended, though its parent may not have noticed.
 birth_of() {
   local stat
   read -r stat 2> /dev/null < "/proc/$1/stat" || return 0
   set -- ${stat##*) }
-  echo "${20}"
+  case $1 in Z | X) ;; *) echo "${20}" ;; esac
 }
 
 # Asks until `command...` succeeds; after SECONDS the script fails with what it waited for and the end of NAME's log.

@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use modelrelay_protocol::config_hash::content_hash;
 use modelrelay_protocol::limits;
 use modelrelay_protocol::secret::Secret;
 
@@ -23,7 +24,7 @@ mod file;
 mod raw;
 mod validate;
 
-pub use file::{Sources, content_hash};
+pub use file::Sources;
 
 /// Most models that a provider may let one worker advertise.
 pub const MAX_MODELS_PER_WORKER: usize = 4096;
@@ -341,7 +342,7 @@ fn relay_wide(args: &Args) -> Config {
         log_format: args.log_format,
         config_file: config_path(args),
         providers: Vec::new(),
-        hash: content_hash(&[]),
+        hash: content_hash::<&[u8]>([]),
         ignored_variables: Vec::new(),
         warnings: Vec::new(),
     }

@@ -1,14 +1,13 @@
 //! Reading `relay.yaml` and the secret files it names, as one consistent set with a hash.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use modelrelay_protocol::config_hash::{config_hash, secret_of_file};
 
 use super::ConfigError;
 use super::raw::RawFile;
+use crate::file_watch::read_bounded;
 
 /// More than any configuration within the other bounds needs.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -70,16 +69,6 @@ fn read_secret(path: &Path) -> Result<String, String> {
     let bytes = read_bounded(path, MAX_SECRET_BYTES)?;
     let text = String::from_utf8(bytes).map_err(|_| "a text file is needed".to_owned())?;
     Ok(secret_of_file(&text).to_owned())
-}
-
-fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
-    let cannot_read = |error: std::io::Error| format!("the file cannot be read: {error}");
-    let mut bytes = Vec::new();
-    File::open(path).map_err(cannot_read)?.take(limit + 1).read_to_end(&mut bytes).map_err(cannot_read)?;
-    if bytes.len() as u64 > limit {
-        return Err(format!("the file is larger than {limit} bytes"));
-    }
-    Ok(bytes)
 }
 
 /// The parser names the place and what it expected. It also repeats what it found, which must not be a secret.

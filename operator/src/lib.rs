@@ -8,6 +8,7 @@ pub mod conditions;
 pub mod context;
 pub mod crd;
 pub mod defaults;
+pub mod inject;
 pub mod lead;
 pub mod manifests;
 pub mod metrics;

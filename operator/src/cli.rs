@@ -29,6 +29,9 @@ pub enum Command {
         /// Folder to write providers.yaml and workerpools.yaml to.
         #[arg(long, value_name = "DIR")]
         write: Option<PathBuf>,
+        /// Print the reference of both kinds as Markdown instead.
+        #[arg(long, conflicts_with = "write")]
+        reference: bool,
     },
     /// Apply the resources of a file (server-side), as the chart's demo does.
     Apply(FileArgs),

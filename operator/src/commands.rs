@@ -60,9 +60,13 @@ pub enum CommandError {
     Output(#[from] std::io::Error),
 }
 
-/// `crds`: prints the definitions, or writes them.
-pub fn crds(folder: Option<&Path>) -> Result<(), CommandError> {
+/// `crds`: prints the definitions or their reference, or writes the definitions.
+pub fn crds(folder: Option<&Path>, reference: bool) -> Result<(), CommandError> {
     use std::io::Write;
+    if reference {
+        std::io::stdout().lock().write_all(crd::reference::markdown().as_bytes())?;
+        return Ok(());
+    }
     let Some(folder) = folder else {
         let mut out = std::io::stdout().lock();
         for (_, text) in crd::generate() {

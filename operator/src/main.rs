@@ -30,7 +30,7 @@ fn start(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
     };
     telemetry::init("info", LogFormat::Text)?;
     match command {
-        Command::Crds { write } => commands::crds(write.as_deref())?,
+        Command::Crds { write, reference } => commands::crds(write.as_deref(), reference)?,
         Command::Apply(args) => runtime.block_on(commands::apply(&args))?,
         Command::Delete(args) => runtime.block_on(commands::delete(&args))?,
         Command::Get { url, timeout } => runtime.block_on(commands::get(&url, timeout))?,

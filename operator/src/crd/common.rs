@@ -1,0 +1,180 @@
+//! Pieces that both kinds share.
+
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use modelrelay_protocol::units::{self, UnitError};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// One key of a Secret in the resource's own namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretKeyRef {
+    /// Name of the Secret.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// Key in its data.
+    #[schemars(length(min = 1, max = 253))]
+    pub key: String,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One object per line.
+    Json,
+}
+
+impl LogFormat {
+    /// As the programs' settings spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+}
+
+/// A duration as people write it: `30s`, `1h30m`. At least 1 ms.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct DurationText(pub String);
+
+/// A duration that may be `0s`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct DurationOrZeroText(pub String);
+
+/// A size in bytes: an integer, or text such as `256Mi`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SizeText(pub IntOrString);
+
+/// A structure of Kubernetes' own that is kept as it was written, newer fields too.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RawObject(pub Value);
+
+impl DurationText {
+    /// From a default that the code itself states.
+    pub fn of(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    /// What it means.
+    pub fn parse(&self) -> Result<std::time::Duration, UnitError> {
+        units::parse_duration(&self.0)
+    }
+}
+
+impl DurationOrZeroText {
+    /// What it means.
+    pub fn parse(&self) -> Result<std::time::Duration, UnitError> {
+        units::parse_duration_or_zero(&self.0)
+    }
+}
+
+impl SizeText {
+    /// From a default that the code itself states.
+    pub fn of(text: &str) -> Self {
+        Self(IntOrString::String(text.to_owned()))
+    }
+
+    /// Bytes.
+    pub fn parse(&self) -> Result<u64, UnitError> {
+        match &self.0 {
+            IntOrString::Int(bytes) => units::parse_size(&bytes.to_string()),
+            IntOrString::String(text) => units::parse_size(text),
+        }
+    }
+}
+
+impl RawObject {
+    /// Whether nothing was written.
+    pub fn is_empty(&self) -> bool {
+        match &self.0 {
+            Value::Null => true,
+            Value::Object(map) => map.is_empty(),
+            Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => false,
+        }
+    }
+}
+
+/// Not `duration()` alone: CEL's takes units and signs that ours do not, and words its refusals badly.
+const DURATION_PATTERN: &str = "^([0-9]+(ms|s|m|h))+$";
+const SIZE_PATTERN: &str = "^[1-9][0-9]{0,14}(Ki|Mi|Gi|Ti)?$";
+
+impl JsonSchema for DurationText {
+    fn schema_name() -> Cow<'static, str> {
+        "DurationText".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string", "maxLength": 32, "pattern": DURATION_PATTERN,
+            "x-kubernetes-validations": [{
+                "rule": "duration(self) >= duration('1ms') && duration(self) <= duration('87600h')",
+                "message": "a duration from 1ms to 87600h is needed, such as 500ms, 30s or 1h30m",
+            }],
+        })
+    }
+}
+
+impl JsonSchema for DurationOrZeroText {
+    fn schema_name() -> Cow<'static, str> {
+        "DurationOrZeroText".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string", "maxLength": 32, "pattern": DURATION_PATTERN,
+            "x-kubernetes-validations": [{
+                "rule": "duration(self) <= duration('87600h')",
+                "message": "a duration from 0s to 87600h is needed, such as 0s, 30s or 1h30m",
+            }],
+        })
+    }
+}
+
+impl JsonSchema for SizeText {
+    fn schema_name() -> Cow<'static, str> {
+        "SizeText".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "x-kubernetes-int-or-string": true, "maxLength": 18, "pattern": SIZE_PATTERN, "minimum": 1,
+        })
+    }
+}
+
+impl JsonSchema for RawObject {
+    fn schema_name() -> Cow<'static, str> {
+        "RawObject".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
+    }
+}

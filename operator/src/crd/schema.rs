@@ -1,0 +1,80 @@
+//! What the schemas need and the derive macros cannot say.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
+
+/// Conditions are merged by their type, as the API's conventions ask.
+pub fn conditions(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array", "maxItems": 16,
+        "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"],
+        "items": {
+            "type": "object",
+            "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+            "properties": {
+                "type": {"type": "string", "maxLength": 316},
+                "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+                "reason": {"type": "string", "minLength": 1, "maxLength": 1024},
+                "message": {"type": "string", "maxLength": 32768},
+                "lastTransitionTime": {"type": "string", "format": "date-time"},
+                "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+            },
+        },
+    })
+}
+
+/// Labels, annotations, node selectors: maps of text, which `type: object` alone would prune.
+pub fn text_map(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "object", "maxProperties": 256, "additionalProperties": {"type": "string", "maxLength": 65536} })
+}
+
+/// A list whose items are merged by name and otherwise kept as written.
+pub fn named_items(_: &mut SchemaGenerator) -> Schema {
+    named(&json!({}))
+}
+
+/// A list without a key, kept as written.
+pub fn raw_items(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array", "maxItems": 256,
+        "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+    })
+}
+
+/// A PodSpec of which only the lists are typed that several writers share: as a whole it stays as written, so that fields
+/// newer than this program survive.
+pub fn pod_spec(_: &mut SchemaGenerator) -> Schema {
+    let containers = named(&json!({"env": named(&json!({})).to_value()}));
+    json_schema!({
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": true,
+        "properties": {
+            "containers": containers, "initContainers": containers, "volumes": named(&json!({})),
+        },
+    })
+}
+
+/// The resource as it is published: without the status that a fresh definition must not carry.
+pub fn finish(crd: &CustomResourceDefinition) -> Value {
+    let mut value = serde_json::to_value(crd).unwrap_or_default();
+    if let Some(object) = value.as_object_mut() {
+        object.remove("status");
+    }
+    value
+}
+
+fn named(more: &Value) -> Schema {
+    let mut properties = json!({"name": {"type": "string", "maxLength": 253}});
+    if let (Some(properties), Some(more)) = (properties.as_object_mut(), more.as_object()) {
+        properties.extend(more.clone());
+    }
+    json_schema!({
+        "type": "array", "maxItems": 256,
+        "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+        "items": {
+            "type": "object", "required": ["name"], "x-kubernetes-preserve-unknown-fields": true,
+            "properties": properties,
+        },
+    })
+}

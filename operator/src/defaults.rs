@@ -1,0 +1,164 @@
+//! What Providers and WorkerPools leave out, as the chart's values say it: `--defaults`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::crd::LogFormat;
+use crate::crd::common::RawObject;
+
+/// The file's content.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Defaults {
+    /// For relays.
+    pub relay: RelayDefaults,
+    /// For workers.
+    pub worker: WorkerDefaults,
+}
+
+/// For relays.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RelayDefaults {
+    /// Image with the tag of the operator's own release.
+    pub image: String,
+    /// When to pull it; the cluster's default where nothing is said.
+    #[serde(default)]
+    pub image_pull_policy: Option<String>,
+    /// Pull secrets, in the namespaces of the Providers.
+    #[serde(default)]
+    pub image_pull_secrets: Vec<NamedRef>,
+    /// Requests and limits.
+    #[serde(default)]
+    pub resources: RawObject,
+    /// Nodes by label.
+    #[serde(default)]
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints that are no obstacle.
+    #[serde(default)]
+    pub tolerations: Vec<Value>,
+    /// Affinity.
+    #[serde(default)]
+    pub affinity: RawObject,
+    /// Spread.
+    #[serde(default)]
+    pub topology_spread_constraints: Vec<Value>,
+    /// Priority class.
+    #[serde(default)]
+    pub priority_class_name: Option<String>,
+    /// Level or directives; info where nothing is said.
+    #[serde(default)]
+    pub log_level: Option<String>,
+    /// Text or JSON; JSON where nothing is said.
+    #[serde(default)]
+    pub log_format: Option<LogFormat>,
+}
+
+/// For workers.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WorkerDefaults {
+    /// Image with the tag of the operator's own release.
+    pub image: String,
+    /// When to pull it; the cluster's default where nothing is said.
+    #[serde(default)]
+    pub image_pull_policy: Option<String>,
+    /// Pull secrets, in the namespaces of the pools.
+    #[serde(default)]
+    pub image_pull_secrets: Vec<NamedRef>,
+    /// Requests and limits.
+    #[serde(default)]
+    pub resources: RawObject,
+    /// Level or directives; info where nothing is said.
+    #[serde(default)]
+    pub log_level: Option<String>,
+    /// Text or JSON; JSON where nothing is said.
+    #[serde(default)]
+    pub log_format: Option<LogFormat>,
+}
+
+/// A reference by name, as `imagePullSecrets` has them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NamedRef {
+    /// The name.
+    pub name: String,
+}
+
+/// Why the file was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum DefaultsError {
+    /// It is not there, or may not be read.
+    #[error("--defaults: {path}: the file cannot be read: {source}")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It says something that is not understood.
+    #[error("--defaults: {path}: {source}")]
+    Invalid {
+        /// The file.
+        path: String,
+        /// The place and what was expected there.
+        source: serde_yaml::Error,
+    },
+    /// An image is missing.
+    #[error("--defaults: {path}: {field}: an image is needed, such as registry.example/modelrelay-relay:1.2.3")]
+    NoImage {
+        /// The file.
+        path: String,
+        /// Which.
+        field: &'static str,
+    },
+}
+
+impl Defaults {
+    /// Reads the file.
+    pub fn read(path: &Path) -> Result<Self, DefaultsError> {
+        let shown = || path.display().to_string();
+        let text =
+            std::fs::read_to_string(path).map_err(|source| DefaultsError::Unreadable { path: shown(), source })?;
+        Self::parse(&shown(), &text)
+    }
+
+    fn parse(path: &str, text: &str) -> Result<Self, DefaultsError> {
+        let path = || path.to_owned();
+        let defaults: Self =
+            serde_yaml::from_str(text).map_err(|source| DefaultsError::Invalid { path: path(), source })?;
+        for (field, image) in [("relay.image", &defaults.relay.image), ("worker.image", &defaults.worker.image)] {
+            if image.trim().is_empty() {
+                return Err(DefaultsError::NoImage { path: path(), field });
+            }
+        }
+        Ok(defaults)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_images_are_needed() {
+        let defaults = Defaults::parse("d.yaml", "relay: {image: r:1}\nworker: {image: w:1}\n").unwrap();
+        assert_eq!((defaults.relay.image.as_str(), defaults.worker.image.as_str()), ("r:1", "w:1"));
+        assert_eq!(defaults.relay.log_format, None);
+    }
+
+    #[test]
+    fn an_empty_image_is_refused_by_name() {
+        let error = Defaults::parse("d.yaml", "relay: {image: r:1}\nworker: {image: ''}\n").unwrap_err();
+        assert!(error.to_string().starts_with("--defaults: d.yaml: worker.image: an image is needed"), "{error}");
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_its_place() {
+        let error = Defaults::parse("d.yaml", "relay: {image: r:1, imag: x}\nworker: {image: w:1}\n").unwrap_err();
+        assert!(error.to_string().contains("unknown field `imag`"), "{error}");
+    }
+}

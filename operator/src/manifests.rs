@@ -1,0 +1,63 @@
+//! Desired objects, built by pure functions: same input, same bytes, no client and no clock.
+//!
+//! Builders of typed objects and of raw ones (a template's PodSpec stays as its author wrote it) both end in a
+//! [`Manifest`], which is all that applying needs to know.
+
+use kube::Resource;
+use kube::core::ApiResource;
+use serde::Serialize;
+use serde_json::Value;
+
+pub mod sidecar;
+
+/// An object as it should be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Manifest {
+    /// Its kind.
+    pub resource: ApiResource,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The whole, with apiVersion and kind.
+    pub value: Value,
+}
+
+impl Manifest {
+    /// Of a typed, namespaced object with a name.
+    pub fn of<K>(object: &K) -> Self
+    where
+        K: Resource<DynamicType = ()> + Serialize,
+    {
+        let resource = ApiResource::erase::<K>(&());
+        let mut value = serde_json::to_value(object).unwrap_or_default();
+        // Types of k8s-openapi serialize these two themselves; of our own kinds, kube adds them. Either way they are right.
+        if let Some(map) = value.as_object_mut() {
+            map.insert("apiVersion".into(), resource.api_version.clone().into());
+            map.insert("kind".into(), resource.kind.clone().into());
+        }
+        let meta = object.meta();
+        Self {
+            resource,
+            namespace: meta.namespace.clone().unwrap_or_default(),
+            name: meta.name.clone().unwrap_or_default(),
+            value,
+        }
+    }
+
+    /// Of JSON that carries apiVersion, kind, metadata.name and metadata.namespace; `resource` says the plural.
+    pub fn of_json(resource: ApiResource, value: Value) -> Self {
+        let text = |pointer| value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        Self { namespace: text("/metadata/namespace"), name: text("/metadata/name"), resource, value }
+    }
+
+    /// Kind and name, as people write them: `Deployment local-relay`.
+    pub fn display(&self) -> String {
+        format!("{} {}", self.resource.kind, self.name)
+    }
+
+    /// The same as YAML, for snapshots.
+    pub fn to_yaml(&self) -> String {
+        serde_yaml::to_string(&self.value).unwrap_or_default()
+    }
+}

@@ -2,10 +2,10 @@
 {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* Shortened so that the longest name made of it, <fullname>-operator-metrics, is a Service's name of 63 characters. */ -}}
+{{- /* Shortened so that the longest name made of it, <fullname>-operator-defaults, has no more than the 63 characters of a Service's. */ -}}
 {{- define "modelrelay.fullname" -}}
 {{- $name := .Values.fullnameOverride | default (contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name)) -}}
-{{ $name | trunc 46 | trimSuffix "-" }}
+{{ $name | trunc 45 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "modelrelay.operator" -}}

@@ -28,7 +28,7 @@ def from_chart(values):
         if "helm.sh/hook" in annotations:
             continue
         for label in HELMS_OWN:
-            del thing["metadata"]["labels"][label]
+            thing["metadata"]["labels"].pop(label, None)
         objects[chart.identity(thing)] = thing
     return objects
 

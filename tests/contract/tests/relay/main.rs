@@ -16,6 +16,8 @@ mod core1_grants;
 mod core1_links;
 mod headers;
 mod health;
+mod keys_secret;
+mod keys_secret_faults;
 mod models;
 mod parsing;
 mod providers;

@@ -51,6 +51,7 @@ pub(super) async fn state(State(relay): State<Arc<Relay>>) -> Json<Value> {
         "config_hash": status.hash,
         "config_loaded_at": time(status.loaded_at),
         "config_error": status.last_error,
+        "api_keys_error": relay.keys.error(),
         "phase": format!("{:?}", relay.shared.phase()).to_lowercase(),
         "providers": providers,
     }))

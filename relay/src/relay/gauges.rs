@@ -11,6 +11,7 @@ impl StateSource for Relay {
             providers: self.providers.all().iter().map(|provider| provider_state(self, provider)).collect(),
             buffered_bytes: self.shared.budget.used(),
             buffered_bytes_limit: self.shared.budget.limit(),
+            are_keys_broken: self.keys.error().is_some(),
         }
     }
 }

@@ -69,7 +69,7 @@ impl Settings {
     }
 }
 
-/// How long things last. Only tests have a reason to change it.
+/// How long things last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Of a served certificate.
@@ -87,13 +87,25 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        const DAY: u64 = 24 * 3600;
+        Self::of(90 * DAY)
+    }
+}
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+impl Policy {
+    /// All of it from the lifetime of a served certificate. Below a few days, which is for tests, the rest shrinks along,
+    /// so that a certificate that is renewed at two thirds of its life has time left for each step.
+    pub fn of(leaf_lifetime: Duration) -> Self {
+        // Below this, making certificates would be all that the leader does.
+        let leaf_lifetime = leaf_lifetime.max(Duration::from_secs(10));
         Self {
-            leaf_lifetime: Duration::from_secs(90 * DAY),
-            ca_lifetime: Duration::from_secs(3650 * DAY),
-            settle: Duration::from_secs(60),
-            overlap: Duration::from_secs(DAY),
-            check_interval: Duration::from_secs(60),
+            leaf_lifetime,
+            // Ten years, and for tests the time of some certificates.
+            ca_lifetime: (3650 * DAY).min(leaf_lifetime * 41),
+            settle: Duration::from_secs(60).min(leaf_lifetime / 10),
+            overlap: DAY.min(leaf_lifetime / 3),
+            check_interval: Duration::from_secs(60).min(leaf_lifetime / 30),
         }
     }
 }
@@ -141,5 +153,37 @@ impl ResolvesServerCert for Certificates {
 impl fmt::Debug for Certificates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Certificates").field("ready", &self.is_ready()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_default_an_authority_lasts_ten_years_and_a_certificate_ninety_days() {
+        let policy = Policy::default();
+        assert_eq!((policy.ca_lifetime, policy.leaf_lifetime), (3650 * DAY, 90 * DAY));
+        assert_eq!((policy.settle, policy.overlap), (Duration::from_secs(60), DAY));
+    }
+
+    #[test]
+    fn a_short_life_leaves_time_for_every_step() {
+        let policy = Policy::of(Duration::from_secs(30));
+        let left = policy.leaf_lifetime / 3;
+        assert!(policy.settle + 2 * policy.check_interval < left, "{policy:?}");
+    }
+
+    #[test]
+    fn the_certificate_is_for_every_name_of_the_service() {
+        let settings = Settings {
+            namespace: "mr-system".to_owned(),
+            secret: "s".to_owned(),
+            service: "hook".to_owned(),
+            configuration: "c".to_owned(),
+            owner: None,
+        };
+        let names = ["hook.mr-system.svc", "hook.mr-system.svc.cluster.local", "hook.mr-system", "hook"];
+        assert_eq!(settings.names(), names);
     }
 }

@@ -31,7 +31,7 @@ pub mod server;
 /// Where the API server posts its reviews.
 pub const PATH: &str = "/mutate-pods";
 /// Every value of the label `result` of `modelrelay_operator_injections_total`.
-pub const RESULTS: [&str; 5] = ["injected", "gated", "refused", "skipped", "failed"];
+pub const RESULTS: [&str; 5] = ["injected", "gated", "refused", "skipped", "error"];
 
 /// The API server takes requests of 3 MiB; a review repeats the Pod once, as JSON.
 const MAX_BODY_BYTES: usize = 8 << 20;
@@ -81,7 +81,7 @@ async fn mutate(State(webhook): State<Webhook>, body: Bytes) -> Response {
     let review = match Review::parse(&body) {
         Ok(review) => review,
         Err(error) => {
-            (webhook.observe)("failed");
+            (webhook.observe)("error");
             warn!(%error, "a request is no review that this webhook understands");
             return (StatusCode::BAD_REQUEST, error.to_string()).into_response();
         }
@@ -93,7 +93,7 @@ async fn mutate(State(webhook): State<Webhook>, body: Bytes) -> Response {
             axum::Json(review.answer(&decision)).into_response()
         }
         Err(error) => {
-            (webhook.observe)("failed");
+            (webhook.observe)("error");
             warn!(namespace = review.namespace(), pod = review.name(), %error, "a Pod could not be judged");
             // No review: so the configuration's failurePolicy decides, as for any webhook that is out of order.
             (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()

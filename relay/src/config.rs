@@ -11,11 +11,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use modelrelay_protocol::config_hash::content_hash;
 use modelrelay_protocol::limits;
 use modelrelay_protocol::secret::Secret;
 
-use crate::cli::{Args, OptionalAddr, SecretText};
+use crate::cli::{Args, OptionalAddr, OptionalPath, OptionalText, SecretText};
 use crate::dispatch::DEFAULT_COLD_TIMEOUT;
+use crate::keys::secret::ClusterAccess;
 use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
@@ -23,7 +25,7 @@ mod file;
 mod raw;
 mod validate;
 
-pub use file::{Sources, content_hash};
+pub use file::Sources;
 
 /// Most models that a provider may let one worker advertise.
 pub const MAX_MODELS_PER_WORKER: usize = 4096;
@@ -43,12 +45,12 @@ pub struct Config {
     pub worker_listen_addr: Option<SocketAddr>,
     /// Whether the worker socket is served on `listen_addr` too; true whenever there is no other.
     pub workers_on_client_port: bool,
-    /// Token of `/admin`; `None` admits nobody.
-    pub admin_token: Option<Secret>,
+    /// Token of `/admin`.
+    pub admin_token: AdminTokenSource,
     /// Whether every client route needs an API key.
     pub require_api_keys: bool,
-    /// The API keys' file.
-    pub api_keys_file: PathBuf,
+    /// Where API keys are kept.
+    pub api_keys: KeyStorage,
     /// Relays that a worker should reach.
     pub relay_count: u32,
     /// `/readyz` wants a worker.
@@ -89,6 +91,31 @@ pub struct Config {
     pub ignored_variables: Vec<&'static str>,
     /// What is allowed but probably not meant, one line each.
     pub warnings: Vec<String>,
+}
+
+/// Where the token of `/admin` comes from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum AdminTokenSource {
+    /// There is none, and nobody is admitted.
+    None,
+    /// Given as it is; never empty.
+    Value(Secret),
+    /// A file, read again while the relay runs.
+    File(PathBuf),
+}
+
+/// Where API keys are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyStorage {
+    /// In a file.
+    File(PathBuf),
+    /// In a Kubernetes Secret.
+    Secret {
+        /// Where its keys are mounted.
+        mount: PathBuf,
+        /// The Secret, and who may change it.
+        access: ClusterAccess,
+    },
 }
 
 /// One named queue with its own secrets and limits.
@@ -149,7 +176,7 @@ impl Config {
 
     /// Validates a file that has been read already.
     pub fn from_sources(args: &Args, sources: &Sources) -> Result<Self, ConfigError> {
-        let mut config = relay_wide(args);
+        let mut config = relay_wide(args)?;
         let file = validate::file(sources)?;
         config.hash = sources.hash().to_owned();
         config.providers = file.providers;
@@ -158,7 +185,7 @@ impl Config {
         config.expect_workers = file.expect_workers.unwrap_or(args.expect_workers);
         config.unready_when_saturated = file.unready_when_saturated.unwrap_or(args.unready_when_saturated);
         config.ignored_variables.clone_from(&args.given_provider_settings);
-        config.add_warnings();
+        config.add_warnings(args);
         Ok(config)
     }
 
@@ -169,7 +196,7 @@ impl Config {
                 "WORKER_SECRET (--worker-secret) is missing or empty: set the secret that workers must present, or --config FILE",
             ));
         }
-        let mut config = relay_wide(args);
+        let mut config = relay_wide(args)?;
         config.providers = vec![ProviderConfig {
             name: args.provider_name.clone(),
             enabled: true,
@@ -184,7 +211,7 @@ impl Config {
             max_models_per_worker: args.max_models_per_worker,
             require_protocol_version: args.require_protocol_version,
         }];
-        config.add_warnings();
+        config.add_warnings(args);
         Ok(config)
     }
 
@@ -193,8 +220,12 @@ impl Config {
         self.providers.iter().find(|provider| provider.name == name)
     }
 
-    fn add_warnings(&mut self) {
+    fn add_warnings(&mut self, args: &Args) {
         let mut warnings = Vec::new();
+        let given = args.admin_token.as_ref().is_some_and(|token| !token.expose().is_empty());
+        if given && matches!(self.admin_token, AdminTokenSource::File(_)) {
+            warnings.push("MODELRELAY_ADMIN_TOKEN is ignored: MODELRELAY_ADMIN_TOKEN_FILE is given".to_owned());
+        }
         if self.max_buffered_bytes < self.max_request_bytes {
             warnings.push(
                 "MAX_BUFFERED_BYTES is less than MAX_REQUEST_BYTES: the largest requests can never be taken".to_owned(),
@@ -311,19 +342,18 @@ pub(crate) fn config_path(args: &Args) -> Option<PathBuf> {
     args.config.as_ref().and_then(|path| path.0.clone())
 }
 
-/// Everything but the providers; the relay-wide part of an environment cannot be wrong any more.
-fn relay_wide(args: &Args) -> Config {
+/// Everything but the providers.
+fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
     let address = |address: &Option<OptionalAddr>| address.and_then(|address| address.0);
     let worker_listen_addr = address(&args.worker_listen_addr);
-    let admin_token = args.admin_token.as_ref().map_or("", SecretText::expose);
-    Config {
+    Ok(Config {
         listen_addr: args.listen_addr,
         admin_listen_addr: address(&args.admin_listen_addr),
         worker_listen_addr,
         workers_on_client_port: args.workers_on_client_port || worker_listen_addr.is_none(),
-        admin_token: (!admin_token.is_empty()).then(|| Secret::new(admin_token)),
+        admin_token: admin_token(args),
         require_api_keys: args.require_api_keys,
-        api_keys_file: args.api_keys_file.clone(),
+        api_keys: key_storage(args)?,
         relay_count: args.relay_count,
         expect_workers: args.expect_workers,
         unready_when_saturated: args.unready_when_saturated,
@@ -341,9 +371,32 @@ fn relay_wide(args: &Args) -> Config {
         log_format: args.log_format,
         config_file: config_path(args),
         providers: Vec::new(),
-        hash: content_hash(&[]),
+        hash: content_hash::<&[u8]>([]),
         ignored_variables: Vec::new(),
         warnings: Vec::new(),
+    })
+}
+
+fn key_storage(args: &Args) -> Result<KeyStorage, ConfigError> {
+    let text = |text: &Option<OptionalText>| text.as_ref().and_then(|text| text.0.clone());
+    let Some(secret) = text(&args.api_keys_secret) else { return Ok(KeyStorage::File(args.api_keys_file.clone())) };
+    if !args.api_keys_file_given {
+        return Err(ConfigError::new(
+            "API_KEYS_SECRET (--api-keys-secret) needs API_KEYS_FILE: the path where the Secret's key keys.json is mounted",
+        ));
+    }
+    let namespace = text(&args.pod_namespace);
+    let access = ClusterAccess::of_this_pod(&secret, namespace.as_deref(), &args.service_account_dir)?;
+    Ok(KeyStorage::Secret { mount: args.api_keys_file.clone(), access })
+}
+
+/// A file can be changed while the relay runs, so it counts where both are given.
+fn admin_token(args: &Args) -> AdminTokenSource {
+    let given = args.admin_token.as_ref().map_or("", SecretText::expose);
+    match &args.admin_token_file {
+        Some(OptionalPath(Some(path))) => AdminTokenSource::File(path.clone()),
+        Some(OptionalPath(None)) | None if given.is_empty() => AdminTokenSource::None,
+        Some(OptionalPath(None)) | None => AdminTokenSource::Value(Secret::new(given)),
     }
 }
 

@@ -40,16 +40,16 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 const MAX_HEADER_BYTES: usize = 32 << 10;
 /// When no descriptor is left, accepting again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// After the order to stop: the Service still sends connections here until every node has heard.
-const LEAVING: Duration = Duration::from_secs(4);
-/// For the last answers after that; each takes less than 5 s.
+/// For the last answers, when no more are taken; each takes less than 5 s.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
-/// Serves `router` until `shutdown`, and then until the API server has gone elsewhere.
+/// Serves `router` until `shutdown`, and for `grace` after it: the Service still sends connections here until every node
+/// has heard. Answers of that time are the last on their connections, so that none is cut off under a review.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
     certificates: Arc<Certificates>,
+    grace: Duration,
     shutdown: CancellationToken,
 ) -> Result<(), rustls::Error> {
     let acceptor = TlsAcceptor::from(Arc::new(tls(certificates)?));
@@ -62,7 +62,7 @@ pub async fn serve(
     };
     let left = async {
         shutdown.cancelled().await;
-        tokio::time::sleep(LEAVING).await;
+        tokio::time::sleep(grace).await;
     };
     connections.accept(&listener, left).await;
     drop(listener);

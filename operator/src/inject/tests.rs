@@ -124,7 +124,7 @@ async fn when_the_pool_cannot_be_read_the_failure_policy_decides() {
     let (status, body) = scene.send(Method::POST, review_of(&labelled("llama")).to_string()).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(body.starts_with("WorkerPool llm/llama could not be read: "), "{body}");
-    assert_eq!(scene.results(), ["failed"]);
+    assert_eq!(scene.results(), ["error"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,6 +6,7 @@ use tokio::io::AsyncReadExt;
 use super::*;
 use crate::certs::material;
 
+const GRACE: Duration = Duration::from_secs(2);
 const HOST: &str = "webhook.system.svc";
 
 struct Scene {
@@ -22,7 +23,7 @@ async fn scene() -> Scene {
     let router = Router::new().route("/", get(|| async { "hello" }));
     let certificates = Arc::new(Certificates::default());
     let shutdown = CancellationToken::new();
-    let server = tokio::spawn(serve(listener, router, Arc::clone(&certificates), shutdown.clone()));
+    let server = tokio::spawn(serve(listener, router, Arc::clone(&certificates), GRACE, shutdown.clone()));
     Scene { address, certificates, shutdown, server }
 }
 
@@ -113,6 +114,6 @@ async fn before_the_end_answers_go_on_and_are_the_last_on_their_connection() {
         let response = client.get(scene.url()).send().await.unwrap();
         assert_eq!(response.headers()[header::CONNECTION], "close");
     }
-    tokio::time::timeout(LEAVING + LAST_ANSWERS, scene.server).await.unwrap().unwrap().unwrap();
+    tokio::time::timeout(GRACE + LAST_ANSWERS, scene.server).await.unwrap().unwrap().unwrap();
     assert!(TcpStream::connect(scene.address).await.is_err());
 }

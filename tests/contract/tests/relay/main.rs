@@ -6,6 +6,7 @@
 mod support;
 
 mod admin;
+mod admin_token;
 mod aliases;
 mod api_keys;
 mod cancel;
@@ -15,6 +16,9 @@ mod core1_grants;
 mod core1_links;
 mod headers;
 mod health;
+mod keys_secret;
+mod keys_secret_faults;
+mod kubernetes;
 mod models;
 mod parsing;
 mod providers;

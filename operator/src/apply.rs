@@ -1,0 +1,166 @@
+//! Server-side apply of what the builders want, and nothing that belongs to somebody else.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
+use kube::core::PartialObjectMeta;
+use kube::{Client, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use crate::manifests::Manifest;
+use crate::names;
+
+/// Why an object could not be brought about.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// An object of that name is there and is not ours.
+    #[error("{object} exists and does not belong to this {owner}: rename it or delete it")]
+    NameTaken {
+        /// Kind and name.
+        object: String,
+        /// `Provider` or `WorkerPool`.
+        owner: &'static str,
+    },
+    /// It is being deleted; it is made again once it is gone.
+    #[error("{object} is being deleted")]
+    Terminating {
+        /// Kind and name.
+        object: String,
+    },
+    /// The API server understood and refused; trying again changes nothing until something else changes.
+    #[error("{object} was refused: {message}")]
+    Refused {
+        /// Kind and name.
+        object: String,
+        /// HTTP status.
+        code: u16,
+        /// What it said.
+        message: String,
+    },
+    /// The API server could not be asked, or not now.
+    #[error("{object}: {source}")]
+    Api {
+        /// Kind and name.
+        object: String,
+        /// What went wrong.
+        source: Box<kube::Error>,
+    },
+}
+
+impl ApplyError {
+    fn api(object: String, source: kube::Error) -> Self {
+        // 409 is a race and 429 a request to wait; the others say that the object itself is wrong. A template that the API
+        // server cannot even type is answered with 500.
+        if let kube::Error::Api(status) = &source
+            && matches!(status.code, 400 | 403 | 422 | 500)
+        {
+            return Self::Refused { object, code: status.code, message: shorten(&status.message) };
+        }
+        Self::Api { object, source: Box::new(source) }
+    }
+
+    /// A word for metrics.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::NameTaken { .. } => "name_taken",
+            Self::Terminating { .. } => "terminating",
+            Self::Refused { code: 403, .. } => "forbidden",
+            Self::Refused { .. } => "refused",
+            Self::Api { .. } => "api",
+        }
+    }
+}
+
+/// Whose objects they are: told by a label, because some outlive their owner on purpose.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner<'a> {
+    /// `Provider` or `WorkerPool`.
+    pub kind: &'static str,
+    /// [`names::PROVIDER_LABEL`] or [`names::POOL_LABEL`].
+    pub label: &'static str,
+    /// Its name.
+    pub name: &'a str,
+}
+
+impl Owner<'_> {
+    fn owns(&self, meta: &ObjectMeta) -> bool {
+        let label = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
+        label("app.kubernetes.io/managed-by") == Some(names::MANAGED_BY) && label(self.label) == Some(self.name)
+    }
+}
+
+/// Applies one object and answers what the API server made of it.
+pub async fn apply(client: &Client, owner: Owner<'_>, manifest: &Manifest) -> Result<DynamicObject, ApplyError> {
+    let fail = |error| ApplyError::api(manifest.display(), error);
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &manifest.namespace, &manifest.resource);
+    if let Some(there) = api.get_metadata_opt(&manifest.name).await.map_err(fail)? {
+        check_ownership(owner, manifest, &there)?;
+    }
+    let params = PatchParams::apply(names::FIELD_MANAGER).force();
+    api.patch(&manifest.name, &params, &Patch::Apply(&manifest.value)).await.map_err(fail)
+}
+
+/// Deletes an object that is no longer wanted, if it is there and ours.
+pub async fn delete(client: &Client, owner: Owner<'_>, manifest: &Manifest) -> Result<(), ApplyError> {
+    let fail = |error| ApplyError::api(manifest.display(), error);
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &manifest.namespace, &manifest.resource);
+    let Some(there) = api.get_metadata_opt(&manifest.name).await.map_err(fail)? else { return Ok(()) };
+    if !owner.owns(&there.metadata) || there.metadata.deletion_timestamp.is_some() {
+        return Ok(());
+    }
+    let params = DeleteParams {
+        preconditions: Some(Preconditions { uid: there.uid(), resource_version: None }),
+        ..DeleteParams::background()
+    };
+    match api.delete(&manifest.name, &params).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+        Err(error) => Err(fail(error)),
+    }
+}
+
+/// Writes a status as a whole: what is not in it goes. The caller has compared it with what is there.
+pub async fn write_status<K, S>(client: &Client, object: &K, status: &S) -> Result<(), kube::Error>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + std::fmt::Debug,
+    S: Serialize,
+{
+    let name = object.name_any();
+    let api: Api<K> = Api::namespaced(client.clone(), &object.namespace().unwrap_or_default());
+    // With the uid, a status cannot land on a successor of the same name.
+    let body = json!({
+        "apiVersion": K::api_version(&()), "kind": K::kind(&()),
+        "metadata": {"name": name, "uid": object.uid()}, "status": status,
+    });
+    let params = PatchParams::apply(names::STATUS_MANAGER).force();
+    match api.patch_status(&name, &params, &Patch::Apply(&body)).await {
+        Ok(_) => Ok(()),
+        // It was deleted meanwhile, or replaced.
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn check_ownership(
+    owner: Owner<'_>,
+    manifest: &Manifest,
+    there: &PartialObjectMeta<DynamicObject>,
+) -> Result<(), ApplyError> {
+    if !owner.owns(&there.metadata) {
+        return Err(ApplyError::NameTaken { object: manifest.display(), owner: owner.kind });
+    }
+    if there.metadata.deletion_timestamp.is_some() {
+        return Err(ApplyError::Terminating { object: manifest.display() });
+    }
+    Ok(())
+}
+
+/// Refusals of a Pod template repeat half the template.
+fn shorten(message: &str) -> String {
+    const SHOWN_CHARS: usize = 1024;
+    message.chars().take(SHOWN_CHARS).collect()
+}

@@ -1,0 +1,284 @@
+//! What is watched, kept in memory, and whom a change concerns.
+//!
+//! Each kind is watched once per span and shared by both controllers. Objects are trimmed before they are kept, so that a
+//! thousand Pods cost little more than their names. A watch that breaks comes back by itself, with a back-off, and the
+//! store keeps what it knew.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use futures_util::{StreamExt, future};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::core::PartialObjectMeta;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::watcher::{Config, Event};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::context::Span;
+use crate::crd::{Provider, WorkerPool};
+use crate::names;
+
+/// What both controllers read.
+#[derive(Clone)]
+pub struct Caches {
+    /// All Providers of the span.
+    pub providers: Store<Provider>,
+    /// All WorkerPools.
+    pub pools: Store<WorkerPool>,
+    /// Relay Pods.
+    pub relay_pods: Store<Pod>,
+    /// Pods that carry the label of a pool, injected or not.
+    pub pool_pods: Store<Pod>,
+    /// Deployments that the operator made.
+    pub deployments: Store<Deployment>,
+    /// DaemonSets that the operator made.
+    pub daemon_sets: Store<DaemonSet>,
+    /// To ask for a reconciliation.
+    pub triggers: Triggers,
+}
+
+/// Asks for reconciliations. The controllers take each name once, however often it is asked for.
+#[derive(Clone)]
+pub struct Triggers {
+    providers: UnboundedSender<ObjectRef<Provider>>,
+    pools: UnboundedSender<ObjectRef<WorkerPool>>,
+}
+
+/// The other ends.
+pub struct Requests {
+    /// Providers to reconcile.
+    pub providers: UnboundedReceiver<ObjectRef<Provider>>,
+    /// WorkerPools to reconcile.
+    pub pools: UnboundedReceiver<ObjectRef<WorkerPool>>,
+}
+
+impl Triggers {
+    /// The channels alone; [`start`] makes them with everything else.
+    pub fn channels() -> (Self, Requests) {
+        let (providers, provider_requests) = unbounded_channel();
+        let (pools, pool_requests) = unbounded_channel();
+        (Self { providers, pools }, Requests { providers: provider_requests, pools: pool_requests })
+    }
+
+    /// Asks for a Provider.
+    pub fn provider(&self, namespace: &str, name: &str) {
+        // Nobody takes requests any more only when the process ends.
+        let _ = self.providers.send(ObjectRef::new(name).within(namespace));
+    }
+
+    /// Asks for a pool.
+    pub fn pool(&self, namespace: &str, name: &str) {
+        let _ = self.pools.send(ObjectRef::new(name).within(namespace));
+    }
+
+    /// Whoever an object's labels name.
+    fn labelled(&self, object: &impl ResourceExt) {
+        let namespace = object.namespace().unwrap_or_default();
+        if let Some(provider) = object.labels().get(names::PROVIDER_LABEL) {
+            self.provider(&namespace, provider);
+        }
+        if let Some(pool) = object.labels().get(names::POOL_LABEL) {
+            self.pool(&namespace, pool);
+        }
+    }
+}
+
+/// Starts every watch of a span. They end when the returned future is dropped.
+pub fn start(client: &Client, span: &Span) -> (Caches, Requests, impl Future<Output = ()> + Send + use<>) {
+    let (triggers, requests) = Triggers::channels();
+    let (providers, providers_writer) = reflector::store();
+    let (pools, pools_writer) = reflector::store();
+    let (relay_pods, relay_pods_writer) = reflector::store();
+    let (pool_pods, pool_pods_writer) = reflector::store();
+    let (deployments, deployments_writer) = reflector::store();
+    let (daemon_sets, daemon_sets_writer) = reflector::store();
+    let caches =
+        Caches { providers, pools, relay_pods, pool_pods, deployments, daemon_sets, triggers: triggers.clone() };
+
+    let ours = format!("app.kubernetes.io/managed-by={}", names::MANAGED_BY);
+    let relays = format!("{ours},app.kubernetes.io/component=relay");
+    let watches: Vec<future::BoxFuture<'static, ()>> = vec![
+        Box::pin(keep(span.api(client), String::new(), providers_writer, |_| {}, provider_changes(&triggers))),
+        Box::pin(keep(span.api(client), String::new(), pools_writer, |_| {}, pool_changes(&triggers))),
+        Box::pin(keep(span.api(client), relays, relay_pods_writer, trim_pod, owners(&triggers))),
+        Box::pin(keep(span.api(client), names::POOL_LABEL.into(), pool_pods_writer, trim_pod, owners(&triggers))),
+        Box::pin(keep(span.api(client), ours.clone(), deployments_writer, |_| {}, owners(&triggers))),
+        Box::pin(keep(span.api(client), ours.clone(), daemon_sets_writer, |_| {}, owners(&triggers))),
+        Box::pin(notice::<Service>(span.api(client), ours.clone(), triggers.clone())),
+        Box::pin(notice::<ServiceAccount>(span.api(client), ours.clone(), triggers.clone())),
+        Box::pin(notice::<Secret>(span.api(client), ours.clone(), triggers.clone())),
+        Box::pin(notice::<ConfigMap>(span.api(client), ours.clone(), triggers.clone())),
+        Box::pin(notice::<Role>(span.api(client), ours.clone(), triggers.clone())),
+        Box::pin(notice::<RoleBinding>(span.api(client), ours.clone(), triggers.clone())),
+        Box::pin(notice::<PodDisruptionBudget>(span.api(client), ours.clone(), triggers.clone())),
+        Box::pin(notice::<NetworkPolicy>(span.api(client), ours, triggers)),
+    ];
+    (caches, requests, async move {
+        future::join_all(watches).await;
+    })
+}
+
+impl Caches {
+    /// Waits until every store was filled once; before that an absent object means nothing.
+    pub async fn ready(&self) {
+        // It fails only when the watches have ended, and then the process does too.
+        let _ = self.providers.wait_until_ready().await;
+        let _ = self.pools.wait_until_ready().await;
+        let _ = self.relay_pods.wait_until_ready().await;
+        let _ = self.pool_pods.wait_until_ready().await;
+        let _ = self.deployments.wait_until_ready().await;
+        let _ = self.daemon_sets.wait_until_ready().await;
+    }
+
+    /// The pools of a Provider.
+    pub fn pools_of(&self, namespace: &str, provider: &str) -> Vec<Arc<WorkerPool>> {
+        let of = |pool: &Arc<WorkerPool>| {
+            pool.spec.provider == provider && pool.metadata.namespace.as_deref() == Some(namespace)
+        };
+        self.pools.state().into_iter().filter(of).collect()
+    }
+}
+
+/// Whoever an object's labels name is concerned.
+fn owners<K: ResourceExt>(triggers: &Triggers) -> impl FnMut(&K) + Send + 'static {
+    let triggers = triggers.clone();
+    move |object| triggers.labelled(object)
+}
+
+/// Watches a kind, keeps it, and tells of every change.
+async fn keep<K>(
+    api: Api<K>,
+    selector: String,
+    writer: reflector::store::Writer<K>,
+    trim: impl Fn(&mut K) + Send + 'static,
+    mut changed: impl FnMut(&K) + Send + 'static,
+) where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Send
+        + Sync
+        + 'static,
+{
+    let config = Config::default().labels(&selector);
+    let stream = watcher(api, config)
+        .default_backoff()
+        .modify(move |object| {
+            object.managed_fields_mut().clear();
+            trim(object);
+        })
+        .reflect(writer);
+    let mut stream = std::pin::pin!(stream);
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(Event::Apply(object) | Event::InitApply(object) | Event::Delete(object)) => changed(&object),
+            Ok(Event::Init | Event::InitDone) => {}
+            Err(error) => tracing::warn!(kind = %K::kind(&()), %error, "a watch broke; it is tried again"),
+        }
+    }
+}
+
+/// Watches only the metadata of a kind and keeps nothing: a change by somebody else is put right, whatever it was.
+async fn notice<K>(api: Api<PartialObjectMeta<K>>, selector: String, triggers: Triggers)
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let stream = watcher(api, Config::default().labels(&selector)).default_backoff();
+    let mut stream = std::pin::pin!(stream);
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(Event::Apply(object) | Event::Delete(object)) => triggers.labelled(&object),
+            // Its owner is reconciled at the start anyway.
+            Ok(Event::InitApply(_) | Event::Init | Event::InitDone) => {}
+            Err(error) => tracing::warn!(kind = %K::kind(&()), %error, "a watch broke; it is tried again"),
+        }
+    }
+}
+
+/// A Provider concerns itself, and its pools.
+fn provider_changes(triggers: &Triggers) -> impl FnMut(&Provider) + Send + 'static {
+    let triggers = triggers.clone();
+    let mut seen = Fingerprints::default();
+    move |provider| {
+        if seen.is_new(provider) {
+            triggers.provider(&provider.namespace().unwrap_or_default(), &provider.name_any());
+        }
+    }
+}
+
+/// A pool concerns itself and its Provider, which must know what may be at zero.
+fn pool_changes(triggers: &Triggers) -> impl FnMut(&WorkerPool) + Send + 'static {
+    let triggers = triggers.clone();
+    let mut seen = Fingerprints::default();
+    move |pool| {
+        if seen.is_new(pool) {
+            let namespace = pool.namespace().unwrap_or_default();
+            triggers.pool(&namespace, &pool.name_any());
+            triggers.provider(&namespace, &pool.spec.provider);
+        }
+    }
+}
+
+/// Tells a change that somebody made from a status that the operator wrote.
+#[derive(Default)]
+struct Fingerprints {
+    by_uid: HashMap<String, u64>,
+}
+
+impl Fingerprints {
+    fn is_new(&mut self, object: &impl ResourceExt) -> bool {
+        let meta = object.meta();
+        let mut hasher = DefaultHasher::new();
+        (meta.generation, &meta.annotations, &meta.labels).hash(&mut hasher);
+        meta.deletion_timestamp.is_some().hash(&mut hasher);
+        let now = hasher.finish();
+        let uid = meta.uid.clone().unwrap_or_default();
+        if meta.deletion_timestamp.is_some() {
+            self.by_uid.remove(&uid);
+            return true;
+        }
+        self.by_uid.insert(uid, now) != Some(now)
+    }
+}
+
+/// Keeps of a Pod what the controllers read: names, labels, annotations, owners, the names of containers, and how it fares.
+fn trim_pod(pod: &mut Pod) {
+    if let Some(spec) = &mut pod.spec {
+        spec.volumes = None;
+        spec.affinity = None;
+        spec.tolerations = None;
+        for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+            let is_worker = container.name == names::WORKER_CONTAINER;
+            container.env_from = None;
+            container.args = None;
+            container.command = None;
+            container.volume_mounts = None;
+            container.liveness_probe = None;
+            container.readiness_probe = None;
+            container.startup_probe = None;
+            container.security_context = None;
+            if !is_worker {
+                container.env = None;
+                container.resources = None;
+                container.ports = None;
+                container.image = None;
+                container.lifecycle = None;
+            }
+        }
+    }
+    if let Some(status) = &mut pod.status {
+        status.init_container_statuses = None;
+        status.container_statuses = None;
+    }
+}

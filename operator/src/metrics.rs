@@ -1,0 +1,191 @@
+//! What the operator counts, by the names that the alerts and dashboards use.
+
+use std::time::Duration;
+
+use prometheus::core::Collector;
+use prometheus::{
+    Encoder, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+
+const DURATION_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0];
+
+/// All metrics of the process.
+pub struct Metrics {
+    registry: Registry,
+    reconciliations: IntCounterVec,
+    durations: HistogramVec,
+    errors: IntCounterVec,
+    /// Resources, by kind and whether they are ready.
+    pub resources: IntGaugeVec,
+    /// Pods of a pool, by state: desired, ready, connected.
+    pub pool_replicas: IntGaugeVec,
+    relay_requests: IntCounterVec,
+    /// Pods that the webhook saw, by what became of them.
+    pub injections: IntCounterVec,
+    /// When the webhook's certificate ends, in seconds since 1970.
+    pub certificate_expiry: IntGauge,
+    /// Whether this replica leads.
+    pub leader: IntGauge,
+}
+
+/// The two loops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ControllerName {
+    /// Of Providers.
+    Provider,
+    /// Of WorkerPools.
+    WorkerPool,
+}
+
+impl ControllerName {
+    /// As the label says it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Provider => "provider",
+            Self::WorkerPool => "workerpool",
+        }
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All at zero.
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let metrics = Self {
+            reconciliations: counters(
+                &registry,
+                "reconciliations_total",
+                "Reconciliations.",
+                &["controller", "result"],
+            ),
+            durations: registered(
+                &registry,
+                HistogramVec::new(
+                    HistogramOpts::new(name("reconcile_duration_seconds"), "Time that one reconciliation took.")
+                        .buckets(DURATION_BUCKETS.to_vec()),
+                    &["controller"],
+                ),
+            ),
+            errors: counters(
+                &registry,
+                "reconcile_errors_total",
+                "Reconciliations that failed, by what failed.",
+                &["controller", "error"],
+            ),
+            resources: gauges(&registry, "resources", "Providers and WorkerPools.", &["kind", "ready"]),
+            pool_replicas: gauges(
+                &registry,
+                "workerpool_replicas",
+                "Pods of a pool.",
+                &["namespace", "workerpool", "state"],
+            ),
+            relay_requests: counters(
+                &registry,
+                "relay_api_requests_total",
+                "Questions to relays about their state, by status code; 0 where none came back.",
+                &["code"],
+            ),
+            injections: counters(&registry, "injections_total", "Pods that the webhook was asked about.", &["result"]),
+            certificate_expiry: gauge(
+                &registry,
+                "certificate_expiry_timestamp_seconds",
+                "When the webhook's certificate ends.",
+            ),
+            leader: gauge(&registry, "leader", "Whether this replica leads."),
+            registry,
+        };
+        metrics.show_zeros();
+        metrics
+    }
+
+    /// Notes a finished reconciliation; `error` is a word of ours, never a message.
+    pub fn reconciled(&self, controller: ControllerName, took: Duration, error: Option<&str>) {
+        let controller = controller.as_str();
+        let result = if error.is_some() { "error" } else { "ok" };
+        self.reconciliations.with_label_values(&[controller, result]).inc();
+        self.durations.with_label_values(&[controller]).observe(took.as_secs_f64());
+        if let Some(error) = error {
+            self.errors.with_label_values(&[controller, error]).inc();
+        }
+    }
+
+    /// Notes a question to a relay.
+    pub fn relay_asked(&self, code: u16) {
+        self.relay_requests.with_label_values(&[&code.to_string()]).inc();
+    }
+
+    /// The page that Prometheus reads.
+    pub fn render(&self) -> String {
+        let mut page = Vec::new();
+        // It fails only where writing to memory does.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut page);
+        String::from_utf8(page).unwrap_or_default()
+    }
+
+    /// A rate over a series that appears with its first error misses that error.
+    fn show_zeros(&self) {
+        for controller in [ControllerName::Provider, ControllerName::WorkerPool] {
+            for result in ["ok", "error"] {
+                self.reconciliations.with_label_values(&[controller.as_str(), result]);
+            }
+            self.errors.with_label_values(&[controller.as_str(), "api"]);
+        }
+        for kind in ["Provider", "WorkerPool"] {
+            for ready in ["true", "false"] {
+                self.resources.with_label_values(&[kind, ready]);
+            }
+        }
+        for result in ["injected", "gated", "skipped", "refused", "error"] {
+            self.injections.with_label_values(&[result]);
+        }
+        self.relay_requests.with_label_values(&["200"]);
+    }
+}
+
+fn name(short: &str) -> String {
+    format!("modelrelay_operator_{short}")
+}
+
+fn counters(registry: &Registry, short: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    registered(registry, IntCounterVec::new(Opts::new(name(short), help), labels))
+}
+
+fn gauges(registry: &Registry, short: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+    registered(registry, IntGaugeVec::new(Opts::new(name(short), help), labels))
+}
+
+fn gauge(registry: &Registry, short: &str, help: &str) -> IntGauge {
+    registered(registry, IntGauge::new(name(short), help))
+}
+
+/// Names and labels are constants of this file: one that the library refuses is found by the first test that runs.
+#[allow(clippy::expect_used, reason = "a wrong constant must not go unnoticed")]
+fn registered<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
+    let metric = made.expect("the metric's name is valid");
+    registry.register(Box::new(metric.clone())).expect("the metric's name is unique");
+    metric
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_alerts_use_is_there_before_anything_happened() {
+        let page = Metrics::new().render();
+        for series in [
+            r#"modelrelay_operator_reconcile_errors_total{controller="provider",error="api"} 0"#,
+            r#"modelrelay_operator_reconciliations_total{controller="workerpool",result="ok"} 0"#,
+            r#"modelrelay_operator_injections_total{result="refused"} 0"#,
+            "modelrelay_operator_leader 0",
+        ] {
+            assert!(page.contains(series), "{series} is missing in\n{page}");
+        }
+    }
+}

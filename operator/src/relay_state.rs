@@ -1,0 +1,108 @@
+//! What the relays of each Provider last reported, summed over its Pods.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Of every Provider, by namespace and name.
+#[derive(Debug, Default)]
+pub struct RelayStates {
+    // Held for a look-up or an insertion, never over an await.
+    by_provider: Mutex<HashMap<(String, String), Arc<RelaySnapshot>>>,
+}
+
+/// All relays of one Provider at about one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RelaySnapshot {
+    /// By the name of the Pod: what each relay said; `Err` with a line for people where it could not be asked.
+    pub relays: BTreeMap<String, Result<RelayReport, String>>,
+    /// Workers by instance, each counted once however many relays it is attached to.
+    pub workers: BTreeMap<String, WorkerReport>,
+    /// Requests that wait.
+    pub queue_depth: u64,
+    /// Requests that run.
+    pub in_flight: u64,
+    /// By model.
+    pub models: BTreeMap<String, ModelReport>,
+}
+
+/// One relay.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RelayReport {
+    /// Hash of the configuration in force.
+    pub config_hash: Option<String>,
+    /// Why a newer configuration is not in force.
+    pub config_error: Option<String>,
+    /// running, grace, draining…
+    pub phase: String,
+    /// Its program's version.
+    pub version: String,
+}
+
+/// One worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkerReport {
+    /// As people see it; on Kubernetes the name of its Pod.
+    pub name: String,
+    /// Its pool.
+    pub pool: Option<String>,
+    /// What it serves.
+    pub models: BTreeSet<String>,
+    /// Requests it may run at once.
+    pub max_concurrent: u64,
+    /// Requests it runs, over all relays.
+    pub in_flight: u64,
+    /// Whether it is leaving every relay that knows it.
+    pub draining: bool,
+    /// Relays it is attached to.
+    pub links: u32,
+}
+
+/// One model, over all relays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelReport {
+    /// Requests that wait for it.
+    pub waiting: u64,
+    /// Requests for it that run.
+    pub in_flight: u64,
+    /// Workers that serve it.
+    pub workers: u64,
+}
+
+impl RelayStates {
+    /// What was last reported; nothing before the first look.
+    pub fn of(&self, namespace: &str, provider: &str) -> Option<Arc<RelaySnapshot>> {
+        self.lock().get(&(namespace.to_owned(), provider.to_owned())).cloned()
+    }
+
+    /// Keeps a new snapshot; whether it differs from the one before.
+    pub fn keep(&self, namespace: &str, provider: &str, snapshot: RelaySnapshot) -> bool {
+        let key = (namespace.to_owned(), provider.to_owned());
+        let mut states = self.lock();
+        let changed = states.get(&key).is_none_or(|before| **before != snapshot);
+        if changed {
+            states.insert(key, Arc::new(snapshot));
+        }
+        changed
+    }
+
+    /// Forgets a Provider that is gone.
+    pub fn forget(&self, namespace: &str, provider: &str) {
+        self.lock().remove(&(namespace.to_owned(), provider.to_owned()));
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(String, String), Arc<RelaySnapshot>>> {
+        self.by_provider.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RelaySnapshot {
+    /// The workers of a pool.
+    pub fn workers_of<'a>(&'a self, pool: &'a str) -> impl Iterator<Item = &'a WorkerReport> {
+        self.workers.values().filter(move |worker| worker.pool.as_deref() == Some(pool))
+    }
+
+    /// Whether every relay was asked and answered.
+    pub fn is_complete(&self) -> bool {
+        !self.relays.is_empty() && self.relays.values().all(Result::is_ok)
+    }
+}

@@ -2,6 +2,7 @@
 
 pub mod apply;
 pub mod cache;
+pub mod certs;
 pub mod cli;
 pub mod commands;
 pub mod conditions;

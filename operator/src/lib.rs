@@ -9,4 +9,6 @@ pub mod defaults;
 pub mod manifests;
 pub mod metrics;
 pub mod names;
+pub mod provider;
+pub mod relay_client;
 pub mod relay_state;

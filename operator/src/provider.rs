@@ -199,7 +199,7 @@ async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memo
     if changed {
         memory.forget_objects();
     }
-    let mut outcome = match memory.outcome.take().filter(|outcome| !changed && is_settled(outcome, provider, &look)) {
+    let mut outcome = match memory.outcome.clone().filter(|outcome| !changed && is_settled(outcome, provider, &look)) {
         Some(settled) => settled,
         None => Box::pin(advance::advance(ctx, provider, &look, memory)).await,
     };

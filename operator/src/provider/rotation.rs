@@ -138,7 +138,7 @@ impl State<'_> {
         let annotation = self.known.annotation.as_deref();
         let asked = annotation.is_some() && annotation != self.relay.acted_on.as_deref();
         let replaced = self.known.own.as_ref().filter(|own| **own != self.relay.current);
-        if annotation.is_some_and(is_revocation) && (asked || replaced.is_some()) {
+        if asked && annotation.is_some_and(is_revocation) {
             return Some(self.revoke(replaced, fresh));
         }
         let new = match (&self.known.own, asked) {

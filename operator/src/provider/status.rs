@@ -34,7 +34,11 @@ pub(super) fn status(facts: &Facts<'_>, before: &ProviderStatus, now: &Time) -> 
         conditions: conditions::merge(&before.conditions, &wanted, generation, now),
         endpoint: Some(endpoint(facts.provider)),
         worker_endpoint: Some(worker_endpoint(facts.provider)),
-        worker_secret: facts.outcome.worker_secret.as_ref().map(|secret| secret.status.clone()),
+        // What this operator has not looked at yet is as the one before it said.
+        worker_secret: facts.outcome.worker_secret.as_ref().map_or_else(
+            || before.worker_secret.clone(),
+            |secret| Some(secret.status.clone()),
+        ),
         workers: Some(numbers.workers),
         models: numbers.models,
         model_count: Some(numbers.model_count),

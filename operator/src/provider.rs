@@ -187,9 +187,13 @@ async fn reconcile(provider: Arc<Provider>, shared: Arc<Shared>) -> Result<Actio
 fn retry(provider: Arc<Provider>, error: &Error, shared: Arc<Shared>) -> Action {
     let key = (provider.namespace().unwrap_or_default(), provider.name_any());
     let mut ledger = shared.ledger();
-    let delay = ledger.memories.get_mut(&key).map_or(UNCONFIRMED_INTERVAL, Memory::next_retry);
-    tracing::warn!(namespace = key.0, provider = key.1, %error, retry_in = ?delay, "a Provider could not be reconciled");
-    Action::requeue(delay)
+    let Some(memory) = ledger.memories.get_mut(&key) else { return Action::requeue(UNCONFIRMED_INTERVAL) };
+    let retry = memory.next_retry(Instant::now());
+    if retry.is_new {
+        let (namespace, provider) = key;
+        tracing::warn!(namespace, provider, %error, retry_in = ?retry.after, "a Provider could not be reconciled");
+    }
+    Action::requeue(retry.after)
 }
 
 async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memory) -> Result<Action, Error> {

@@ -26,6 +26,8 @@ use crate::names;
 use crate::relay_state::{Expectation, RelaySnapshot};
 
 mod state;
+#[cfg(test)]
+mod tests;
 
 use state::RelayState;
 
@@ -277,7 +279,8 @@ async fn ask(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Resu
         (None, _) => Err(Unanswered::Silent("it has no address yet".to_owned())),
         (Some(_), Err(why)) => Err(Unanswered::Silent(why.clone())),
         (Some(address), Ok(token)) => {
-            let (code, answer) = request(client, address, token).await;
+            let port = u16::try_from(names::ADMIN_PORT).unwrap_or_default();
+            let (code, answer) = request(client, SocketAddr::new(address, port), token).await;
             ctx.metrics.relay_asked(code);
             answer
         }
@@ -285,9 +288,8 @@ async fn ask(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Resu
     Answer { pod, answer }
 }
 
-async fn request(client: &reqwest::Client, address: IpAddr, token: &Token) -> (u16, Result<RelayState, Unanswered>) {
-    let port = u16::try_from(names::ADMIN_PORT).unwrap_or_default();
-    let url = format!("http://{}/admin/state", SocketAddr::new(address, port));
+async fn request(client: &reqwest::Client, address: SocketAddr, token: &Token) -> (u16, Result<RelayState, Unanswered>) {
+    let url = format!("http://{address}/admin/state");
     let sent = client.get(url).header(AUTHORIZATION, token.header.clone()).send().await;
     let response = match sent {
         Ok(response) => response,

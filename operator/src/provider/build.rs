@@ -7,6 +7,9 @@ use super::rotation::Plan;
 use crate::defaults::RelayDefaults;
 use crate::manifests::{Manifest, config, network, relay, secrets};
 
+#[cfg(test)]
+mod tests;
+
 /// The outcome.
 pub(super) struct Desired {
     /// To be applied in this order, before anything else: what the relay's Pods mount.

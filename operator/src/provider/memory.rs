@@ -11,7 +11,8 @@ use crate::crd::ProviderStatus;
 use crate::manifests::Manifest;
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LAST_RETRY: Duration = Duration::from_secs(300);
+/// No longer, because nobody tells when a name is free again or a right is granted.
+const LAST_RETRY: Duration = Duration::from_secs(60);
 
 /// Of one Provider.
 #[derive(Default)]
@@ -33,6 +34,15 @@ pub(super) struct Memory {
     /// When a kubelet was last asked to look once more.
     pub(super) nudged_at: Option<Instant>,
     retries: Option<ExponentialBackoff>,
+    retry_at: Option<Instant>,
+}
+
+/// The next try.
+pub(super) struct Retry {
+    /// From now.
+    pub(super) after: Duration,
+    /// Whether it was not planned already.
+    pub(super) is_new: bool,
 }
 
 impl Memory {
@@ -70,18 +80,25 @@ impl Memory {
         self.absent.remove(&manifest.display());
     }
 
-    /// How long to wait after one more failure: twice as long each time, with jitter.
-    pub(super) fn next_retry(&mut self) -> Duration {
+    /// When to try again after a failure: after twice as long each time, with jitter. A failure before that time, in a pass that a
+    /// change caused, changes nothing, and is none to talk about.
+    pub(super) fn next_retry(&mut self, now: Instant) -> Retry {
+        if let Some(at) = self.retry_at.filter(|at| *at > now) {
+            return Retry { after: at - now, is_new: false };
+        }
         let fresh = || {
             let delays = ExponentialBuilder::default().with_min_delay(FIRST_RETRY).with_max_delay(LAST_RETRY);
             delays.with_factor(2.0).with_jitter().without_max_times().build()
         };
-        self.retries.get_or_insert_with(fresh).next().unwrap_or(LAST_RETRY)
+        let after = self.retries.get_or_insert_with(fresh).next().unwrap_or(LAST_RETRY);
+        self.retry_at = Some(now + after);
+        Retry { after, is_new: true }
     }
 
     /// It went well.
     pub(super) fn reset_retries(&mut self) {
         self.retries = None;
+        self.retry_at = None;
     }
 }
 
@@ -90,12 +107,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retries_grow_to_minutes_and_start_anew_after_a_success() {
-        let mut memory = Memory::default();
-        let delays: Vec<Duration> = (0..12).map(|_| memory.next_retry()).collect();
+    fn retries_grow_to_a_minute_and_start_anew_after_a_success() {
+        let (mut memory, mut now) = (Memory::default(), Instant::now());
+        let mut delays = Vec::new();
+        for _ in 0..12 {
+            let retry = memory.next_retry(now);
+            assert!(retry.is_new);
+            delays.push(retry.after);
+            now += retry.after;
+        }
         assert!(delays[0] >= FIRST_RETRY && delays[0] <= FIRST_RETRY * 2, "{delays:?}");
         assert!(delays[11] >= LAST_RETRY && delays[11] <= LAST_RETRY * 2, "{delays:?}");
         memory.reset_retries();
-        assert!(memory.next_retry() <= FIRST_RETRY * 2);
+        assert!(memory.next_retry(now).after <= FIRST_RETRY * 2);
+    }
+
+    #[test]
+    fn a_failure_before_the_next_try_does_not_put_it_off() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let planned = memory.next_retry(now).after;
+        let again = memory.next_retry(now + planned / 2);
+        assert!(!again.is_new);
+        assert_eq!(again.after, planned - planned / 2);
     }
 }

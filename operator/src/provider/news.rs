@@ -11,6 +11,9 @@ use crate::crd::{Provider, ProviderStatus};
 
 use super::reasons;
 
+#[cfg(test)]
+mod tests;
+
 /// One Event.
 #[derive(Debug, PartialEq, Eq)]
 struct Told {

@@ -10,6 +10,9 @@
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use modelrelay_protocol::secret::Secret;
 
+#[cfg(test)]
+mod tests;
+
 /// How long the value before the last rotation stays good.
 pub const PREVIOUS_LIVES: SignedDuration = SignedDuration::from_hours(24);
 /// A rotation follows another after this time only: by then every kubelet has refreshed the mounted Secret (69 s were

@@ -12,6 +12,9 @@ use crate::crd::{Provider, ProviderStatus};
 use crate::names;
 use crate::relay_state::RelaySnapshot;
 
+#[cfg(test)]
+mod tests;
+
 /// As many as a status lists.
 const SHOWN_MODELS: usize = 32;
 /// The longest name that a status lists.

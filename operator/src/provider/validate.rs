@@ -14,6 +14,9 @@ use crate::crd::{Provider, ProviderSpec, WorkerPool};
 use crate::manifests::relay::{RESERVED_ENV, RESERVED_PATH, RESERVED_VOLUMES};
 use crate::names::{self, Component};
 
+#[cfg(test)]
+mod tests;
+
 /// As many as the relay takes.
 const MAX_COLD_MODELS: usize = 1024;
 

@@ -15,6 +15,8 @@ pub mod manifests;
 pub mod metrics;
 pub mod names;
 pub mod probe;
+pub mod provider;
+pub mod relay_client;
 pub mod relay_state;
 pub mod run;
 pub mod telemetry;

@@ -6,6 +6,7 @@ pub mod conditions;
 pub mod context;
 pub mod crd;
 pub mod defaults;
+pub mod inject;
 pub mod manifests;
 pub mod metrics;
 pub mod names;

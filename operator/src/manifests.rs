@@ -9,6 +9,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 pub mod sidecar;
+#[cfg(test)]
+pub(crate) mod snapshot;
 
 /// An object as it should be.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,6 +3,7 @@
 //! No I/O, no clock, no runtime: messages are values, and whatever needs time is told it. Both programs and every test
 //! can therefore use all of it, and none can drift from the other.
 
+pub mod config_hash;
 pub mod credit;
 pub mod dialect;
 pub mod error;

@@ -3,9 +3,12 @@
 //! The token is checked before anything of a request is read. Without one configured, nobody is let in.
 
 mod keys;
+mod token;
 mod views;
 
 use std::sync::Arc;
+
+pub use token::AdminToken;
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -56,15 +59,9 @@ fn problem(status: StatusCode, code: &str, message: impl Into<String>) -> Respon
 }
 
 async fn authenticate(State(relay): State<Arc<Relay>>, request: Request<Body>, next: Next) -> Response {
-    let config = relay.shared.config.load_full();
     let header = request.headers().get(http::header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let presented = header.map(bearer_token).unwrap_or_default();
-    let refused = match &config.admin_token {
-        None => Some("the admin API is off: set MODELRELAY_ADMIN_TOKEN"),
-        Some(token) if !token.verify(presented) => Some("the admin token is missing or wrong"),
-        Some(_) => None,
-    };
-    match refused {
+    match relay.admin_token.refusal(presented) {
         None => next.run(request).await,
         Some(message) => {
             relay.shared.metrics.login_failed(Realm::Admin);

@@ -109,6 +109,10 @@ pub struct Args {
     )]
     pub admin_token: Option<SecretText>,
 
+    /// File that holds that token; read again while running, and counts before MODELRELAY_ADMIN_TOKEN. [default: none]
+    #[arg(long, env = "MODELRELAY_ADMIN_TOKEN_FILE", value_name = "FILE", value_parser = values::optional_path)]
+    pub admin_token_file: Option<OptionalPath>,
+
     /// Require an API key on every client route.
     #[arg(long, alias = "modelrelay-require-api-keys", env = "MODELRELAY_REQUIRE_API_KEYS", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
     pub require_api_keys: bool,

@@ -11,10 +11,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use modelrelay_protocol::config_hash::content_hash;
 use modelrelay_protocol::limits;
 use modelrelay_protocol::secret::Secret;
 
-use crate::cli::{Args, OptionalAddr, SecretText};
+use crate::cli::{Args, OptionalAddr, OptionalPath, SecretText};
 use crate::dispatch::DEFAULT_COLD_TIMEOUT;
 use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
@@ -23,7 +24,7 @@ mod file;
 mod raw;
 mod validate;
 
-pub use file::{Sources, content_hash};
+pub use file::Sources;
 
 /// Most models that a provider may let one worker advertise.
 pub const MAX_MODELS_PER_WORKER: usize = 4096;
@@ -43,8 +44,8 @@ pub struct Config {
     pub worker_listen_addr: Option<SocketAddr>,
     /// Whether the worker socket is served on `listen_addr` too; true whenever there is no other.
     pub workers_on_client_port: bool,
-    /// Token of `/admin`; `None` admits nobody.
-    pub admin_token: Option<Secret>,
+    /// Token of `/admin`.
+    pub admin_token: AdminTokenSource,
     /// Whether every client route needs an API key.
     pub require_api_keys: bool,
     /// The API keys' file.
@@ -89,6 +90,17 @@ pub struct Config {
     pub ignored_variables: Vec<&'static str>,
     /// What is allowed but probably not meant, one line each.
     pub warnings: Vec<String>,
+}
+
+/// Where the token of `/admin` comes from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum AdminTokenSource {
+    /// There is none, and nobody is admitted.
+    None,
+    /// Given as it is; never empty.
+    Value(Secret),
+    /// A file, read again while the relay runs.
+    File(PathBuf),
 }
 
 /// One named queue with its own secrets and limits.
@@ -158,7 +170,7 @@ impl Config {
         config.expect_workers = file.expect_workers.unwrap_or(args.expect_workers);
         config.unready_when_saturated = file.unready_when_saturated.unwrap_or(args.unready_when_saturated);
         config.ignored_variables.clone_from(&args.given_provider_settings);
-        config.add_warnings();
+        config.add_warnings(args);
         Ok(config)
     }
 
@@ -184,7 +196,7 @@ impl Config {
             max_models_per_worker: args.max_models_per_worker,
             require_protocol_version: args.require_protocol_version,
         }];
-        config.add_warnings();
+        config.add_warnings(args);
         Ok(config)
     }
 
@@ -193,8 +205,12 @@ impl Config {
         self.providers.iter().find(|provider| provider.name == name)
     }
 
-    fn add_warnings(&mut self) {
+    fn add_warnings(&mut self, args: &Args) {
         let mut warnings = Vec::new();
+        let given = args.admin_token.as_ref().is_some_and(|token| !token.expose().is_empty());
+        if given && matches!(self.admin_token, AdminTokenSource::File(_)) {
+            warnings.push("MODELRELAY_ADMIN_TOKEN is ignored: MODELRELAY_ADMIN_TOKEN_FILE is given".to_owned());
+        }
         if self.max_buffered_bytes < self.max_request_bytes {
             warnings.push(
                 "MAX_BUFFERED_BYTES is less than MAX_REQUEST_BYTES: the largest requests can never be taken".to_owned(),
@@ -315,13 +331,12 @@ pub(crate) fn config_path(args: &Args) -> Option<PathBuf> {
 fn relay_wide(args: &Args) -> Config {
     let address = |address: &Option<OptionalAddr>| address.and_then(|address| address.0);
     let worker_listen_addr = address(&args.worker_listen_addr);
-    let admin_token = args.admin_token.as_ref().map_or("", SecretText::expose);
     Config {
         listen_addr: args.listen_addr,
         admin_listen_addr: address(&args.admin_listen_addr),
         worker_listen_addr,
         workers_on_client_port: args.workers_on_client_port || worker_listen_addr.is_none(),
-        admin_token: (!admin_token.is_empty()).then(|| Secret::new(admin_token)),
+        admin_token: admin_token(args),
         require_api_keys: args.require_api_keys,
         api_keys_file: args.api_keys_file.clone(),
         relay_count: args.relay_count,
@@ -341,9 +356,19 @@ fn relay_wide(args: &Args) -> Config {
         log_format: args.log_format,
         config_file: config_path(args),
         providers: Vec::new(),
-        hash: content_hash(&[]),
+        hash: content_hash::<&[u8]>([]),
         ignored_variables: Vec::new(),
         warnings: Vec::new(),
+    }
+}
+
+/// A file can be changed while the relay runs, so it counts where both are given.
+fn admin_token(args: &Args) -> AdminTokenSource {
+    let given = args.admin_token.as_ref().map_or("", SecretText::expose);
+    match &args.admin_token_file {
+        Some(OptionalPath(Some(path))) => AdminTokenSource::File(path.clone()),
+        Some(OptionalPath(None)) | None if given.is_empty() => AdminTokenSource::None,
+        Some(OptionalPath(None)) | None => AdminTokenSource::Value(Secret::new(given)),
     }
 }
 

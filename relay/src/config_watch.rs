@@ -15,10 +15,8 @@ use tokio::time::MissedTickBehavior;
 
 use crate::cli::Args;
 use crate::config::{Config, ConfigError, Sources};
+use crate::file_watch::INTERVAL;
 use crate::metrics::Metrics;
-
-/// Between two looks at the file.
-pub const INTERVAL: Duration = Duration::from_secs(1);
 
 /// What `/readyz` and `/admin/state` say about the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]

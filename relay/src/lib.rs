@@ -12,6 +12,7 @@ pub mod config;
 pub mod config_watch;
 pub mod dispatch;
 pub mod exchange;
+pub mod file_watch;
 pub mod http;
 pub mod ids;
 pub mod keys;

@@ -13,8 +13,9 @@ use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 use tracing::{error, info};
 
+use crate::admin::AdminToken;
 use crate::cli::Args;
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::config_watch::ConfigWatch;
 use crate::http::{self, Parts};
 use crate::keys::{FileKeyStore, KeyStore, flush_regularly};
@@ -32,6 +33,8 @@ pub struct Relay {
     pub shared: Arc<Shared>,
     /// Who serves what.
     pub providers: Providers,
+    /// What admits to `/admin`.
+    pub admin_token: AdminToken,
     /// API keys.
     pub keys: Arc<dyn KeyStore>,
     /// Failed logins of workers.
@@ -55,6 +58,9 @@ pub enum StartError {
         /// Why.
         source: io::Error,
     },
+    /// A file that a setting names cannot be used.
+    #[error(transparent)]
+    Setting(#[from] ConfigError),
     /// The keys cannot be read.
     #[error("API_KEYS_FILE: {0}")]
     Keys(#[from] crate::keys::KeyStoreError),
@@ -63,6 +69,7 @@ pub enum StartError {
 /// Runs until a signal ends it, and says when it could not start.
 pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Result<(), StartError> {
     let keys: Arc<dyn KeyStore> = Arc::new(FileKeyStore::open(&config.api_keys_file)?);
+    let admin_token = AdminToken::start(&config.admin_token)?;
     let listeners = Listeners::bind(&config)?;
     let metrics = Arc::new(Metrics::new());
     let shared = Shared::new(config.clone(), Arc::clone(&metrics));
@@ -71,6 +78,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Resu
         config_watch: ConfigWatch::start(args, config, metrics),
         shared,
         providers: Providers::default(),
+        admin_token,
         keys,
         lockout: Lockout::new(),
         leaving: Mutex::default(),

@@ -1,14 +1,13 @@
 //! Reading `relay.yaml` and the secret files it names, as one consistent set with a hash.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
+use modelrelay_protocol::config_hash::{config_hash, secret_of_file};
 
 use super::ConfigError;
 use super::raw::RawFile;
+use crate::file_watch::read_bounded;
 
 /// More than any configuration within the other bounds needs.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -31,7 +30,7 @@ impl Sources {
         Self::read_once(path).or_else(|_| Self::read_once(path))
     }
 
-    /// SHA-256 in hex; see [`content_hash`].
+    /// SHA-256 in hex; see [`config_hash`].
     pub fn hash(&self) -> &str {
         &self.hash
     }
@@ -42,32 +41,19 @@ impl Sources {
             read_bounded(path, MAX_FILE_BYTES).map_err(|why| ConfigError::new(format!("--config: {shown}: {why}")))?;
         let raw: RawFile = serde_yaml::from_slice(&bytes).map_err(|error| yaml_error(&shown.to_string(), &error))?;
         let folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
-        let mut parts: Vec<Vec<u8>> = vec![bytes];
+        let mut in_order = Vec::new();
         let mut secrets = BTreeMap::new();
         for (place, name) in secret_files(&raw) {
             if secrets.contains_key(name) {
                 continue;
             }
             let text = read_secret(&folder.join(name)).map_err(|why| ConfigError::refused(&place, name, &why))?;
-            parts.push(name.as_bytes().to_vec());
-            parts.push(text.as_bytes().to_vec());
+            in_order.push(name.to_owned());
             secrets.insert(name.to_owned(), text);
         }
-        let hash = content_hash(&parts);
+        let hash = config_hash(&bytes, in_order.iter().map(|name| (name.as_str(), secrets[name].as_str())));
         Ok(Self { raw, secrets, hash })
     }
-}
-
-/// SHA-256 in hex over parts, each preceded by its length as a big-endian u64, so that no two lists of parts collide: the
-/// bytes of `relay.yaml`, then for each secret file it names, in the order of first mention, the name as written there and
-/// the secret without its trailing newline. Whoever writes the file can say beforehand which hash it will have.
-pub fn content_hash(parts: &[Vec<u8>]) -> String {
-    let mut hasher = Sha256::new();
-    for part in parts {
-        hasher.update((part.len() as u64).to_be_bytes());
-        hasher.update(part);
-    }
-    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn secret_files(raw: &RawFile) -> impl Iterator<Item = (String, &str)> {
@@ -82,17 +68,7 @@ fn secret_files(raw: &RawFile) -> impl Iterator<Item = (String, &str)> {
 fn read_secret(path: &Path) -> Result<String, String> {
     let bytes = read_bounded(path, MAX_SECRET_BYTES)?;
     let text = String::from_utf8(bytes).map_err(|_| "a text file is needed".to_owned())?;
-    Ok(text.trim_end_matches(['\n', '\r']).to_owned())
-}
-
-fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
-    let cannot_read = |error: std::io::Error| format!("the file cannot be read: {error}");
-    let mut bytes = Vec::new();
-    File::open(path).map_err(cannot_read)?.take(limit + 1).read_to_end(&mut bytes).map_err(cannot_read)?;
-    if bytes.len() as u64 > limit {
-        return Err(format!("the file is larger than {limit} bytes"));
-    }
-    Ok(bytes)
+    Ok(secret_of_file(&text).to_owned())
 }
 
 /// The parser names the place and what it expected. It also repeats what it found, which must not be a secret.

@@ -66,7 +66,7 @@ fn an_empty_admin_token_is_none_and_the_only_listener_takes_workers() {
     let config =
         Config::from_args(&args(&["--worker-secret", "s", "--admin-token", "", "--workers-on-client-port", "0"]))
             .expect("valid");
-    assert!(config.admin_token.is_none() && config.workers_on_client_port);
+    assert!(config.admin_token == AdminTokenSource::None && config.workers_on_client_port);
 }
 
 #[test]

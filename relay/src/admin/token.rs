@@ -1,0 +1,87 @@
+//! The admin token: given as it is, or in a file that is read again while the relay runs.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+use modelrelay_protocol::config_hash::secret_of_file;
+use modelrelay_protocol::secret::Secret;
+use tracing::{info, warn};
+
+use crate::config::{AdminTokenSource, ConfigError};
+use crate::file_watch::{Content, FileWatch};
+
+/// A token is a line, not a document.
+const MAX_FILE_BYTES: u64 = 64 << 10;
+
+/// What admits to `/admin`.
+#[derive(Debug)]
+pub struct AdminToken {
+    current: Arc<ArcSwapOption<Secret>>,
+}
+
+impl AdminToken {
+    /// Takes the token, and follows its file if it is in one until this value is dropped: a new token counts within a
+    /// second or two, and the last good one while the file cannot be used. Needs a tokio runtime.
+    pub fn start(source: &AdminTokenSource) -> Result<Self, ConfigError> {
+        let current = Arc::new(ArcSwapOption::empty());
+        match source {
+            AdminTokenSource::None => {}
+            AdminTokenSource::Value(token) => current.store(Some(Arc::new(token.clone()))),
+            AdminTokenSource::File(path) => {
+                let mut watch = FileWatch::new(path, MAX_FILE_BYTES);
+                let content = watch.look().unwrap_or_else(|| Ok(Vec::new()));
+                let token = token_in(content).map_err(|why| {
+                    let setting = "MODELRELAY_ADMIN_TOKEN_FILE (--admin-token-file)";
+                    ConfigError::refused(setting, &path.display().to_string(), &why)
+                })?;
+                current.store(Some(Arc::new(token)));
+                let current = Arc::downgrade(&current);
+                let path = path.clone();
+                tokio::spawn(async move {
+                    loop {
+                        let content = watch.changed().await;
+                        let Some(current) = current.upgrade() else { return };
+                        take(&path, content, &current);
+                    }
+                });
+            }
+        }
+        Ok(Self { current })
+    }
+
+    /// The token that counts now.
+    pub fn current(&self) -> Option<Arc<Secret>> {
+        self.current.load_full()
+    }
+
+    /// Why a request with this token is refused; `None` when it is let in.
+    pub(super) fn refusal(&self, presented: &str) -> Option<&'static str> {
+        match &*self.current.load() {
+            None => Some("the admin API is off: set MODELRELAY_ADMIN_TOKEN or MODELRELAY_ADMIN_TOKEN_FILE"),
+            Some(token) if !token.verify(presented) => Some("the admin token is missing or wrong"),
+            Some(_) => None,
+        }
+    }
+}
+
+fn take(path: &Path, content: Content, current: &ArcSwapOption<Secret>) {
+    let file = path.display();
+    match token_in(content) {
+        Ok(token) if current.load().as_deref() == Some(&token) => {}
+        Ok(token) => {
+            current.store(Some(Arc::new(token)));
+            info!(%file, "admin token read again: it has changed");
+        }
+        Err(why) => warn!(%file, why, "the admin token's file cannot be used, the last good token still counts"),
+    }
+}
+
+fn token_in(content: Content) -> Result<Secret, String> {
+    let text = String::from_utf8(content?).map_err(|_| "a text file is needed".to_owned())?;
+    let token = secret_of_file(&text);
+    if token.is_empty() {
+        return Err("the file is empty; it must hold the token".to_owned());
+    }
+    Ok(Secret::new(token))
+}

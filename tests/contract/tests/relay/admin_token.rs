@@ -1,0 +1,84 @@
+//! The admin token in a file: `MODELRELAY_ADMIN_TOKEN_FILE`.
+
+use modelrelay_harness::{
+    client::Request,
+    relay::{ADMIN_TOKEN, Relay, RelayBuilder},
+};
+use serde_json::json;
+
+use crate::support::chat;
+
+fn with_file(content: &str) -> RelayBuilder {
+    Relay::builder()
+        .without_env("MODELRELAY_ADMIN_TOKEN")
+        .file("token", content)
+        .env("MODELRELAY_ADMIN_TOKEN_FILE", "token")
+}
+
+async fn admits(relay: &Relay, token: &str) -> bool {
+    relay.fetch(Request::get("/admin/state").bearer(token)).await.status == 200
+}
+
+#[tokio::test]
+async fn the_token_is_read_from_its_file_without_the_newline_at_its_end() {
+    let relay = with_file("token-in-a-file\n").start().await;
+    assert!(admits(&relay, "token-in-a-file").await);
+    assert!(!admits(&relay, ADMIN_TOKEN).await && !admits(&relay, "").await);
+}
+
+#[tokio::test]
+async fn a_new_token_counts_without_a_restart() {
+    let relay = with_file("first").start().await;
+    assert!(admits(&relay, "first").await);
+    relay.replace_file("token", "second");
+    relay.eventually("the new token is let in", || admits(&relay, "second")).await;
+    assert!(!admits(&relay, "first").await);
+    assert!(!relay.log().contains("second"), "a token was logged\n{}", relay.log().dump());
+}
+
+#[tokio::test]
+async fn the_last_good_token_counts_while_the_file_is_broken_and_the_log_says_so_once() {
+    let relay = with_file("first").start().await;
+    relay.replace_file("token", "\n");
+    relay.log().wait_for_line("the last good token still counts").await;
+    assert!(admits(&relay, "first").await && !admits(&relay, "").await);
+    // Several looks later there is still one line.
+    tokio::time::sleep(std::time::Duration::from_millis(2500)).await;
+    assert_eq!(relay.log().count_of("the last good token still counts"), 1, "{}", relay.log().dump());
+    relay.replace_file("token", "second");
+    relay.eventually("the new token is let in", || admits(&relay, "second")).await;
+}
+
+#[tokio::test]
+async fn the_file_counts_before_the_variable_and_the_relay_says_so() {
+    let relay = with_file("from-the-file").env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN).start().await;
+    assert!(admits(&relay, "from-the-file").await && !admits(&relay, ADMIN_TOKEN).await);
+    relay.log().wait_for_line("MODELRELAY_ADMIN_TOKEN is ignored: MODELRELAY_ADMIN_TOKEN_FILE is given").await;
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_used_at_start_is_one_line_that_names_setting_and_file() {
+    let missing = Relay::builder().env("MODELRELAY_ADMIN_TOKEN_FILE", "absent");
+    let empty = with_file("");
+    for (relay, parts) in [
+        (missing, ["MODELRELAY_ADMIN_TOKEN_FILE (--admin-token-file)", "absent", "cannot be read"]),
+        (empty, ["MODELRELAY_ADMIN_TOKEN_FILE (--admin-token-file)", "token", "empty"]),
+    ] {
+        let (status, log) = relay.start_and_exit().await;
+        assert_eq!(status.code(), Some(1), "{}", log.dump());
+        assert!(log.lines().iter().any(|line| parts.iter().all(|part| line.contains(part))), "{}", log.dump());
+    }
+}
+
+#[tokio::test]
+async fn a_token_from_a_file_is_never_forwarded() {
+    let relay = with_file("first").start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    relay.replace_file("token", "second");
+    relay.eventually("the new token is let in", || admits(&relay, "second")).await;
+    let pending = relay.begin(chat("m").bearer("second"));
+    let job = worker.expect_request().await;
+    assert_eq!(job.header("authorization"), None);
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}

@@ -17,3 +17,4 @@ pub mod probe;
 pub mod relay_state;
 pub mod run;
 pub mod telemetry;
+pub mod worker_pool;

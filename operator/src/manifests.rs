@@ -8,9 +8,13 @@ use kube::core::ApiResource;
 use serde::Serialize;
 use serde_json::Value;
 
+pub mod backend;
 pub mod sidecar;
 #[cfg(test)]
 pub(crate) mod snapshot;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod worker_config;
 
 /// An object as it should be.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,6 +7,8 @@
 //! - What is not known never scales down. While a relay does not answer, while the operator has watched for less than one
 //!   whole delay (it starts anew with each leader), and after a pause in watching, the number can only rise.
 
+pub mod share;
+
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 

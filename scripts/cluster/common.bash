@@ -60,8 +60,9 @@ apt_install() {
 start() {
   local name=$1
   shift
-  mkdir -p "$run/pids" "$run/logs"
-  setsid "$@" > "$run/logs/$name.log" 2>&1 < /dev/null &
+  mkdir -p "$run/pids" "$run/commands" "$run/logs"
+  printf '%q ' "$@" > "$run/commands/$name"
+  setsid "$@" >> "$run/logs/$name.log" 2>&1 < /dev/null &
   echo "$! $(birth_of "$!")" > "$run/pids/$name"
 }
 

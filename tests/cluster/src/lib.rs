@@ -106,6 +106,14 @@ impl Cluster {
         folders.into_iter().fold(command, |command, (name, folder)| command.env(name, home.join(folder)))
     }
 
+    /// Kills `apiserver`, `controllers`, `scheduler`, `etcd`, `kubelet`, `proxy` or `containerd`, and starts it again
+    /// `down_for` later; comes back once the API server answers. For binaries of their own: every test feels it.
+    pub async fn restart(&self, process: &str, down_for: Duration) {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/cluster/restart");
+        let seconds = down_for.as_secs_f32().to_string();
+        Command::new(script).env("MODELRELAY_CLUSTER_DIR", &self.dir).args([process, &seconds]).await;
+    }
+
     /// What Pods were refused by the API server so far, one audit record a line: who, verb, what. Those of one namespace's
     /// ServiceAccounts, for telling whether a program's rights suffice.
     #[must_use]

@@ -92,13 +92,11 @@ impl Cluster {
     }
 
     /// `kubectl` with these arguments, split at white space.
-    #[must_use]
     pub fn kubectl(&self, arguments: &str) -> Command {
         self.program("kubectl").args(arguments.split_whitespace())
     }
 
     /// Helm of a major version (3 or 4) with these arguments, split at white space.
-    #[must_use]
     pub fn helm(&self, major: u8, arguments: &str) -> Command {
         let home = self.dir.join(format!("helm{major}"));
         let command = self.program(&format!("helm{major}")).args(arguments.split_whitespace());

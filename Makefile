@@ -30,8 +30,9 @@ cluster: ## A real local cluster with the chart and its demo, on Linux as root
 cluster-down: ## End that cluster and remove it
 	@scripts/cluster/down
 
-generate: ## Write the CRDs and their reference from the Rust types
+generate: ## Write the CRDs and their reference from the Rust types, and what is made from the chart
 	cargo build --quiet --locked -p modelrelay-operator
 	target/debug/modelrelay-operator crds --write crds
 	target/debug/modelrelay-operator crds --write charts/modelrelay/files/crds
 	target/debug/modelrelay-operator crds --reference > docs/reference/resources.md
+	scripts/chart generate

@@ -8,9 +8,15 @@ use kube::core::ApiResource;
 use serde::Serialize;
 use serde_json::Value;
 
+pub mod config;
+pub mod network;
+pub mod relay;
+pub mod secrets;
 pub mod sidecar;
 #[cfg(test)]
 pub(crate) mod snapshot;
+#[cfg(test)]
+pub(crate) mod snapshots;
 
 /// An object as it should be.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,7 @@
 //! One relay process: its parts, how it starts, how settings reach them, and how it ends.
 
 mod drain;
-mod gauges;
+pub(crate) mod gauges;
 
 use std::io;
 use std::net::SocketAddr;

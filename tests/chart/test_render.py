@@ -1,5 +1,7 @@
 """What the chart makes of many sets of values, with both Helms."""
 
+import re
+
 import chart
 import pytest
 import yaml
@@ -146,6 +148,32 @@ def test_defaults_hold_what_was_given_and_nothing_empty():
     assert given["relay"].items() <= defaults["relay"].items()
     assert defaults["worker"]["image"] == "registry.example:5000/llm/modelrelay-worker:1.2.3"
     assert all(part["imagePullSecrets"] == [{"name": "pull-secret"}] for part in defaults.values())
+
+
+def operator_source(file):
+    return (chart.ROOT / "operator/src" / file).read_text()
+
+
+def test_the_operator_knows_every_variable_and_subcommand_that_the_chart_gives_it():
+    variables = set(re.findall(r'env = "(\w+)"', operator_source("cli.rs")))
+    subcommands = {name.lower() for name in re.findall(r"^    (\w+)(?:\(| \{)", operator_source("cli.rs"), re.MULTILINE)}
+    for values in chart.CASES.values():
+        objects = chart.render(values)
+        [container] = chart.one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+        given = {entry["name"] for entry in container["env"]}
+        users_own = {entry["name"] for entry in values.get("operator", {}).get("env", [])}
+        assert given - users_own <= variables
+        for name, spec in chart.pod_specs(chart.of_kind(objects, "Job", "Pod")):
+            assert all(container["args"][0] in subcommands for container in spec["containers"]), name
+
+
+def test_the_operator_knows_every_default_that_the_chart_gives_it():
+    text = operator_source("defaults.rs")
+    config_map = chart.one(chart.render(chart.CASES["everything"]), "ConfigMap", "-defaults")
+    for program, given in yaml.safe_load(config_map["data"]["defaults.yaml"]).items():
+        body = text.split(f"pub struct {program.capitalize()}Defaults")[1].split("\n}")[0]
+        fields = {re.sub(r"_(\w)", lambda at: at[1].upper(), name) for name in re.findall(r"pub (\w+):", body)}
+        assert given.keys() <= fields
 
 
 def test_new_defaults_restart_the_operator_and_a_new_chart_version_alone_does_not():

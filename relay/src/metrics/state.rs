@@ -175,7 +175,8 @@ impl StateGauges {
     }
 
     fn show_models(&self, provider: &ProviderState) {
-        let mut by_label: BTreeMap<&str, (bool, u64, u64, u64)> = BTreeMap::new();
+        // A scaler that asks for a provider's sum must get 0, and not nothing, while nobody has named a model yet.
+        let mut by_label: BTreeMap<&str, (bool, u64, u64, u64)> = BTreeMap::from([(UNKNOWN, (false, 0, 0, 0))]);
         for model in &provider.models {
             let label = if model.known { &*model.name } else { UNKNOWN };
             let sums = by_label.entry(label).or_default();

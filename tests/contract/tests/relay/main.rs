@@ -18,6 +18,7 @@ mod headers;
 mod health;
 mod keys_secret;
 mod keys_secret_faults;
+mod kubernetes;
 mod models;
 mod parsing;
 mod providers;

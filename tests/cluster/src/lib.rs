@@ -49,7 +49,10 @@ pub use namespace::Namespace;
 /// How long anything may take on a busy machine before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Namespace that `tests/cluster/run` installs the chart into.
+/// Name of the release that `tests/cluster/run` installs the chart as, with the images `localhost/modelrelay-*:dev`.
+pub const RELEASE: &str = "modelrelay";
+
+/// Namespace of that release.
 pub const SYSTEM_NAMESPACE: &str = "mr-system";
 
 /// The running cluster.

@@ -49,11 +49,10 @@ pub enum ApplyError {
 }
 
 impl ApplyError {
-    fn api(object: String, source: kube::Error) -> Self {
-        // 409 is a race and 429 a request to wait; the others say that the object itself is wrong. A template that the API
-        // server cannot even type is answered with 500.
+    pub(crate) fn api(object: String, source: kube::Error) -> Self {
+        // 409 is a race and 429 a request to wait; the others say that the object itself is wrong.
         if let kube::Error::Api(status) = &source
-            && matches!(status.code, 400 | 403 | 422 | 500)
+            && (matches!(status.code, 400 | 403 | 422) || is_untypeable(status))
         {
             return Self::Refused { object, code: status.code, message: shorten(&status.message) };
         }
@@ -158,6 +157,12 @@ fn check_ownership(
         return Err(ApplyError::Terminating { object: manifest.display() });
     }
     Ok(())
+}
+
+/// A template that the API server cannot even type is answered with 500, like a failure of its own, which only its words
+/// tell apart.
+fn is_untypeable(status: &kube::core::Status) -> bool {
+    status.code == 500 && status.message.starts_with("failed to create typed patch object")
 }
 
 /// Refusals of a Pod template repeat half the template.

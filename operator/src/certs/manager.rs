@@ -16,6 +16,7 @@ use tracing::{error, info, warn};
 use super::follow::follow;
 use super::plan::{self, Action, Held, Published};
 use super::{Policy, Settings, material};
+use crate::inject::said;
 use crate::names::{FIELD_MANAGER, MANAGED_BY};
 
 /// The Secret's type; it cannot be changed later.
@@ -53,7 +54,7 @@ impl<K> From<Option<K>> for Seen<K> {
 /// Why a write did not happen.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    #[error("{0}")]
+    #[error("{}", said(.0))]
     Api(#[from] kube::Error),
     #[error("a certificate could not be made: {0}")]
     Certificate(#[from] rcgen::Error),
@@ -187,7 +188,7 @@ impl<'a> Manager<'a> {
             Err(kube::Error::Api(status)) if status.code == 409 => self.look_again().await,
             // Its type is not ours, or it is immutable: it cannot be changed, only made anew.
             Err(kube::Error::Api(status)) if status.code == 422 && exists => {
-                warn!(secret = self.settings.secret, error = %status, "the certificate Secret is made anew");
+                warn!(secret = self.settings.secret, error = status.message, "the certificate Secret is made anew");
                 self.delete(&secret).await
             }
             Err(error) => Err(error.into()),
@@ -250,7 +251,7 @@ impl<'a> Manager<'a> {
             }
             // It was deleted, or its list changed under us (a `test` of the patch failed).
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409 | 422) => {
-                warn!(configuration = name, error = %status, "the webhook configuration changed meanwhile");
+                warn!(configuration = name, error = status.message, "the webhook configuration changed meanwhile");
                 let now = self.configurations.get_opt(name).await?;
                 self.configuration.send_replace(now.into());
                 tokio::time::sleep(FIRST_PAUSE).await;

@@ -5,9 +5,11 @@ use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -64,6 +66,7 @@ struct Manager<'a> {
     settings: &'a Settings,
     policy: Policy,
     secrets: Api<Secret>,
+    leases: Api<Lease>,
     configurations: Api<MutatingWebhookConfiguration>,
     secret: watch::Sender<Seen<Secret>>,
     configuration: watch::Sender<Seen<MutatingWebhookConfiguration>>,
@@ -84,6 +87,7 @@ impl<'a> Manager<'a> {
             settings,
             policy,
             secrets: Api::namespaced(client.clone(), &settings.namespace),
+            leases: Api::namespaced(client.clone(), &settings.namespace),
             configurations: Api::all(client.clone()),
             secret: watch::Sender::new(Seen::Unknown),
             configuration: watch::Sender::new(Seen::Unknown),
@@ -171,7 +175,8 @@ impl<'a> Manager<'a> {
         let exists = old.is_some();
         let mut secret = old.map_or_else(Secret::default, |secret| *secret);
         let what = change(secret.data.get_or_insert_default(), action, now, &self.policy, &self.settings.names())?;
-        self.dress(&mut secret);
+        let owner = self.owner().await?;
+        self.dress(&mut secret, owner);
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let written = if exists {
             self.secrets.replace(&self.settings.secret, &params, &secret).await
@@ -195,7 +200,14 @@ impl<'a> Manager<'a> {
         }
     }
 
-    fn dress(&self, secret: &mut Secret) {
+    /// The Lease as the Secret's owner. It is read at each write: an owner of another uid would have the Secret collected.
+    async fn owner(&self) -> Result<Option<OwnerReference>, Failure> {
+        let Some(lease) = &self.settings.lease else { return Ok(None) };
+        let found = self.leases.get_opt(lease).await?;
+        Ok(found.and_then(|lease| lease.owner_ref(&())))
+    }
+
+    fn dress(&self, secret: &mut Secret, owner: Option<OwnerReference>) {
         let metadata = &mut secret.metadata;
         metadata.name = Some(self.settings.secret.clone());
         metadata.namespace = Some(self.settings.namespace.clone());
@@ -204,8 +216,8 @@ impl<'a> Manager<'a> {
         for (key, value) in labels_of(&self.settings.service) {
             labels.insert(key.to_owned(), value);
         }
-        if let Some(owner) = &self.settings.owner {
-            metadata.owner_references = Some(vec![owner.clone()]);
+        if let Some(owner) = owner {
+            metadata.owner_references = Some(vec![owner]);
         }
         secret.type_.get_or_insert_with(|| SECRET_TYPE.to_owned());
     }

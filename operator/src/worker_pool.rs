@@ -44,7 +44,7 @@ use crate::manifests::backend::{self, Workload};
 use crate::manifests::sidecar::{self, Inputs};
 use crate::manifests::worker_config;
 use crate::metrics::ControllerName;
-use census::{Census, SETTLED};
+use census::{Census, Measure, SETTLED};
 use fetch::FetchError;
 use memory::Memory;
 use reasons::Reason;
@@ -184,7 +184,12 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
         return Ok(Action::await_change());
     }
     let pods = fetch::pods(&shared.caches, pool);
-    let census = census::take(pods.iter().map(AsRef::as_ref), &worker_image(shared, pool), Timestamp::now());
+    let measure = Measure {
+        image: &worker_image(shared, pool),
+        created: pool.metadata.creation_timestamp.as_ref().map(|time| time.0),
+        now: Timestamp::now(),
+    };
+    let census = census::take(pods.iter().map(AsRef::as_ref), measure);
     let fetched = Fetched { provider: fetch::provider(&shared.caches, pool), pods, census };
     let outcome = match validate::validate(pool) {
         Ok(validated) => {
@@ -252,7 +257,8 @@ fn rendered(
     workload: Workload,
     live: Option<&DynamicObject>,
 ) -> Result<Rendered, sidecar::Refusal> {
-    render::render(workload, pool, &shared.ctx.defaults.worker, &fetch::live(live), &random_token())
+    let spare = shared.memory.with(pool, |entry| entry.drain_token.get_or_insert_with(random_token).clone());
+    render::render(workload, pool, &shared.ctx.defaults.worker, &fetch::live(live), &spare)
 }
 
 /// Applies the Deployment or DaemonSet; the object as it is then.
@@ -370,3 +376,6 @@ fn random_token() -> String {
     getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -39,36 +39,50 @@ pub struct Gated {
 /// How long a worker of a ready Pod may take to register before that is worth a word.
 pub const SETTLED: Duration = Duration::from_secs(30);
 
-/// Counts. `image` is that of the worker as it would be rendered now.
-pub fn take<'a>(pods: impl IntoIterator<Item = &'a Pod>, image: &str, now: Timestamp) -> Census {
+/// A Pod that is created with the gate so long after its pool did not get it from our webhook, and the next one would come
+/// with it again.
+const LATE: Duration = Duration::from_secs(60);
+
+/// What Pods are compared to.
+#[derive(Clone, Copy, Debug)]
+pub struct Measure<'a> {
+    /// The worker's image as it would be rendered now.
+    pub image: &'a str,
+    /// When the pool was created.
+    pub created: Option<Timestamp>,
+    /// The present.
+    pub now: Timestamp,
+}
+
+/// Counts.
+pub fn take<'a>(pods: impl IntoIterator<Item = &'a Pod>, measure: Measure<'_>) -> Census {
     let mut census = Census::default();
     for pod in pods {
         if pod.metadata.deletion_timestamp.is_some() || is_over(pod) {
             continue;
         }
-        count(&mut census, pod, image, now);
+        count(&mut census, pod, measure);
     }
     census.not_injected.sort();
     census
 }
 
-fn count(census: &mut Census, pod: &Pod, image: &str, now: Timestamp) {
+fn count(census: &mut Census, pod: &Pod, measure: Measure<'_>) {
     let name = pod.metadata.name.clone().unwrap_or_default();
-    if is_gated(pod) && has_controller(pod) {
+    if is_gated(pod) && has_controller(pod) && !is_late(pod, measure.created) {
         census.gated.push(Gated { name, uid: pod.metadata.uid.clone().unwrap_or_default() });
         return;
     }
     census.pods += 1;
     if let Some(ready) = ready(pod) {
         census.ready += 1;
-        let since = ready.last_transition_time.as_ref().map(|time| now.duration_since(time.0));
-        let settled = SignedDuration::try_from(SETTLED).unwrap_or(SignedDuration::ZERO);
-        census.settled += i32::from(since.is_none_or(|since| since >= settled));
+        let since = ready.last_transition_time.as_ref().map(|time| measure.now.duration_since(time.0));
+        census.settled += i32::from(since.is_none_or(|since| since >= signed(SETTLED)));
     }
     match worker_image(pod) {
         Some(used) => {
             census.injected += 1;
-            census.other_image += i32::from(used != image);
+            census.other_image += i32::from(used != measure.image);
         }
         None if is_exempt(pod) => {}
         None => census.not_injected.push(name),
@@ -96,6 +110,15 @@ fn is_gated(pod: &Pod) -> bool {
     gates.into_iter().flatten().any(|gate| gate.name == names::NO_SUCH_POOL_GATE)
 }
 
+fn is_late(pod: &Pod, pool: Option<Timestamp>) -> bool {
+    let (Some(pod), Some(pool)) = (&pod.metadata.creation_timestamp, pool) else { return false };
+    pod.0.duration_since(pool) > signed(LATE)
+}
+
+fn signed(duration: Duration) -> SignedDuration {
+    SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
+}
+
 /// Whether somebody creates it anew once it is deleted.
 fn has_controller(pod: &Pod) -> bool {
     pod.metadata.owner_references.iter().flatten().any(|owner| owner.controller == Some(true))
@@ -113,6 +136,7 @@ fn ready(pod: &Pod) -> Option<&PodCondition> {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use serde_json::{Value, json};
 
     use super::*;
@@ -133,7 +157,8 @@ mod tests {
     }
 
     fn counted(pods: &[Pod]) -> Census {
-        take(pods, "worker:1", Timestamp::from_second(1000).unwrap())
+        let at = |second| Timestamp::from_second(second).unwrap();
+        take(pods, Measure { image: "worker:1", created: Some(at(100)), now: at(1000) })
     }
 
     fn ready_since(second: i64) -> Value {
@@ -168,10 +193,12 @@ mod tests {
             json!({"spec": {"schedulingGates": [{"name": "modelrelay.io/no-such-pool"}], "initContainers": null}});
         let mut alone = pod("b", &gated);
         alone.metadata.owner_references = None;
+        let mut late = pod("d", &gated);
+        late.metadata.creation_timestamp = Some(Time(Timestamp::from_second(161).unwrap()));
         let foreign = json!({"spec": {"schedulingGates": [{"name": "example.com/quota"}]}});
-        let census = counted(&[pod("a", &gated), alone, pod("c", &foreign)]);
+        let census = counted(&[pod("a", &gated), alone, pod("c", &foreign), late]);
         assert_eq!(census.gated, [Gated { name: "a".into(), uid: "uid-a".into() }]);
-        assert_eq!((census.pods, census.not_injected), (2, vec!["b".to_owned()]));
+        assert_eq!((census.pods, census.not_injected), (3, vec!["b".to_owned(), "d".to_owned()]));
     }
 
     #[test]

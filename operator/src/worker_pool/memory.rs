@@ -19,17 +19,19 @@ pub type Key = (String, String);
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const LONGEST_DELAY: Duration = Duration::from_secs(300);
 
-/// Of every pool.
-#[derive(Debug, Default)]
+/// Of every pool. Not `Debug`, because it knows drain tokens.
+#[derive(Default)]
 pub struct Memory {
     // Held for one access, never over an await.
     pools: Mutex<HashMap<Key, Entry>>,
 }
 
 /// Of one pool.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Entry {
     uid: String,
+    /// Drain token for a workload that is not there yet: the same at each attempt, so that one that was refused is known again.
+    pub drain_token: Option<String>,
     /// What was applied last, by kind and name.
     pub applied: HashMap<String, Attempt>,
     /// The status that was written last, and when.

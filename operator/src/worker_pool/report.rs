@@ -82,7 +82,7 @@ fn transitions(before: &[Condition], after: &[Condition]) -> Vec<(EventType, Rea
         let was = find(before, type_);
         let same = was.is_some_and(|was| was.status == now.status && was.reason == now.reason);
         let Some(reason) = Reason::ALL.iter().copied().find(|reason| reason.as_str() == now.reason) else { continue };
-        let matters = if type_ == READY { event_type(reason) } else { stalls(&now, reason) };
+        let matters = if type_ == READY { event_type(reason) } else { conflict(reason) };
         if let (false, Some(event_type)) = (same, matters)
             && told.iter().all(|(_, other, _)| *other != reason)
         {
@@ -92,8 +92,9 @@ fn transitions(before: &[Condition], after: &[Condition]) -> Vec<(EventType, Rea
     told
 }
 
-fn stalls(stalled: &Condition, reason: Reason) -> Option<EventType> {
-    (stalled.status == "True" && reason == Reason::ScalingConflict).then_some(EventType::Warning)
+/// The one reason that Ready does not always show.
+fn conflict(reason: Reason) -> Option<EventType> {
+    (reason == Reason::ScalingConflict).then_some(EventType::Warning)
 }
 
 fn event_type(reason: Reason) -> Option<EventType> {

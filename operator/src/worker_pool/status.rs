@@ -164,17 +164,19 @@ fn wanted(facts: &Facts<'_>) -> [Wanted; 3] {
     let mut stalled = Verdict::new(false, ready.reason, "");
     match facts.standing {
         Standing::Alone => {}
-        Standing::Shared if ready.status == Status::True => {
-            ready.reason = Reason::ScalingConflict;
-            ready.message = format!("somebody else wrote spec.replicas, which spec.scaling decides; {}", ready.message);
+        Standing::Shared => {
+            const MESSAGE: &str = "somebody else wrote spec.replicas, which spec.scaling decides; that number is not \
+                lowered for one scaleDownDelay";
+            stalled = Verdict::new(false, Reason::ScalingConflict, MESSAGE);
+            if ready.status == Status::True {
+                ready.reason = Reason::ScalingConflict;
+                ready.message = format!("{}; {MESSAGE}", ready.message);
+            }
         }
-        Standing::Shared => {}
         Standing::Yielding => {
-            stalled = Verdict::new(
-                true,
-                Reason::ScalingConflict,
-                "somebody else keeps writing spec.replicas, so spec.scaling does not for a while: remove one of the two",
-            );
+            const MESSAGE: &str = "somebody else keeps writing spec.replicas, so spec.scaling does not for a while: \
+                remove one of the two";
+            stalled = Verdict::new(true, Reason::ScalingConflict, MESSAGE);
         }
     }
     [ready.wanted(READY), reconciling.wanted(RECONCILING), stalled.wanted(STALLED)]

@@ -34,6 +34,7 @@ pub struct Ticker {
 }
 
 /// A number of replicas that should be written.
+#[derive(Debug)]
 struct Change {
     pool: Arc<WorkerPool>,
     from: i32,
@@ -265,3 +266,6 @@ fn why(why: Why, load: Option<Load>) -> String {
         Why::Delay | Why::Unknown | Why::ModelsUnknown => "the number stays".to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests;

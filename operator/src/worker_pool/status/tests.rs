@@ -203,6 +203,14 @@ fn what_stalls_is_not_ready_even_where_old_pods_serve() {
 #[test]
 fn another_writer_is_named_and_one_that_goes_on_stalls_the_scaling() {
     Case { standing: Standing::Shared, ..Case::default() }.is("TFF", Reason::ScalingConflict);
+    let loading = Case {
+        standing: Standing::Shared,
+        workers: known(0, &[]),
+        census: Census { settled: 0, ..census(2) },
+        ..Case::default()
+    };
+    loading.is("FTF", Reason::WaitingForWorkers);
+    assert_eq!(loading.status().conditions[2].reason, "ScalingConflict");
     let yielding = Case { standing: Standing::Yielding, ..Case::default() };
     yielding.is("TFT", Reason::Serving);
     assert_eq!(yielding.status().conditions[2].reason, "ScalingConflict");

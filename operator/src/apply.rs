@@ -39,7 +39,7 @@ pub enum ApplyError {
         message: String,
     },
     /// The API server could not be asked, or not now.
-    #[error("{object}: {source}")]
+    #[error("{object}: {}", shown(source))]
     Api {
         /// Kind and name.
         object: String,
@@ -158,6 +158,12 @@ fn check_ownership(
         return Err(ApplyError::Terminating { object: manifest.display() });
     }
     Ok(())
+}
+
+/// What went wrong, for people: the API server's own sentence, without the structure around it.
+pub fn shown(error: &kube::Error) -> String {
+    let kube::Error::Api(status) = error else { return error.to_string() };
+    format!("HTTP {}: {}", status.code, shorten(&status.message))
 }
 
 /// Refusals of a Pod template repeat half the template.

@@ -18,7 +18,7 @@ use kube::runtime::{Controller, watcher};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
-use crate::apply::write_status;
+use crate::apply::{shown, write_status};
 use crate::cache::Caches;
 use crate::conditions::{self, READY};
 use crate::context::Context;
@@ -74,10 +74,10 @@ enum Error {
         word: &'static str,
     },
     /// The status could not be written.
-    #[error("the status could not be written: {0}")]
+    #[error("the status could not be written: {}", shown(.0))]
     Status(#[source] Box<kube::Error>),
     /// A Pod could not be annotated.
-    #[error("a Pod could not be annotated: {0}")]
+    #[error("a Pod could not be annotated: {}", shown(.0))]
     Pods(#[source] Box<kube::Error>),
 }
 

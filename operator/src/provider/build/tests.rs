@@ -1,3 +1,5 @@
+#![allow(clippy::needless_pass_by_value, reason = "values are written where they are used")]
+
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 

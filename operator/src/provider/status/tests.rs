@@ -1,3 +1,5 @@
+#![allow(clippy::needless_pass_by_value, reason = "values are written where they are used")]
+
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -67,7 +69,12 @@ fn conditions(spec: Value, look: &Look, outcome: &Outcome) -> Vec<(String, Strin
     status.conditions.into_iter().map(|one| (one.type_, one.status, one.reason)).collect()
 }
 
-fn expect(ready: (&str, &str), programmed: (&str, &str), reconciling: (&str, &str), stalled: (&str, &str)) -> Vec<(String, String, String)> {
+fn expect(
+    ready: (&str, &str),
+    programmed: (&str, &str),
+    reconciling: (&str, &str),
+    stalled: (&str, &str),
+) -> Vec<(String, String, String)> {
     [("Ready", ready), ("Programmed", programmed), ("Reconciling", reconciling), ("Stalled", stalled)]
         .map(|(type_, (status, reason))| (type_.to_owned(), status.to_owned(), reason.to_owned()))
         .to_vec()
@@ -86,10 +93,7 @@ fn a_relay_that_runs_the_configuration_serves() {
 fn the_first_pass_says_everything() {
     let look = Look { relay_pods: Vec::new(), deployment: None, pools: Vec::new(), reported: None };
     let found = conditions(json!({}), &look, &applied());
-    assert_eq!(
-        found,
-        expect(("False", "NoRelayReady"), ("False", "WaitingForRelays"), ("True", "RollingOut"), FINE)
-    );
+    assert_eq!(found, expect(("False", "NoRelayReady"), ("False", "WaitingForRelays"), ("True", "RollingOut"), FINE));
 }
 
 #[test]

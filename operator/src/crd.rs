@@ -10,6 +10,7 @@ pub mod common;
 pub mod multiplexer;
 #[allow(unreachable_pub, reason = "the derive macro repeats the type inside a function")]
 pub mod provider;
+pub mod reference;
 pub mod schema;
 #[allow(unreachable_pub, reason = "the derive macro repeats the type inside a function")]
 pub mod worker_pool;

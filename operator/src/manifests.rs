@@ -14,6 +14,8 @@ pub mod relay;
 pub mod secrets;
 pub mod sidecar;
 #[cfg(test)]
+pub(crate) mod snapshot;
+#[cfg(test)]
 pub(crate) mod snapshots;
 
 /// An object as it should be.

@@ -1,1 +1,259 @@
-//! The worker in a Pod.
+//! The worker in a Pod: the one builder for the webhook, for templates and for standalone pools.
+//!
+//! It works on a Pod as raw JSON, never on a typed one: whatever a newer API server or another injector put there and this
+//! program has not heard of must come out as it went in. What it adds, and why:
+//! - the worker's container, last of the init containers (so that model downloads run first) or last of the containers,
+//!   with the whole security context that the Pod Security Standard `restricted` asks for;
+//! - its volumes: the pool's worker.yaml, the Provider's secret (optional, so that a rotation or an absent Provider holds
+//!   up no backend), and the backend's key; and an empty folder in place of the Pod's ServiceAccount token, which the
+//!   API server would mount into it as well;
+//! - a preStop hook on the backend's container that waits in the worker's `/drain`. The kubelet runs all preStop hooks at
+//!   once and sends SIGTERM to a container when its own hook has ended, so only a container with the hook outlives its
+//!   requests. Which containers need it is [`backend`]'s decision;
+//! - time for all that in `terminationGracePeriodSeconds`;
+//! - annotations for Prometheus, unless the Pod has some of its own.
+
+use serde_json::{Map, Value, json};
+
+use crate::crd::worker_pool::InjectMode;
+use crate::crd::{WorkerPool, WorkerPoolSpec};
+use crate::defaults::WorkerDefaults;
+use crate::names::{SIDECAR_PORT, WORKER_CONTAINER};
+
+pub mod backend;
+mod container;
+mod refusal;
+
+pub use backend::backend_port;
+pub use container::{BACKEND_KEY_FILE, CONFIG_FILE, SECRET_FILE, container, volumes};
+pub use refusal::{Note, Refusal};
+
+/// Header in which a preStop hook shows the drain token.
+pub const DRAIN_TOKEN_HEADER: &str = "x-modelrelay-drain-token";
+
+/// Seconds that a backend may take from SIGTERM to its end, once no request runs any more. Engines that hold a GPU take
+/// 2 to 15 to free it.
+const BACKEND_STOP_SECS: i64 = 20;
+/// Seconds for what the kubelet does in between, and for the worker to end after the backend has.
+const MARGIN_SECS: i64 = 10;
+/// What the API server fills in where a Pod says nothing.
+const DEFAULT_GRACE_SECS: i64 = 30;
+
+/// What a worker's container is built from.
+#[derive(Clone, Copy)]
+pub struct Inputs<'a> {
+    /// Its pool.
+    pub pool: &'a WorkerPool,
+    /// What the pool leaves out.
+    pub defaults: &'a WorkerDefaults,
+    /// Only who knows it can drain the worker: per Pod when injected, per pool in a template.
+    pub drain_token: &'a str,
+}
+
+impl Inputs<'_> {
+    fn spec(&self) -> &WorkerPoolSpec {
+        &self.pool.spec
+    }
+
+    fn pool_name(&self) -> &str {
+        self.pool.metadata.name.as_deref().unwrap_or_default()
+    }
+}
+
+/// Puts the worker into `pod`, which is `{metadata, spec}`: a Pod, or the template of a Deployment. One that has a worker
+/// stays as it is. A refusal leaves `pod` untouched.
+pub fn add_to_pod(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Refusal> {
+    if has_worker(pod) {
+        return Ok(Vec::new());
+    }
+    let mut changed = pod.clone();
+    let root = as_object(&mut changed, "the Pod")?;
+    let mut metadata = take_object(root, "metadata")?;
+    let mut spec = take_object(root, "spec")?;
+
+    check(&spec, inputs)?;
+    let mut notes = backend::add_hooks(&mut spec, &metadata, inputs)?;
+    let list = match inputs.spec().inject_mode {
+        InjectMode::NativeSidecar => "initContainers",
+        InjectMode::Container => "containers",
+    };
+    array(&mut spec, list)?.push(container(inputs, false));
+    if inputs.spec().inject_mode == InjectMode::Container && may_complete(&spec) {
+        notes.push(Note::NeverCompletes);
+    }
+    let all = array(&mut spec, "volumes")?;
+    all.extend(volumes(inputs));
+    all.push(container::no_token_volume());
+    add_pull_secrets(&mut spec, inputs)?;
+    let wanted = grace_seconds(inputs.spec())?;
+    let given = spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(DEFAULT_GRACE_SECS);
+    spec.insert("terminationGracePeriodSeconds".to_owned(), wanted.max(given).into());
+    annotate(&mut metadata, sidecar_port(inputs.spec()))?;
+
+    root.insert("metadata".to_owned(), metadata.into());
+    root.insert("spec".to_owned(), spec.into());
+    *pod = changed;
+    Ok(notes)
+}
+
+/// Whether the Pod, or the template, has a worker.
+pub fn has_worker(pod: &Value) -> bool {
+    worker(pod).is_some()
+}
+
+/// The worker's container in a Pod or a template.
+pub fn worker(pod: &Value) -> Option<&Value> {
+    ["initContainers", "containers"]
+        .iter()
+        .filter_map(|list| pod.get("spec")?.get(list)?.as_array())
+        .flatten()
+        .find(|container| container.get("name").and_then(Value::as_str) == Some(WORKER_CONTAINER))
+}
+
+/// The drain token in a Pod or a template: read back from the live object, so that rendering it again changes nothing.
+pub fn drain_token_of(pod: &Value) -> Option<&str> {
+    let env = worker(pod)?.get("env")?.as_array()?;
+    let token = env.iter().find(|variable| variable.get("name").and_then(Value::as_str) == Some("DRAIN_TOKEN"))?;
+    token.get("value")?.as_str().filter(|token| !token.is_empty())
+}
+
+/// Why a Pod that carries a pool's label is left without a worker on purpose: only the leader of such a group answers
+/// requests, and its other members have no backend that could be asked.
+pub fn exemption(labels: Option<&Value>) -> Option<&'static str> {
+    let label = |name| labels?.get(name)?.as_str();
+    if label("leaderworkerset.sigs.k8s.io/worker-index").is_some_and(|index| index != "0") {
+        return Some("a LeaderWorkerSet's worker");
+    }
+    (label("ray.io/node-type") == Some("worker")).then_some("a Ray worker")
+}
+
+/// Port of the worker's probes, drain and metrics.
+pub fn sidecar_port(spec: &WorkerPoolSpec) -> i32 {
+    spec.sidecar.port.unwrap_or(SIDECAR_PORT)
+}
+
+/// Seconds that a Pod with a backend needs from its deletion to its end.
+pub fn grace_seconds(spec: &WorkerPoolSpec) -> Result<i64, Refusal> {
+    Ok(standalone_grace_seconds(spec)? + BACKEND_STOP_SECS)
+}
+
+/// The same for a worker alone.
+pub fn standalone_grace_seconds(spec: &WorkerPoolSpec) -> Result<i64, Refusal> {
+    let timeout = spec.shutdown_timeout.parse().map_err(Refusal::ShutdownTimeout)?;
+    let seconds = i64::try_from(timeout.as_millis().div_ceil(1000)).unwrap_or(i64::MAX / 2);
+    Ok(seconds + MARGIN_SECS)
+}
+
+/// What a worker in this Pod would break on, or break.
+fn check(spec: &Map<String, Value>, inputs: &Inputs<'_>) -> Result<(), Refusal> {
+    let pool = inputs.spec();
+    let port = sidecar_port(pool);
+    container::check_env(pool)?;
+    if runs_windows(spec) {
+        return Err(Refusal::Windows);
+    }
+    // A port of the Pod would be one of the node, and two Pods of one pool would fight for it.
+    if spec.get("hostNetwork").and_then(Value::as_bool) == Some(true) && pool.sidecar.port.is_none() {
+        return Err(Refusal::HostNetwork);
+    }
+    if backend::ports(pool).contains(&port) {
+        return Err(Refusal::BackendPort { port });
+    }
+    // The worker binds first, so the other container would crash again and again. Only what runs beside it counts.
+    let init = items(spec, "initContainers")?.iter().filter(|container| restarts(container));
+    for other in items(spec, "containers")?.iter().chain(init) {
+        if backend::declares(other, port) {
+            return Err(Refusal::PortTaken { port, container: backend::name(other).to_owned() });
+        }
+    }
+    for volume in items(spec, "volumes")? {
+        let name = backend::name(volume);
+        if container::VOLUMES.contains(&name) {
+            return Err(Refusal::VolumeTaken { name: name.to_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// The worker is a Linux program, and the API server refuses its security context on Windows.
+fn runs_windows(spec: &Map<String, Value>) -> bool {
+    let os = spec.get("os").and_then(|os| os.get("name")).and_then(Value::as_str);
+    let node = spec.get("nodeSelector").and_then(|labels| labels.get("kubernetes.io/os")).and_then(Value::as_str);
+    os == Some("windows") || node == Some("windows")
+}
+
+/// Whether the Pod is meant to end by itself.
+fn may_complete(spec: &Map<String, Value>) -> bool {
+    matches!(spec.get("restartPolicy").and_then(Value::as_str), Some("Never" | "OnFailure"))
+}
+
+/// Whether an init container is one that stays.
+fn restarts(container: &Value) -> bool {
+    container.get("restartPolicy").and_then(Value::as_str) == Some("Always")
+}
+
+fn add_pull_secrets(spec: &mut Map<String, Value>, inputs: &Inputs<'_>) -> Result<(), Refusal> {
+    if inputs.defaults.image_pull_secrets.is_empty() {
+        return Ok(());
+    }
+    let present = array(spec, "imagePullSecrets")?;
+    for secret in &inputs.defaults.image_pull_secrets {
+        if !present.iter().any(|one| backend::name(one) == secret.name) {
+            present.push(json!({"name": secret.name}));
+        }
+    }
+    Ok(())
+}
+
+/// A Pod that says anything about scraping is scraped as it says: it has only one set of these.
+fn annotate(metadata: &mut Map<String, Value>, port: i32) -> Result<(), Refusal> {
+    let mut annotations = take_object(metadata, "annotations")?;
+    if !annotations.keys().any(|key| key.starts_with("prometheus.io/")) {
+        for (key, value) in [("scrape", "true".to_owned()), ("port", port.to_string()), ("path", "/metrics".to_owned())]
+        {
+            annotations.insert(format!("prometheus.io/{key}"), value.into());
+        }
+    }
+    if !annotations.is_empty() {
+        metadata.insert("annotations".to_owned(), annotations.into());
+    }
+    Ok(())
+}
+
+fn as_object<'a>(value: &'a mut Value, field: &'static str) -> Result<&'a mut Map<String, Value>, Refusal> {
+    value.as_object_mut().ok_or(Refusal::Malformed { field, wanted: "an object" })
+}
+
+/// Takes a field out; absent and null are an empty object, as the API reads them.
+fn take_object(parent: &mut Map<String, Value>, field: &'static str) -> Result<Map<String, Value>, Refusal> {
+    match parent.remove(field) {
+        None | Some(Value::Null) => Ok(Map::new()),
+        Some(Value::Object(map)) => Ok(map),
+        Some(Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_)) => {
+            Err(Refusal::Malformed { field, wanted: "an object" })
+        }
+    }
+}
+
+/// A list of the spec, made where it is absent or null.
+fn array<'a>(spec: &'a mut Map<String, Value>, field: &'static str) -> Result<&'a mut Vec<Value>, Refusal> {
+    let list = spec.entry(field).or_insert(Value::Null);
+    if list.is_null() {
+        *list = Value::Array(Vec::new());
+    }
+    list.as_array_mut().ok_or(Refusal::Malformed { field, wanted: "a list" })
+}
+
+/// A list of the spec; absent and null are empty.
+fn items<'a>(spec: &'a Map<String, Value>, field: &'static str) -> Result<&'a [Value], Refusal> {
+    match spec.get(field) {
+        None | Some(Value::Null) => Ok(&[]),
+        Some(Value::Array(items)) => Ok(items),
+        Some(Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_)) => {
+            Err(Refusal::Malformed { field, wanted: "a list" })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

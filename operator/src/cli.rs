@@ -1,0 +1,201 @@
+//! Every setting of the operator, as a flag and as a variable; flags win. The chart sets them all.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use modelrelay_protocol::units;
+
+use crate::crd::LogFormat;
+
+/// Makes Provider and WorkerPool resources become relays and workers.
+#[derive(Debug, Parser)]
+#[command(name = "modelrelay-operator", version, max_term_width = 110, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// What to do instead of running.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Settings of the running operator.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// What the program does besides running.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Print the custom resource definitions, or write them as files.
+    Crds {
+        /// Folder to write providers.yaml and workerpools.yaml to.
+        #[arg(long, value_name = "DIR")]
+        write: Option<PathBuf>,
+        /// Print the reference of both kinds as Markdown instead.
+        #[arg(long, conflicts_with = "write")]
+        reference: bool,
+    },
+    /// Apply the resources of a file (server-side), as the chart's demo does.
+    Apply(FileArgs),
+    /// Delete the resources of a file and wait until they are gone.
+    Delete(FileArgs),
+    /// Ask an HTTP address and fail unless it answers with 2xx, as the chart's test does.
+    Get {
+        /// Address, such as http://local.llm.svc/readyz.
+        url: String,
+        /// How long to keep trying.
+        #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+        timeout: Duration,
+    },
+}
+
+/// A file of resources, and how long to try.
+#[derive(Debug, Args)]
+pub struct FileArgs {
+    /// YAML with one or more resources.
+    #[arg(long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// How long to keep trying: a kind may have been defined a moment ago.
+    #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = duration)]
+    pub timeout: Duration,
+    /// Wait until every resource that has a Ready condition is ready.
+    #[arg(long)]
+    pub wait: bool,
+}
+
+/// Settings of the running operator.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    /// Images and whatever else Providers and WorkerPools leave out (YAML).
+    #[arg(
+        long,
+        env = "OPERATOR_DEFAULTS",
+        value_name = "FILE",
+        default_value = "/etc/modelrelay-operator/defaults.yaml"
+    )]
+    pub defaults: PathBuf,
+
+    /// Namespaces to look after, separated by commas. [default: all]
+    #[arg(
+        long,
+        env = "WATCH_NAMESPACES",
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub watch_namespaces: Vec<String>,
+
+    /// The operator's own namespace.
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAME", default_value = "default")]
+    pub namespace: String,
+
+    /// Name of this replica, in the lease and in Events. [default: the host name]
+    #[arg(long, env = "POD_NAME", value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub pod_name: String,
+
+    /// Where /metrics, /livez and /readyz are served.
+    #[arg(long, env = "LISTEN_ADDR", value_name = "ADDR", default_value = "0.0.0.0:8080")]
+    pub listen_addr: SocketAddr,
+
+    /// Where the webhook is served, with TLS.
+    #[arg(long, env = "WEBHOOK_LISTEN_ADDR", value_name = "ADDR", default_value = "0.0.0.0:9443")]
+    pub webhook_listen_addr: SocketAddr,
+
+    /// MutatingWebhookConfiguration whose caBundle the operator keeps. [default: none, and no webhook is served]
+    #[arg(long, env = "WEBHOOK_CONFIGURATION", value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub webhook_configuration: String,
+
+    /// Service through which the API server reaches the webhook.
+    #[arg(long, env = "WEBHOOK_SERVICE", value_name = "NAME", default_value = "modelrelay-webhook")]
+    pub webhook_service: String,
+
+    /// Secret, in the operator's namespace, with the webhook's certificate.
+    #[arg(long, env = "CERTIFICATE_SECRET", value_name = "NAME", default_value = "modelrelay-webhook-certificate")]
+    pub certificate_secret: String,
+
+    /// Somebody else fills that Secret and the caBundle: cert-manager, or a person.
+    #[arg(long, env = "EXTERNAL_CERTIFICATES", value_name = "BOOL", num_args = 0..=1, default_value = "false", default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub external_certificates: bool,
+
+    /// How long a certificate of the webhook is good for; it is renewed after two thirds of that.
+    #[arg(long, env = "CERTIFICATE_LIFETIME", value_name = "DURATION", default_value = "2160h", value_parser = duration)]
+    pub certificate_lifetime: Duration,
+
+    /// How long the value before a rotation still admits workers.
+    #[arg(long, env = "SECRET_OVERLAP", value_name = "DURATION", default_value = "24h", value_parser = duration)]
+    pub secret_overlap: Duration,
+
+    /// Lease by which the replicas agree who leads.
+    #[arg(long, env = "LEASE_NAME", value_name = "NAME", default_value = "modelrelay-operator")]
+    pub lease_name: String,
+
+    /// How long the webhook still answers after SIGTERM, while the cluster notices.
+    #[arg(long, env = "SHUTDOWN_GRACE", value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    pub shutdown_grace: Duration,
+
+    /// error, warn, info, debug, trace, or directives such as info,kube=debug.
+    #[arg(long, env = "LOG_LEVEL", value_name = "LEVEL", default_value = "info")]
+    pub log_level: String,
+
+    /// Log lines as text or as JSON.
+    #[arg(long, env = "LOG_FORMAT", value_name = "FORMAT", default_value = "json", value_parser = log_format)]
+    pub log_format: LogFormat,
+}
+
+impl RunArgs {
+    /// The namespaces, without what an empty variable leaves.
+    pub fn namespaces(&self) -> Vec<String> {
+        let named = self.watch_namespaces.iter().map(|name| name.trim()).filter(|name| !name.is_empty());
+        named.map(str::to_owned).collect()
+    }
+
+    /// What this replica is called.
+    pub fn instance(&self) -> String {
+        if !self.pod_name.is_empty() {
+            return self.pod_name.clone();
+        }
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        format!("{}-{}", host.trim(), std::process::id())
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    units::parse_duration(text).map_err(|error| error.to_string())
+}
+
+fn log_format(text: &str) -> Result<LogFormat, String> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err("text or json is needed".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn without_namespaces_the_whole_cluster_is_meant() {
+        let cli = Cli::try_parse_from(["modelrelay-operator"]).unwrap();
+        assert!(cli.run.namespaces().is_empty());
+    }
+
+    #[test]
+    fn namespaces_are_a_list() {
+        let cli = Cli::try_parse_from(["modelrelay-operator", "--watch-namespaces", "a, b,"]).unwrap();
+        assert_eq!(cli.run.namespaces(), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_duration_needs_a_unit() {
+        let error = Cli::try_parse_from(["modelrelay-operator", "--shutdown-grace", "5"]).unwrap_err();
+        assert!(error.to_string().contains("such as 500ms, 30s or 1h30m"), "{error}");
+    }
+}

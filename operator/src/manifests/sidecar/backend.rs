@@ -1,0 +1,135 @@
+//! Which containers of a Pod are backends, and the hook that lets their requests end.
+//!
+//! Only containers that the worker sends requests to are given the hook: one is enough for a plain backend, and with a
+//! multiplexer every container that names a slot's port. Others (a log shipper, say) get SIGTERM at once, as ever: a hook
+//! on a container that serves nothing would only delay its end. An engine behind a proxy of its own Pod is such another;
+//! `backend.container` names the one that must outlive the requests.
+
+use http::Uri;
+use serde_json::{Map, Value, json};
+
+use super::{DRAIN_TOKEN_HEADER, Inputs, Note, Refusal, array, items, restarts, sidecar_port};
+use crate::crd::WorkerPoolSpec;
+
+/// What kubectl reads when no container is named; charts set it for the container that matters.
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+
+/// Port of the backend beside the worker.
+pub fn backend_port(spec: &WorkerPoolSpec) -> i32 {
+    let backend = spec.backend.as_ref();
+    let engine = backend.map(|backend| backend.engine).unwrap_or_default();
+    backend.and_then(|backend| backend.port).unwrap_or_else(|| engine.default_port())
+}
+
+/// Every port of the Pod that the worker sends requests to: that of the backend, or those of a multiplexer's slots.
+pub(super) fn ports(spec: &WorkerPoolSpec) -> Vec<i32> {
+    let slots = spec.multiplexer.as_ref().map(|multiplexer| multiplexer.slots.as_slice()).unwrap_or_default();
+    if slots.is_empty() {
+        return vec![backend_port(spec)];
+    }
+    let of_slots = slots.iter().filter_map(|slot| slot.url.as_deref());
+    let of_models = slots.iter().flat_map(|slot| &slot.models).filter_map(|model| model.url.as_deref());
+    of_slots.chain(of_models).filter_map(local_port).collect()
+}
+
+/// Gives the backends the hook.
+pub(super) fn add_hooks(
+    spec: &mut Map<String, Value>,
+    metadata: &Map<String, Value>,
+    inputs: &Inputs<'_>,
+) -> Result<Vec<Note>, Refusal> {
+    if items(spec, "containers")?.is_empty() {
+        return Err(Refusal::NoContainers);
+    }
+    let chosen = choose(spec, metadata, inputs.spec())?;
+    let mut notes = Vec::new();
+    if chosen.is_empty() && !ports(inputs.spec()).is_empty() {
+        notes.push(Note::NoSlotContainer);
+    }
+    let hook = json!({"httpGet": {
+        "path": "/drain",
+        // The number: a name would be looked up in the ports of the container that has the hook.
+        "port": sidecar_port(inputs.spec()),
+        "httpHeaders": [{"name": DRAIN_TOKEN_HEADER, "value": inputs.drain_token}],
+    }});
+    for (list, index) in chosen {
+        let Some(container) = array(spec, list)?.get_mut(index).and_then(Value::as_object_mut) else {
+            return Err(Refusal::Malformed { field: list, wanted: "a list of objects" });
+        };
+        let lifecycle = container.entry("lifecycle").or_insert(Value::Null);
+        if lifecycle.is_null() {
+            *lifecycle = Value::Object(Map::new());
+        }
+        let lifecycle =
+            lifecycle.as_object_mut().ok_or(Refusal::Malformed { field: "lifecycle", wanted: "an object" })?;
+        if lifecycle.get("preStop").is_none_or(Value::is_null) {
+            lifecycle.insert("preStop".to_owned(), hook.clone());
+        } else {
+            let container = container.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+            notes.push(Note::HasPreStop { container });
+        }
+    }
+    Ok(notes)
+}
+
+/// A container's place: the list and the index in it.
+type Place = (&'static str, usize);
+
+fn choose(
+    spec: &Map<String, Value>,
+    metadata: &Map<String, Value>,
+    pool: &WorkerPoolSpec,
+) -> Result<Vec<Place>, Refusal> {
+    let places = candidates(spec)?;
+    let named = |wanted: &str| places.iter().find(|(_, container)| name(container) == wanted).map(|(place, _)| *place);
+
+    let slots = pool.multiplexer.as_ref().is_some_and(|multiplexer| !multiplexer.slots.is_empty());
+    let ports = ports(pool);
+    let serving = places.iter().filter(|(_, container)| ports.iter().any(|port| declares(container, *port)));
+    let mut serving = serving.map(|(place, _)| *place);
+    if slots {
+        return Ok(serving.collect());
+    }
+    if let Some(wanted) = pool.backend.as_ref().and_then(|backend| backend.container.as_deref()) {
+        let present = || places.iter().map(|(_, container)| name(container).to_owned()).collect();
+        return named(wanted)
+            .map(|place| vec![place])
+            .ok_or_else(|| Refusal::NoSuchContainer { name: wanted.to_owned(), present: present() });
+    }
+    let annotated =
+        metadata.get("annotations").and_then(|annotations| annotations.get(DEFAULT_CONTAINER)).and_then(Value::as_str);
+    let place = serving.next().or_else(|| annotated.and_then(named)).unwrap_or(("containers", 0));
+    Ok(vec![place])
+}
+
+/// Containers that run while the Pod serves: the plain ones first, then init containers that stay.
+fn candidates(spec: &Map<String, Value>) -> Result<Vec<(Place, &Value)>, Refusal> {
+    let plain = items(spec, "containers")?.iter().enumerate();
+    let init = items(spec, "initContainers")?.iter().enumerate().filter(|(_, container)| restarts(container));
+    Ok(plain
+        .map(|(index, container)| (("containers", index), container))
+        .chain(init.map(|(index, container)| (("initContainers", index), container)))
+        .collect())
+}
+
+/// The name of a container, a volume or a reference.
+pub(super) fn name(item: &Value) -> &str {
+    item.get("name").and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Whether a container declares a TCP port.
+pub(super) fn declares(container: &Value, port: i32) -> bool {
+    let ports = container.get("ports").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    ports.iter().any(|one| {
+        let protocol = one.get("protocol").and_then(Value::as_str).unwrap_or("TCP");
+        one.get("containerPort").and_then(Value::as_i64) == Some(i64::from(port)) && protocol == "TCP"
+    })
+}
+
+/// The port of an address within the Pod.
+fn local_port(url: &str) -> Option<i32> {
+    let uri: Uri = url.parse().ok()?;
+    let local = matches!(uri.host()?, "127.0.0.1" | "localhost" | "[::1]" | "0.0.0.0");
+    let by_scheme = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+    local.then(|| i32::from(uri.port_u16().unwrap_or(by_scheme)))
+}

@@ -1,0 +1,174 @@
+//! The worker's container and its volumes.
+
+use serde_json::{Map, Value, json};
+
+use super::{Inputs, Refusal, sidecar_port};
+use crate::crd::WorkerPoolSpec;
+use crate::crd::worker_pool::InjectMode;
+use crate::names;
+
+/// The worker's settings, as it finds them.
+pub const CONFIG_FILE: &str = "/etc/modelrelay/config/worker.yaml";
+/// The secret that admits it to the Provider.
+pub const SECRET_FILE: &str = "/etc/modelrelay/secret/worker-secret";
+/// The key that it sends to the backend.
+pub const BACKEND_KEY_FILE: &str = "/etc/modelrelay/backend-key/key";
+
+const CONFIG_VOLUME: &str = "modelrelay-config";
+const SECRET_VOLUME: &str = "modelrelay-secret";
+const BACKEND_KEY_VOLUME: &str = "modelrelay-backend-key";
+const NO_TOKEN_VOLUME: &str = "modelrelay-no-token";
+/// Every name of a volume of the worker.
+pub(super) const VOLUMES: [&str; 4] = [CONFIG_VOLUME, SECRET_VOLUME, BACKEND_KEY_VOLUME, NO_TOKEN_VOLUME];
+
+/// Where the API server mounts a ServiceAccount's token into each container that has nothing there.
+const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// User and group of the images' programs.
+const UID: i64 = 65532;
+/// The worker's own server answers within milliseconds; a minute is for nodes that start a hundred Pods at once.
+const STARTUP_ATTEMPTS: i32 = 60;
+
+/// Settings of the worker that a pool's fields decide. In the environment they would win over worker.yaml, and the
+/// resource would say one thing while the worker does another.
+const RESERVED_ENV: [(&str, &str); 19] = [
+    ("BACKEND_API_KEY", "spec.backend.apiKeySecretRef"),
+    ("BACKEND_API_KEY_FILE", "spec.backend.apiKeySecretRef"),
+    ("BACKEND_ENGINE", "spec.backend.engine"),
+    ("BACKEND_URL", "spec.backend"),
+    ("DRAIN_TOKEN", "the operator"),
+    ("DRAIN_TOKEN_FILE", "the operator"),
+    ("LOG_FORMAT", "spec.sidecar.logFormat"),
+    ("LOG_LEVEL", "spec.sidecar.logLevel"),
+    ("MAX_CONCURRENCY", "spec.maxConcurrency"),
+    ("MODELS", "spec.models"),
+    ("PROBE_ADDR", "spec.sidecar.port"),
+    ("PROVIDER_NAME", "spec.provider"),
+    ("PROXY_URL", "spec.provider"),
+    ("SHUTDOWN_TIMEOUT_SECS", "spec.shutdownTimeout"),
+    ("WORKER_CONFIG", "the operator"),
+    ("WORKER_NAME", "the Pod's name"),
+    ("WORKER_POOL", "the pool's name"),
+    ("WORKER_SECRET", "spec.provider"),
+    ("WORKER_SECRET_FILE", "spec.provider"),
+];
+
+/// The worker's container. `alone`: it is the Pod's only one, and not a sidecar.
+pub fn container(inputs: &Inputs<'_>, alone: bool) -> Value {
+    let spec = inputs.spec();
+    let port = sidecar_port(spec);
+    let mut container = json!({
+        "name": names::WORKER_CONTAINER,
+        "image": image(inputs),
+        "env": env(inputs),
+        "ports": [{"name": "relay-metrics", "containerPort": port, "protocol": "TCP"}],
+        // Both ask the worker's own server and nothing behind it. Were they to wait for the backend, a native sidecar
+        // would wait for containers that start after it; were they to wait for the relay, its outage would stop backends.
+        "startupProbe": probe("/livez", port, 1, STARTUP_ATTEMPTS),
+        "readinessProbe": probe("/readyz", port, 10, 3),
+        "volumeMounts": mounts(spec, alone),
+        "securityContext": {
+            "runAsNonRoot": true,
+            "runAsUser": UID,
+            "runAsGroup": UID,
+            "allowPrivilegeEscalation": false,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": true,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    });
+    if let Some(map) = container.as_object_mut() {
+        add_choices(map, inputs, alone);
+    }
+    container
+}
+
+/// An empty folder, mounted where the Pod's own ServiceAccount token would appear: a sidecar has no business with it.
+pub(super) fn no_token_volume() -> Value {
+    json!({"name": NO_TOKEN_VOLUME, "emptyDir": {}})
+}
+
+/// The worker's volumes, for its Pod.
+pub fn volumes(inputs: &Inputs<'_>) -> Vec<Value> {
+    let spec = inputs.spec();
+    let mut volumes = vec![
+        json!({"name": CONFIG_VOLUME, "configMap": {"name": names::worker(inputs.pool_name())}}),
+        // Optional: without it the worker waits for the Provider; were it needed, the backend would wait too.
+        json!({
+            "name": SECRET_VOLUME,
+            "secret": {"secretName": names::worker_secret(&spec.provider), "optional": true},
+        }),
+    ];
+    if let Some(key) = backend_key(spec) {
+        volumes.push(json!({
+            "name": BACKEND_KEY_VOLUME,
+            "secret": {"secretName": key.name, "items": [{"key": key.key, "path": "key"}]},
+        }));
+    }
+    volumes
+}
+
+/// Whether the pool's variables for the worker leave alone what its fields decide.
+pub(super) fn check_env(spec: &WorkerPoolSpec) -> Result<(), Refusal> {
+    for variable in &spec.sidecar.env {
+        let name = variable.get("name").and_then(Value::as_str).unwrap_or_default();
+        if let Some((_, source_field)) = RESERVED_ENV.iter().find(|(reserved, _)| *reserved == name) {
+            return Err(Refusal::ReservedEnv { name: name.to_owned(), source_field });
+        }
+    }
+    Ok(())
+}
+
+fn add_choices(map: &mut Map<String, Value>, inputs: &Inputs<'_>, alone: bool) {
+    let spec = inputs.spec();
+    if !alone && spec.inject_mode == InjectMode::NativeSidecar {
+        map.insert("restartPolicy".to_owned(), "Always".into());
+    }
+    if let Some(policy) = inputs.defaults.image_pull_policy.as_deref().filter(|policy| !policy.is_empty()) {
+        map.insert("imagePullPolicy".to_owned(), policy.into());
+    }
+    let resources = [&spec.sidecar.resources, &inputs.defaults.resources].into_iter().find(|one| !one.is_empty());
+    if let Some(resources) = resources {
+        map.insert("resources".to_owned(), resources.0.clone());
+    }
+}
+
+fn image(inputs: &Inputs<'_>) -> String {
+    let own = inputs.spec().sidecar.image.trim();
+    if own.is_empty() { inputs.defaults.image.clone() } else { own.to_owned() }
+}
+
+fn env(inputs: &Inputs<'_>) -> Vec<Value> {
+    let mut env = vec![
+        json!({"name": "WORKER_CONFIG", "value": CONFIG_FILE}),
+        json!({"name": "WORKER_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
+        json!({"name": "DRAIN_TOKEN", "value": inputs.drain_token}),
+    ];
+    env.extend(inputs.spec().sidecar.env.iter().cloned());
+    env
+}
+
+fn probe(path: &str, port: i32, period: i32, attempts: i32) -> Value {
+    json!({
+        "httpGet": {"path": path, "port": port},
+        "periodSeconds": period, "timeoutSeconds": 2, "failureThreshold": attempts,
+    })
+}
+
+fn mounts(spec: &WorkerPoolSpec, alone: bool) -> Vec<Value> {
+    let folder = |file: &'static str| file.rsplit_once('/').map_or(file, |(folder, _)| folder);
+    let mut mounts = vec![(CONFIG_VOLUME, folder(CONFIG_FILE)), (SECRET_VOLUME, folder(SECRET_FILE))];
+    if backend_key(spec).is_some() {
+        mounts.push((BACKEND_KEY_VOLUME, folder(BACKEND_KEY_FILE)));
+    }
+    // Alone, the Pod is ours, and says itself whether it has a token.
+    if !alone {
+        mounts.push((NO_TOKEN_VOLUME, TOKEN_FOLDER));
+    }
+    mounts.into_iter().map(|(name, path)| json!({"name": name, "mountPath": path, "readOnly": true})).collect()
+}
+
+fn backend_key(spec: &WorkerPoolSpec) -> Option<&crate::crd::SecretKeyRef> {
+    spec.backend.as_ref()?.api_key_secret_ref.as_ref()
+}

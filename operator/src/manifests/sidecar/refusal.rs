@@ -1,0 +1,114 @@
+//! What a person should know about a worker in a Pod, and why one is not put there.
+
+use std::fmt;
+
+use modelrelay_protocol::units::UnitError;
+
+/// What a person should know: a warning at admission, an Event otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// The backend's container stops in a way of its own.
+    HasPreStop {
+        /// The container.
+        container: String,
+    },
+    /// None of a multiplexer's containers was told apart.
+    NoSlotContainer,
+    /// The Pod should end some day, and this worker would not.
+    NeverCompletes,
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HasPreStop { container } => write!(
+                f,
+                "container {container} has a preStop hook, so the one that waits for running requests was not added: \
+                 when the Pod stops, the backend may end before they do"
+            ),
+            Self::NoSlotContainer => f.write_str(
+                "no container names the port of a slot of the multiplexer, so none waits for running requests when \
+                 the Pod stops: name the ports in the containers' ports",
+            ),
+            Self::NeverCompletes => f.write_str(
+                "injectMode Container keeps a Pod with restartPolicy Never or OnFailure from completing, because the \
+                 worker goes on: use NativeSidecar",
+            ),
+        }
+    }
+}
+
+/// Why a Pod cannot have a worker. Each says what to change.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It is no Pod as the API knows them.
+    #[error("{field} must be {wanted}")]
+    Malformed {
+        /// Where.
+        field: &'static str,
+        /// What should be there.
+        wanted: &'static str,
+    },
+    /// There is no backend.
+    #[error("the Pod has no container for the worker to serve")]
+    NoContainers,
+    /// The backend is not there under that name.
+    #[error("spec.backend.container of the pool names {name}, and the Pod has {}", list(.present))]
+    NoSuchContainer {
+        /// The name.
+        name: String,
+        /// What there is.
+        present: Vec<String>,
+    },
+    /// Two would listen on one port.
+    #[error(
+        "container {container} declares port {port}, on which the worker serves probes: set spec.sidecar.port of the pool"
+    )]
+    PortTaken {
+        /// The port.
+        port: i32,
+        /// Who else wants it.
+        container: String,
+    },
+    /// The same within the pool.
+    #[error("port {port} is both the backend's and the worker's own: set spec.sidecar.port of the pool")]
+    BackendPort {
+        /// The port.
+        port: i32,
+    },
+    /// The worker's port would be one of the node.
+    #[error(
+        "the Pod uses hostNetwork, where the worker's port is one of the node's: set spec.sidecar.port of the pool to \
+         one that is free on every node"
+    )]
+    HostNetwork,
+    /// A volume has a name that the worker's volumes need.
+    #[error("volume {name} has the name of one of the worker's: rename it")]
+    VolumeTaken {
+        /// The name.
+        name: String,
+    },
+    /// A variable that has a field.
+    #[error("spec.sidecar.env of the pool sets {name}, which comes from {source_field}")]
+    ReservedEnv {
+        /// The variable.
+        name: String,
+        /// The field.
+        source_field: &'static str,
+    },
+    /// No such program exists.
+    #[error(
+        "the worker runs on Linux and the Pod asks for Windows: remove the label modelrelay.io/pool, or set it to none"
+    )]
+    Windows,
+    /// The pool says it in a way that nobody can read.
+    #[error("spec.shutdownTimeout of the pool: {0}")]
+    ShutdownTimeout(UnitError),
+}
+
+fn list(names: &[String]) -> String {
+    match names {
+        [] => "no container".to_owned(),
+        names => names.join(", "),
+    }
+}

@@ -1,0 +1,318 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::defaults::NamedRef;
+use crate::manifests::snapshot;
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+fn pool(spec: &Value) -> WorkerPool {
+    let mut full = json!({"provider": "local"});
+    full.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    serde_json::from_value(json!({
+        "apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool",
+        "metadata": {"name": "llama", "namespace": "llm"}, "spec": full,
+    }))
+    .unwrap()
+}
+
+fn defaults() -> WorkerDefaults {
+    WorkerDefaults { image: "registry.example/modelrelay-worker:1.0.0".to_owned(), ..WorkerDefaults::default() }
+}
+
+fn vllm_pod() -> Value {
+    json!({
+        "metadata": {"generateName": "vllm-", "labels": {"app": "vllm", "modelrelay.io/pool": "llama"}},
+        "spec": {
+            "initContainers": [{"name": "download", "image": "downloader"}],
+            "containers": [
+                {"name": "logs", "image": "shipper"},
+                {"name": "vllm", "image": "vllm/vllm-openai", "ports": [{"containerPort": 8000}]},
+            ],
+            "terminationGracePeriodSeconds": 30,
+        },
+    })
+}
+
+fn add(pod: &mut Value, spec: &Value) -> Result<Vec<Note>, Refusal> {
+    add_to_pod(pod, &Inputs { pool: &pool(spec), defaults: &defaults(), drain_token: TOKEN })
+}
+
+fn added(mut pod: Value, spec: &Value) -> (Value, Vec<Note>) {
+    let notes = add(&mut pod, spec).unwrap();
+    (pod, notes)
+}
+
+fn refused(mut pod: Value, spec: &Value) -> Refusal {
+    let before = pod.clone();
+    let refusal = add(&mut pod, spec).unwrap_err();
+    assert_eq!(pod, before, "a refused Pod stays as it was");
+    refusal
+}
+
+/// Names of the containers that wait in the worker's /drain.
+fn hooked(pod: &Value) -> Vec<&str> {
+    ["containers", "initContainers"]
+        .iter()
+        .filter_map(|list| pod["spec"][list].as_array())
+        .flatten()
+        .filter(|container| container.pointer("/lifecycle/preStop/httpGet/path") == Some(&json!("/drain")))
+        .filter_map(|container| container["name"].as_str())
+        .collect()
+}
+
+fn snapshot(name: &str, value: &Value) {
+    snapshot::check(name, &serde_yaml::to_string(value).unwrap());
+}
+
+#[test]
+fn a_native_sidecar_comes_after_the_init_containers() {
+    let (pod, notes) = added(vllm_pod(), &json!({}));
+    snapshot("sidecar-native", &pod);
+    assert_eq!(notes, []);
+}
+
+#[test]
+fn a_plain_container_comes_last_and_has_no_restart_policy() {
+    let (pod, _) = added(vllm_pod(), &json!({"injectMode": "Container"}));
+    let last = pod["spec"]["containers"].as_array().unwrap().last().unwrap();
+    assert_eq!((&last["name"], last.get("restartPolicy")), (&json!("modelrelay-worker"), None));
+    assert_eq!(pod["spec"]["initContainers"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn everything_that_a_pool_may_say_reaches_the_container() {
+    let pool = pool(&json!({
+        "backend": {"engine": "sglang", "apiKeySecretRef": {"name": "engine", "key": "token"}},
+        "shutdownTimeout": "5m",
+        "sidecar": {
+            "image": "mine/worker:2", "port": 18000, "resources": {"requests": {"cpu": "50m"}},
+            "env": [{"name": "RUST_BACKTRACE", "value": "1"}],
+        },
+    }));
+    let defaults = WorkerDefaults {
+        image_pull_policy: Some("Never".to_owned()),
+        image_pull_secrets: vec![NamedRef { name: "pull".to_owned() }],
+        ..defaults()
+    };
+    let mut pod = json!({"spec": {"containers": [{"name": "engine"}], "imagePullSecrets": [{"name": "theirs"}]}});
+    add_to_pod(&mut pod, &Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }).unwrap();
+    snapshot("sidecar-every-setting", &pod);
+}
+
+#[test]
+fn alone_the_worker_is_no_sidecar() {
+    let pool = pool(&json!({"standalone": {}, "backend": {"url": "http://gpu.example:8000"}}));
+    let defaults = defaults();
+    let inputs = Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN };
+    assert_eq!(container(&inputs, true).get("restartPolicy"), None);
+    assert_eq!(container(&inputs, false)["restartPolicy"], "Always");
+}
+
+#[test]
+fn a_pod_that_has_a_worker_stays_as_it_is() {
+    let (once, _) = added(vllm_pod(), &json!({}));
+    let (twice, notes) = added(once.clone(), &json!({"sidecar": {"port": 18000}}));
+    assert_eq!((&twice, notes), (&once, vec![]));
+    assert_eq!(drain_token_of(&once), Some(TOKEN));
+}
+
+#[test]
+fn only_what_the_worker_needs_is_added_and_all_else_stays() {
+    let mut pod = vllm_pod();
+    pod["spec"]["unheardOf"] = json!({"a": [1, null, {"b": 1.5}]});
+    pod["spec"]["containers"][1]["resizePolicy"] = json!([{"resourceName": "cpu"}]);
+    pod["spec"]["containers"][1]["lifecycle"] = json!({"stopSignal": "SIGUSR1"});
+    let (after, _) = added(pod.clone(), &json!({}));
+    let operations = json_patch::diff(&pod, &after);
+    let written: Vec<String> = operations.0.iter().map(|operation| operation.path().to_string()).collect();
+    assert_eq!(
+        written,
+        [
+            "/metadata/annotations",
+            "/spec/containers/1/lifecycle/preStop",
+            "/spec/initContainers/1",
+            "/spec/terminationGracePeriodSeconds",
+            "/spec/volumes",
+        ]
+    );
+}
+
+#[test]
+fn the_backend_is_the_container_that_names_the_port() {
+    assert_eq!(hooked(&added(vllm_pod(), &json!({})).0), ["vllm"]);
+    // No container names 11434, no annotation: the first.
+    assert_eq!(hooked(&added(vllm_pod(), &json!({"backend": {"engine": "ollama"}})).0), ["logs"]);
+}
+
+#[test]
+fn the_backend_is_the_default_container_when_none_names_the_port() {
+    let mut pod = vllm_pod();
+    pod["spec"]["containers"][1].as_object_mut().unwrap().remove("ports");
+    pod["metadata"]["annotations"] = json!({"kubectl.kubernetes.io/default-container": "vllm"});
+    assert_eq!(hooked(&added(pod.clone(), &json!({})).0), ["vllm"]);
+    pod["metadata"]["annotations"] = json!({"kubectl.kubernetes.io/default-container": "gone"});
+    assert_eq!(hooked(&added(pod, &json!({})).0), ["logs"]);
+}
+
+#[test]
+fn the_backend_is_the_one_that_the_pool_names_before_all() {
+    assert_eq!(hooked(&added(vllm_pod(), &json!({"backend": {"container": "logs"}})).0), ["logs"]);
+    let refusal = refused(vllm_pod(), &json!({"backend": {"container": "engine"}}));
+    assert_eq!(refusal.to_string(), "spec.backend.container of the pool names engine, and the Pod has logs, vllm");
+}
+
+#[test]
+fn a_backend_may_be_an_init_container_that_stays() {
+    let mut pod = vllm_pod();
+    pod["spec"]["initContainers"] = json!([{"name": "engine", "restartPolicy": "Always"}]);
+    assert_eq!(hooked(&added(pod, &json!({"backend": {"container": "engine"}})).0), ["engine"]);
+}
+
+#[test]
+fn a_hook_of_the_backends_own_stays_and_is_told() {
+    let mut pod = vllm_pod();
+    let own = json!({"exec": {"command": ["sleep", "5"]}});
+    pod["spec"]["containers"][1]["lifecycle"] = json!({"preStop": own});
+    let (after, notes) = added(pod, &json!({}));
+    assert_eq!(after["spec"]["containers"][1]["lifecycle"]["preStop"], own);
+    assert_eq!(notes, [Note::HasPreStop { container: "vllm".to_owned() }]);
+}
+
+#[test]
+fn every_container_that_names_a_slots_port_waits() {
+    let model = |port: u16| json!([{"id": format!("m{port}"), "url": format!("http://127.0.0.1:{port}")}]);
+    let slots = json!({"multiplexer": {"slots": [
+        {"id": "a", "driver": "vllm-sleep", "models": model(8001)},
+        {"id": "b", "driver": "llama-server", "url": "http://localhost:8002/", "models": [{"id": "x"}]},
+        {"id": "c", "driver": "static", "models": [{"id": "y", "url": "http://elsewhere.example:9000"}]},
+    ]}});
+    let mut pod = vllm_pod();
+    pod["spec"]["containers"] = json!([
+        {"name": "one", "ports": [{"containerPort": 8001}]},
+        {"name": "logs", "ports": [{"containerPort": 9000}]},
+        {"name": "two", "ports": [{"containerPort": 8002}, {"containerPort": 1}]},
+        {"name": "udp", "ports": [{"containerPort": 8001, "protocol": "UDP"}]},
+    ]);
+    let (after, notes) = added(pod, &slots);
+    assert_eq!((hooked(&after), notes), (vec!["one", "two"], vec![]));
+    let (_, notes) = added(vllm_pod(), &slots);
+    assert_eq!(notes, [Note::NoSlotContainer]);
+}
+
+#[test]
+fn the_grace_period_only_grows() {
+    let seconds = |given: Value, timeout: &str| {
+        let mut pod = vllm_pod();
+        pod["spec"]["terminationGracePeriodSeconds"] = given;
+        added(pod, &json!({"shutdownTimeout": timeout})).0["spec"]["terminationGracePeriodSeconds"].clone()
+    };
+    assert_eq!(seconds(json!(30), "60s"), 90);
+    assert_eq!(seconds(json!(600), "60s"), 600);
+    assert_eq!(seconds(json!(30), "1500ms"), 32);
+    // Nothing said is what the API server makes 30 of.
+    assert_eq!(seconds(Value::Null, "1ms"), 31);
+    assert_eq!(seconds(Value::Null, "87600h"), 87600 * 3600 + 30);
+}
+
+#[test]
+fn a_pod_that_is_scraped_in_its_own_way_stays_so() {
+    let mut pod = vllm_pod();
+    pod["metadata"]["annotations"] = json!({"prometheus.io/scrape": "false", "other": "x"});
+    let (after, _) = added(pod.clone(), &json!({}));
+    assert_eq!(after["metadata"], pod["metadata"]);
+}
+
+#[test]
+fn a_pull_secret_is_not_doubled() {
+    let defaults = WorkerDefaults { image_pull_secrets: vec![NamedRef { name: "pull".to_owned() }], ..defaults() };
+    let mut pod = vllm_pod();
+    pod["spec"]["imagePullSecrets"] = json!([{"name": "pull"}]);
+    let pool = pool(&json!({}));
+    add_to_pod(&mut pod, &Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }).unwrap();
+    assert_eq!(pod["spec"]["imagePullSecrets"], json!([{"name": "pull"}]));
+}
+
+#[test]
+fn a_port_that_another_container_declares_is_refused() {
+    let mut pod = vllm_pod();
+    pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 17990}]);
+    let refusal = refused(pod.clone(), &json!({}));
+    assert!(refusal.to_string().contains("container logs declares port 17990"), "{refusal}");
+    assert!(add(&mut pod, &json!({"sidecar": {"port": 17991}})).is_ok());
+    // An init container that ends has given its port back.
+    let mut pod = vllm_pod();
+    pod["spec"]["initContainers"][0]["ports"] = json!([{"containerPort": 17990}]);
+    assert!(add(&mut pod.clone(), &json!({})).is_ok());
+    pod["spec"]["initContainers"][0]["restartPolicy"] = json!("Always");
+    assert_eq!(refused(pod, &json!({})), Refusal::PortTaken { port: 17990, container: "download".to_owned() });
+}
+
+#[test]
+fn a_backend_on_the_workers_own_port_is_refused() {
+    assert_eq!(refused(vllm_pod(), &json!({"sidecar": {"port": 8000}})), Refusal::BackendPort { port: 8000 });
+}
+
+#[test]
+fn the_hosts_network_needs_a_port_that_somebody_chose() {
+    let mut pod = vllm_pod();
+    pod["spec"]["hostNetwork"] = json!(true);
+    assert_eq!(refused(pod.clone(), &json!({})), Refusal::HostNetwork);
+    assert!(add(&mut pod, &json!({"sidecar": {"port": 17990}})).is_ok());
+}
+
+#[test]
+fn what_a_field_decides_cannot_be_set_in_the_environment() {
+    let refusal = refused(vllm_pod(), &json!({"sidecar": {"env": [{"name": "MODELS", "value": "x"}]}}));
+    assert_eq!(refusal.to_string(), "spec.sidecar.env of the pool sets MODELS, which comes from spec.models");
+}
+
+#[test]
+fn windows_is_refused() {
+    for spec in [json!({"os": {"name": "windows"}}), json!({"nodeSelector": {"kubernetes.io/os": "windows"}})] {
+        let mut pod = vllm_pod();
+        pod["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        assert_eq!(refused(pod, &json!({})), Refusal::Windows);
+    }
+}
+
+#[test]
+fn a_volume_of_the_same_name_is_refused() {
+    let mut pod = vllm_pod();
+    pod["spec"]["volumes"] = json!([{"name": "modelrelay-secret", "emptyDir": {}}]);
+    assert_eq!(refused(pod, &json!({})), Refusal::VolumeTaken { name: "modelrelay-secret".to_owned() });
+}
+
+#[test]
+fn a_pod_that_is_none_is_refused() {
+    for (pod, message) in [
+        (json!([]), "the Pod must be an object"),
+        (json!({"spec": []}), "spec must be an object"),
+        (json!({"spec": {"containers": {}}}), "containers must be a list"),
+        (json!({"spec": {"containers": [1]}}), "containers must be a list of objects"),
+        (json!({"spec": {"containers": [{"lifecycle": 1}]}}), "lifecycle must be an object"),
+        (json!({"spec": {"containers": [{}], "volumes": 1}}), "volumes must be a list"),
+        (json!({"metadata": {"annotations": 1}, "spec": {"containers": [{}]}}), "annotations must be an object"),
+        (json!({}), "the Pod has no container for the worker to serve"),
+    ] {
+        assert_eq!(refused(pod, &json!({})).to_string(), message);
+    }
+}
+
+#[test]
+fn a_plain_container_in_a_pod_that_should_complete_is_told() {
+    let mut pod = vllm_pod();
+    pod["spec"]["restartPolicy"] = json!("OnFailure");
+    assert_eq!(added(pod.clone(), &json!({})).1, []);
+    assert_eq!(added(pod, &json!({"injectMode": "Container"})).1, [Note::NeverCompletes]);
+}
+
+#[test]
+fn members_of_a_group_that_answer_no_requests_are_exempt() {
+    let exempt = |labels: Value| exemption(Some(&labels)).is_some();
+    assert!(exempt(json!({"leaderworkerset.sigs.k8s.io/worker-index": "1"})));
+    assert!(!exempt(json!({"leaderworkerset.sigs.k8s.io/worker-index": "0"})));
+    assert!(exempt(json!({"ray.io/node-type": "worker"})));
+    assert!(!exempt(json!({"ray.io/node-type": "head"})));
+    assert!(exemption(None).is_none());
+}

@@ -1,0 +1,25 @@
+//! What is generated from the types is what is in the repository: `make generate` writes it anew.
+
+use std::path::Path;
+
+use modelrelay_operator::crd;
+
+#[test]
+fn the_crds_are_those_of_the_types() {
+    for folder in ["crds", "charts/modelrelay/files/crds"] {
+        for (name, text) in crd::generate() {
+            same(&format!("{folder}/{name}"), &text);
+        }
+    }
+}
+
+#[test]
+fn the_reference_is_that_of_the_types() {
+    same("docs/reference/resources.md", &crd::reference::markdown());
+}
+
+fn same(path: &str, wanted: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
+    let there = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(there == wanted, "{path} is not what the types say: run `make generate` and commit it");
+}

@@ -303,3 +303,14 @@ async fn a_deleted_object_is_made_again() {
     world.changed(&provider).await.unwrap();
     assert_eq!(world.value("local-worker", "worker-secret"), before);
 }
+
+#[tokio::test]
+async fn providers_are_counted_while_they_are_known() {
+    let world = World::new();
+    let count = |world: &World| world.shared.ctx.metrics.resources.with_label_values(&["Provider", "false"]).get();
+    world.changed(&provider(json!({}))).await.unwrap();
+    world.changed(&provider(json!({}))).await.unwrap();
+    assert_eq!(count(&world), 1);
+    world.shared.forget(&("llm".into(), "local".into()));
+    assert_eq!(count(&world), 0);
+}

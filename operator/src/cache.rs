@@ -170,10 +170,17 @@ impl Caches {
     }
 }
 
+/// Whether an object that changed is still there. One without finalizers goes without ever being marked as deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Now {
+    There,
+    Gone,
+}
+
 /// Whoever an object's labels name is concerned.
-fn owners<K: ResourceExt>(triggers: &Triggers) -> impl FnMut(&K) + Send + 'static {
+fn owners<K: ResourceExt>(triggers: &Triggers) -> impl FnMut(&K, Now) + Send + 'static {
     let triggers = triggers.clone();
-    move |object| triggers.labelled(object)
+    move |object, _| triggers.labelled(object)
 }
 
 /// Watches a kind, keeps it, and tells of every change.
@@ -182,7 +189,7 @@ async fn keep<K>(
     selector: String,
     writer: reflector::store::Writer<K>,
     trim: impl Fn(&mut K) + Send + 'static,
-    mut changed: impl FnMut(&K) + Send + 'static,
+    mut changed: impl FnMut(&K, Now) + Send + 'static,
 ) where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -203,7 +210,8 @@ async fn keep<K>(
     let mut stream = std::pin::pin!(stream);
     while let Some(event) = stream.next().await {
         match event {
-            Ok(Event::Apply(object) | Event::InitApply(object) | Event::Delete(object)) => changed(&object),
+            Ok(Event::Apply(object) | Event::InitApply(object)) => changed(&object, Now::There),
+            Ok(Event::Delete(object)) => changed(&object, Now::Gone),
             Ok(Event::Init | Event::InitDone) => {}
             Err(error) => tracing::warn!(kind = %K::kind(&()), %error, "a watch broke; it is tried again"),
         }
@@ -228,23 +236,23 @@ where
 }
 
 /// A Provider concerns itself, and its pools.
-fn provider_changes(triggers: &Triggers) -> impl FnMut(&Provider) + Send + 'static {
+fn provider_changes(triggers: &Triggers) -> impl FnMut(&Provider, Now) + Send + 'static {
     let triggers = triggers.clone();
     let mut seen = Fingerprints::default();
-    move |provider| {
-        if seen.is_new(provider, &()) {
+    move |provider, now| {
+        if seen.is_new(provider, &(), now) {
             triggers.provider(&provider.namespace().unwrap_or_default(), &provider.name_any());
         }
     }
 }
 
 /// A pool concerns itself and its Provider, which must know what may be at zero.
-fn pool_changes(triggers: &Triggers) -> impl FnMut(&WorkerPool) + Send + 'static {
+fn pool_changes(triggers: &Triggers) -> impl FnMut(&WorkerPool, Now) + Send + 'static {
     let triggers = triggers.clone();
     let mut seen = Fingerprints::default();
-    move |pool| {
+    move |pool, now| {
         // Models that a pool last advertised are what a request may wake it for.
-        if seen.is_new(pool, &pool.status.as_ref().map(|status| &status.models)) {
+        if seen.is_new(pool, &pool.status.as_ref().map(|status| &status.models), now) {
             let namespace = pool.namespace().unwrap_or_default();
             triggers.pool(&namespace, &pool.name_any());
             triggers.provider(&namespace, &pool.spec.provider);
@@ -259,18 +267,17 @@ struct Fingerprints {
 }
 
 impl Fingerprints {
-    fn is_new(&mut self, object: &impl ResourceExt, more: &impl Hash) -> bool {
+    fn is_new(&mut self, object: &impl ResourceExt, more: &impl Hash, now: Now) -> bool {
         let meta = object.meta();
-        let mut hasher = DefaultHasher::new();
-        (meta.generation, &meta.annotations, &meta.labels).hash(&mut hasher);
-        meta.deletion_timestamp.is_some().hash(&mut hasher);
-        more.hash(&mut hasher);
-        let now = hasher.finish();
         let uid = meta.uid.clone().unwrap_or_default();
-        if meta.deletion_timestamp.is_some() {
+        if now == Now::Gone || meta.deletion_timestamp.is_some() {
             self.by_uid.remove(&uid);
             return true;
         }
+        let mut hasher = DefaultHasher::new();
+        (meta.generation, &meta.annotations, &meta.labels).hash(&mut hasher);
+        more.hash(&mut hasher);
+        let now = hasher.finish();
         self.by_uid.insert(uid, now) != Some(now)
     }
 }

@@ -20,3 +20,4 @@ pub mod relay_client;
 pub mod relay_state;
 pub mod run;
 pub mod telemetry;
+pub mod worker_pool;

@@ -8,6 +8,7 @@ use kube::core::ApiResource;
 use serde::Serialize;
 use serde_json::Value;
 
+pub mod backend;
 pub mod config;
 pub mod network;
 pub mod relay;
@@ -17,6 +18,9 @@ pub mod sidecar;
 pub(crate) mod snapshot;
 #[cfg(test)]
 pub(crate) mod snapshots;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod worker_config;
 
 /// An object as it should be.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,6 +12,8 @@ pub const NO_POOL: &str = "none";
 pub const ROTATE_ANNOTATION: &str = "modelrelay.io/rotate";
 /// On a WorkerPool: any new value renders the worker anew with this operator's version.
 pub const UPGRADE_ANNOTATION: &str = "modelrelay.io/upgrade";
+/// On a WorkerPool: the number of replicas that the operator last wrote, so that somebody else's can be told.
+pub const SCALED_ANNOTATION: &str = "modelrelay.io/scaled-to";
 /// On relay Pods, so that the kubelet refreshes the mounted configuration at once.
 pub const CONFIG_HASH_ANNOTATION: &str = "modelrelay.io/config-hash";
 /// On relay Pods, so that the kubelet refreshes the mounted API keys at once.

@@ -77,7 +77,7 @@ pub struct WorkerPoolSpec {
     #[schemars(length(min = 1, max = 256), inner(length(min = 1, max = 256)))]
     pub models: Vec<String>,
 
-    /// Requests that one backend runs at once.
+    /// Requests that one backend runs at once. Default 16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub max_concurrency: Option<i32>,

@@ -1,0 +1,247 @@
+//! What runs a pool's Pods: Deployment or DaemonSet `<pool>-backend` of a template, Deployment `<pool>-worker` of standalone
+//! workers.
+//!
+//! The Pod template is handed in complete: whether it is rendered anew or stays as it was is decided elsewhere. Two things
+//! hold here. The selector, which can never change, is two labels of ours and nothing of the user's. And a Deployment
+//! always says how many replicas: leaving them out gives the number up, and the API server then makes it 1.
+
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use kube::Resource;
+use kube::core::ApiResource;
+use serde_json::{Map, Value, json};
+
+use super::{Manifest, sidecar};
+use crate::crd::WorkerPool;
+use crate::crd::worker_pool::{Mode, TemplateKind};
+use crate::names::{self, Component};
+
+/// On the Deployment or DaemonSet: from what its Pod template was rendered, and what was added to the user's.
+pub const RENDERED_ANNOTATION: &str = "modelrelay.io/rendered";
+
+/// What kind of object runs a pool's Pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workload {
+    /// Deployment of a template.
+    Backend,
+    /// DaemonSet of a template.
+    BackendOnNodes,
+    /// Deployment of workers alone.
+    Workers,
+}
+
+impl Workload {
+    /// That of a pool; none for one that injects.
+    pub fn of(pool: &WorkerPool) -> Option<Self> {
+        match (pool.spec.mode(), &pool.spec.template) {
+            (Mode::Template, Some(template)) => Some(match template.kind {
+                TemplateKind::Deployment => Self::Backend,
+                TemplateKind::DaemonSet => Self::BackendOnNodes,
+            }),
+            (Mode::Standalone, _) => Some(Self::Workers),
+            (Mode::Inject | Mode::Template, _) => None,
+        }
+    }
+
+    /// Its kind in the API.
+    pub fn resource(self) -> ApiResource {
+        match self {
+            Self::Backend | Self::Workers => ApiResource::erase::<Deployment>(&()),
+            Self::BackendOnNodes => ApiResource::erase::<DaemonSet>(&()),
+        }
+    }
+
+    /// Its name.
+    pub fn name(self, pool: &str) -> String {
+        match self {
+            Self::Backend | Self::BackendOnNodes => names::backend(pool),
+            Self::Workers => names::worker(pool),
+        }
+    }
+
+    /// Whether it has a number of replicas.
+    pub fn is_scaled(self) -> bool {
+        match self {
+            Self::Backend | Self::Workers => true,
+            Self::BackendOnNodes => false,
+        }
+    }
+
+    fn component(self) -> Component {
+        match self {
+            Self::Backend | Self::BackendOnNodes => Component::Backend,
+            Self::Workers => Component::Worker,
+        }
+    }
+}
+
+/// The user's part of the Pod template: `{metadata, spec}` as it was written, or nothing at all for workers alone.
+pub fn given(pool: &WorkerPool) -> Value {
+    match &pool.spec.template {
+        Some(template) => {
+            let metadata = serde_json::to_value(&template.metadata).unwrap_or_default();
+            json!({"metadata": metadata, "spec": template.spec})
+        }
+        None => json!({}),
+    }
+}
+
+/// The whole Pod template: the user's part, the worker, and our labels, which win.
+pub fn template(
+    workload: Workload,
+    inputs: &sidecar::Inputs<'_>,
+) -> Result<(Value, Vec<sidecar::Note>), sidecar::Refusal> {
+    let mut pod = given(inputs.pool);
+    let mut notes = Vec::new();
+    match workload {
+        Workload::Backend | Workload::BackendOnNodes => notes = sidecar::add_to_pod(&mut pod, inputs)?,
+        Workload::Workers => pod = alone(inputs)?,
+    }
+    let name = inputs.pool.metadata.name.as_deref().unwrap_or_default();
+    if let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
+        let labels = metadata.entry("labels").or_insert_with(|| Value::Object(Map::new()));
+        if let Some(labels) = labels.as_object_mut() {
+            labels.extend(names::pool_labels(workload.component(), name).into_iter().map(|(k, v)| (k, v.into())));
+        }
+    }
+    Ok((pod, notes))
+}
+
+/// The Deployment or DaemonSet. `rendered` is the annotation's value.
+pub fn workload(workload: Workload, pool: &WorkerPool, template: &Value, rendered: &str, replicas: i32) -> Manifest {
+    let name = pool.metadata.name.as_deref().unwrap_or_default();
+    let component = workload.component();
+    let mut spec = json!({
+        "selector": {"matchLabels": {
+            names::POOL_LABEL: name, "app.kubernetes.io/component": component.as_str(),
+        }},
+        "template": template,
+    });
+    if let Some(spec) = spec.as_object_mut() {
+        if workload.is_scaled() {
+            spec.insert("replicas".to_owned(), replicas.into());
+        }
+        if let Some((field, strategy)) = strategy(workload, pool) {
+            spec.insert(field.to_owned(), strategy);
+        }
+    }
+    let resource = workload.resource();
+    let value = json!({
+        "apiVersion": resource.api_version, "kind": resource.kind,
+        "metadata": {
+            "name": workload.name(name), "namespace": pool.metadata.namespace,
+            "labels": names::pool_labels(component, name),
+            "annotations": {RENDERED_ANNOTATION: rendered},
+            "ownerReferences": pool.controller_owner_ref(&()).map(|owner| vec![owner]).unwrap_or_default(),
+        },
+        "spec": spec,
+    });
+    Manifest::of_json(resource, value)
+}
+
+/// Workers alone hold no GPU, so the API server's own way of replacing them is right for them.
+fn strategy(workload: Workload, pool: &WorkerPool) -> Option<(&'static str, Value)> {
+    let given = pool.spec.template.as_ref().map(|template| &template.strategy).filter(|one| !one.is_empty());
+    let given = given.map(|strategy| strategy.0.clone());
+    let rolling = |parameters: Value| json!({"type": "RollingUpdate", "rollingUpdate": parameters});
+    match workload {
+        Workload::Workers => None,
+        // With a Pod more than there are GPUs, a rollout would never end.
+        Workload::Backend => {
+            Some(("strategy", given.unwrap_or_else(|| rolling(json!({"maxSurge": 0, "maxUnavailable": 1})))))
+        }
+        Workload::BackendOnNodes => {
+            Some(("updateStrategy", given.unwrap_or_else(|| rolling(json!({"maxUnavailable": 1})))))
+        }
+    }
+}
+
+/// A Pod with the worker alone.
+fn alone(inputs: &sidecar::Inputs<'_>) -> Result<Value, sidecar::Refusal> {
+    let mut spec = json!({
+        "containers": [sidecar::container(inputs, true)],
+        "volumes": sidecar::volumes(inputs),
+        "terminationGracePeriodSeconds": sidecar::standalone_grace_seconds(&inputs.pool.spec)?,
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+    });
+    if !inputs.defaults.image_pull_secrets.is_empty()
+        && let Some(spec) = spec.as_object_mut()
+    {
+        spec.insert("imagePullSecrets".to_owned(), json!(inputs.defaults.image_pull_secrets));
+    }
+    let port = sidecar::sidecar_port(&inputs.pool.spec).to_string();
+    let scraped = json!({"prometheus.io/scrape": "true", "prometheus.io/port": port, "prometheus.io/path": "/metrics"});
+    Ok(json!({"metadata": {"annotations": scraped}, "spec": spec}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifests::{snapshot, testing};
+
+    fn built(spec: &Value, replicas: i32) -> Manifest {
+        let (pool, defaults) = (testing::pool(spec), testing::defaults());
+        let inputs = sidecar::Inputs { pool: &pool, defaults: &defaults, drain_token: "t0ken" };
+        let kind = Workload::of(&pool).unwrap();
+        let (template, notes) = template(kind, &inputs).unwrap();
+        assert_eq!(notes, []);
+        workload(kind, &pool, &template, "{}", replicas)
+    }
+
+    fn vllm() -> Value {
+        json!({
+            "containers": [{
+                "name": "vllm", "image": "vllm/vllm-openai:v0.11.0", "args": ["--model", "Qwen/Qwen3-8B"],
+                "ports": [{"containerPort": 8000}], "resources": {"limits": {"nvidia.com/gpu": 1}},
+                "fieldOfTomorrow": {"kept": true},
+            }],
+            "nodeSelector": {"gpu": "l40s"},
+        })
+    }
+
+    #[test]
+    fn a_template_becomes_a_deployment() {
+        let spec = json!({
+            "provider": "local", "backend": {"engine": "vllm"},
+            "template": {
+                "metadata": {"labels": {"team": "a", "app.kubernetes.io/component": "mine"}, "annotations": {"note": "kept"}},
+                "spec": vllm(),
+            },
+        });
+        snapshot::check("backend-deployment", &built(&spec, 3).to_yaml());
+    }
+
+    #[test]
+    fn a_template_becomes_a_daemon_set() {
+        let spec = json!({
+            "provider": "local", "backend": {"engine": "vllm"}, "template": {"kind": "DaemonSet", "spec": vllm()},
+        });
+        snapshot::check("backend-daemonset", &built(&spec, 3).to_yaml());
+    }
+
+    #[test]
+    fn a_strategy_of_the_users_own_is_kept() {
+        let spec = json!({
+            "provider": "local",
+            "template": {"strategy": {"type": "Recreate"}, "spec": {"containers": [{"name": "a"}]}},
+        });
+        assert_eq!(built(&spec, 1).value["spec"]["strategy"], json!({"type": "Recreate"}));
+    }
+
+    #[test]
+    fn workers_alone_are_a_deployment_with_the_backend_elsewhere() {
+        let spec = json!({
+            "provider": "local", "standalone": {"replicas": 2},
+            "backend": {
+                "engine": "openai", "url": "https://api.example", "apiKeySecretRef": {"name": "engine", "key": "token"},
+            },
+        });
+        snapshot::check("backend-standalone", &built(&spec, 2).to_yaml());
+    }
+
+    #[test]
+    fn a_pool_that_injects_runs_nothing() {
+        assert_eq!(Workload::of(&testing::pool(&json!({"provider": "local"}))), None);
+    }
+}

@@ -1,0 +1,21 @@
+//! Resources for the builders' tests.
+
+use serde_json::{Value, json};
+
+use crate::crd::WorkerPool;
+use crate::defaults::WorkerDefaults;
+
+/// Pool `llama` in namespace `llm`.
+pub(crate) fn pool(spec: &Value) -> WorkerPool {
+    serde_json::from_value(json!({
+        "apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool",
+        "metadata": {"name": "llama", "namespace": "llm", "uid": "11111111-2222-3333-4444-555555555555", "generation": 1},
+        "spec": spec,
+    }))
+    .unwrap()
+}
+
+/// As the chart gives them.
+pub(crate) fn defaults() -> WorkerDefaults {
+    WorkerDefaults { image: "registry.example/modelrelay-worker:1.2.3".to_owned(), ..WorkerDefaults::default() }
+}

@@ -1,0 +1,146 @@
+//! A pool's ConfigMap: the `worker.yaml` that its workers mount and read again when it changes.
+//!
+//! A worker refuses keys that it does not know, and a pool's workers may be older than the operator, because a new operator
+//! restarts none of them. So a key that came after the first release may be written only where the pool asks for what it
+//! does; the order of the keys means nothing.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use serde::Serialize;
+
+use super::{Manifest, sidecar};
+use crate::crd::worker_pool::Mode;
+use crate::crd::{LogFormat, WorkerPool};
+use crate::defaults::WorkerDefaults;
+use crate::names::{self, Component};
+
+/// Requests that one backend runs at once where the pool says nothing: engines on a GPU batch, and one at a time would
+/// waste most of it.
+pub const DEFAULT_MAX_CONCURRENCY: i32 = 16;
+
+/// Key of the ConfigMap, and name of the file.
+const FILE: &str = "worker.yaml";
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct File<'a> {
+    relay: String,
+    provider: &'a str,
+    worker_secret_file: &'static str,
+    pool: &'a str,
+    backend: Backend,
+    models: &'a [String],
+    max_concurrency: i32,
+    shutdown_timeout: &'a str,
+    probe_listen: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_level: Option<&'a str>,
+    log_format: &'static str,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Backend {
+    url: String,
+    engine: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    api_key_file: Option<&'static str>,
+}
+
+/// The ConfigMap `<pool>-worker`.
+pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults) -> Manifest {
+    let name = pool.metadata.name.as_deref().unwrap_or_default();
+    Manifest::of(&ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(names::worker(name)),
+            namespace: pool.metadata.namespace.clone(),
+            labels: Some(names::pool_labels(Component::Worker, name)),
+            owner_references: pool.controller_owner_ref(&()).map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        },
+        data: Some([(FILE.to_owned(), worker_yaml(pool, defaults))].into()),
+        ..ConfigMap::default()
+    })
+}
+
+/// Requests that one backend runs at once.
+pub fn max_concurrency(pool: &WorkerPool) -> i32 {
+    pool.spec.max_concurrency.unwrap_or(DEFAULT_MAX_CONCURRENCY)
+}
+
+fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults) -> String {
+    let spec = &pool.spec;
+    let sidecar = &spec.sidecar;
+    let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
+    let log_format = sidecar.log_format.or(defaults.log_format).unwrap_or(LogFormat::Json);
+    let file = File {
+        relay: format!("dns+http://{}", names::worker_address(&spec.provider, namespace)),
+        provider: &spec.provider,
+        worker_secret_file: sidecar::SECRET_FILE,
+        pool: pool.metadata.name.as_deref().unwrap_or_default(),
+        backend: backend(pool),
+        models: &spec.models,
+        max_concurrency: max_concurrency(pool),
+        shutdown_timeout: &spec.shutdown_timeout.0,
+        // The kubelet's probes and preStop hooks come to the Pod's address.
+        probe_listen: format!("0.0.0.0:{}", sidecar::sidecar_port(spec)),
+        log_level: sidecar.log_level.as_deref().or(defaults.log_level.as_deref()),
+        log_format: log_format.as_str(),
+    };
+    serde_yaml::to_string(&file).unwrap_or_default()
+}
+
+fn backend(pool: &WorkerPool) -> Backend {
+    let spec = &pool.spec;
+    let backend = spec.backend.as_ref();
+    let path = backend.and_then(|backend| backend.base_path.as_deref()).unwrap_or_default().trim_matches('/');
+    let elsewhere = backend.and_then(|backend| backend.url.as_deref()).filter(|_| spec.mode() == Mode::Standalone);
+    let url = elsewhere.map_or_else(
+        || format!("http://127.0.0.1:{}", sidecar::backend_port(spec)),
+        |url| url.trim_end_matches('/').to_owned(),
+    );
+    Backend {
+        url: if path.is_empty() { url } else { format!("{url}/{path}") },
+        engine: backend.map(|backend| backend.engine).unwrap_or_default().as_str(),
+        api_key_file: backend
+            .and_then(|backend| backend.api_key_secret_ref.as_ref())
+            .map(|_| sidecar::BACKEND_KEY_FILE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::manifests::{snapshot, testing};
+
+    #[test]
+    fn what_a_pool_leaves_out_is_filled_in() {
+        let pool = testing::pool(&json!({"provider": "local"}));
+        snapshot::check("worker-config-inject", &config_map(&pool, &testing::defaults()).to_yaml());
+    }
+
+    #[test]
+    fn a_standalone_worker_has_its_backend_elsewhere() {
+        let pool = testing::pool(&json!({
+            "provider": "local", "standalone": {"replicas": 2}, "models": ["llama3", "qwen"], "maxConcurrency": 4,
+            "shutdownTimeout": "1h30m",
+            "backend": {
+                "engine": "sglang", "url": "https://gpu.example:8443/", "basePath": "/tenant/a/",
+                "apiKeySecretRef": {"name": "engine", "key": "token"},
+            },
+            "sidecar": {"port": 18000, "logLevel": "debug", "logFormat": "text"},
+        }));
+        snapshot::check("worker-config-standalone", &config_map(&pool, &testing::defaults()).to_yaml());
+    }
+
+    #[test]
+    fn what_the_charts_values_say_counts_where_the_pool_says_nothing() {
+        let defaults =
+            WorkerDefaults { log_level: Some("warn".into()), log_format: Some(LogFormat::Text), ..testing::defaults() };
+        let yaml = worker_yaml(&testing::pool(&json!({"provider": "local"})), &defaults);
+        assert!(yaml.contains("logLevel: warn\nlogFormat: text\n"), "{yaml}");
+    }
+}

@@ -1,0 +1,381 @@
+//! The WorkerPool controller: fetch, validate, render, apply, report; a file each.
+//!
+//! Two loops share what they remember. The reconciler writes a pool's objects and its status when something changed. The
+//! [`ticker`] looks once a second at what the relays report, decides how many Pods scaling pools need, and asks for
+//! reconciliations. Both write only where something is different, so an idle cluster is not asked anything.
+//!
+//! No finalizers: a deleted pool's objects go by their owner references, and a pool that is being deleted is not rebuilt.
+
+pub mod bring;
+pub mod census;
+pub mod fetch;
+pub mod memory;
+pub mod pods;
+pub mod reasons;
+pub mod render;
+pub mod replicas;
+pub mod report;
+pub mod rollout;
+pub mod scaling;
+pub mod status;
+pub mod ticker;
+pub mod validate;
+pub mod writers;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, future, stream};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::DynamicObject;
+use kube::runtime::controller::{Action, Config, Controller, Error as ControllerError};
+use kube::runtime::events::EventType;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Resource, ResourceExt};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::apply::ApplyError;
+use crate::cache::Caches;
+use crate::context::Context;
+use crate::crd::WorkerPool;
+use crate::manifests::backend::{self, Workload};
+use crate::manifests::sidecar::{self, Inputs};
+use crate::manifests::worker_config;
+use crate::metrics::ControllerName;
+use census::{Census, Measure, SETTLED};
+use fetch::FetchError;
+use memory::Memory;
+use reasons::Reason;
+use render::Rendered;
+use rollout::Rollout;
+use status::{Facts, ProviderState, Workers};
+use ticker::Ticker;
+use validate::{ValidateError, Validated};
+use writers::Standing;
+
+/// Pools that are looked at at once.
+const CONCURRENCY: u16 = 4;
+/// Changes of Pods come in crowds; this many milliseconds of them are one look.
+const DEBOUNCE: Duration = Duration::from_millis(100);
+/// A look without a reason, in case a change went unnoticed.
+const RESYNC: Duration = Duration::from_secs(300);
+
+/// What both loops share.
+pub struct Shared {
+    /// What the whole operator shares.
+    pub ctx: Arc<Context>,
+    /// What is watched.
+    pub caches: Caches,
+    /// What is remembered.
+    pub memory: Memory,
+}
+
+/// Why a look at a pool ended early; it is tried again, after a delay that grows.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    /// Something could not be read.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// Something could not be applied.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// The pool itself, or one of its Pods, could not be written.
+    #[error("{what}: {source}")]
+    Write {
+        /// What.
+        what: &'static str,
+        /// What went wrong.
+        source: Box<kube::Error>,
+    },
+    /// The status says what is wrong, and time may heal it.
+    #[error("{}: {message}", .reason.as_str())]
+    Stalled {
+        /// The reason in the conditions.
+        reason: Reason,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+impl ReconcileError {
+    /// A word for metrics.
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Fetch(_) | Self::Write { .. } => "api",
+            Self::Apply(error) => error.kind(),
+            Self::Stalled { reason: Reason::NameTaken, .. } => "name_taken",
+            Self::Stalled { .. } => "forbidden",
+        }
+    }
+}
+
+/// Reconciles pools until it is dropped.
+pub async fn run(ctx: Arc<Context>, caches: Caches, mut requests: UnboundedReceiver<ObjectRef<WorkerPool>>) {
+    // Before the caches are filled, an absent Provider or Pod means nothing.
+    caches.ready().await;
+    let shared = Arc::new(Shared { ctx, caches, memory: Memory::default() });
+    let config = Config::default().concurrency(CONCURRENCY).debounce(DEBOUNCE);
+    let controller = Controller::for_stream(stream::pending(), shared.caches.pools.clone())
+        .with_config(config)
+        .reconcile_on(stream::poll_fn(move |context| requests.poll_recv(context)))
+        .run(reconcile, retry, shared.clone())
+        .for_each(|outcome| {
+            match outcome {
+                // One that is gone needs nothing.
+                Ok(_) | Err(ControllerError::ObjectNotFound(_)) => {}
+                Err(ControllerError::ReconcilerFailed(error, pool)) => {
+                    tracing::warn!(namespace = pool.namespace, workerpool = pool.name, %error, "tried again later");
+                }
+                Err(error @ (ControllerError::QueueError(_) | ControllerError::RunnerError(_))) => {
+                    tracing::error!(%error, "the controller of WorkerPools");
+                }
+            }
+            future::ready(())
+        });
+    future::join(controller, Ticker::new(shared).run()).await;
+}
+
+/// One look at a pool.
+pub async fn reconcile(pool: Arc<WorkerPool>, shared: Arc<Shared>) -> Result<Action, ReconcileError> {
+    let started = Instant::now();
+    let result = look(&pool, &shared).await;
+    let error = result.as_ref().err().map(ReconcileError::kind);
+    shared.ctx.metrics.reconciled(ControllerName::WorkerPool, started.elapsed(), error);
+    if result.is_ok() {
+        shared.memory.with(&pool, memory::Entry::reconciled);
+    }
+    result
+}
+
+/// When to try again. By value, because the controller asks for that.
+#[allow(clippy::needless_pass_by_value, reason = "the controller's signature")]
+pub fn retry(pool: Arc<WorkerPool>, _error: &ReconcileError, shared: Arc<Shared>) -> Action {
+    Action::requeue(shared.memory.with(&pool, memory::Entry::reconciliation_failed))
+}
+
+/// What bringing a pool about came to.
+#[derive(Default)]
+struct Outcome {
+    /// Why it could not be brought about, and whether time may change that.
+    stall: Option<(Reason, String)>,
+    heals: bool,
+    rollout: Option<Rollout>,
+    /// Whether the template is not what would be rendered now.
+    outdated: bool,
+}
+
+impl Outcome {
+    fn stalled(reason: Reason, message: impl Into<String>) -> Self {
+        Self { stall: Some((reason, message.into())), ..Self::default() }
+    }
+}
+
+/// What was read at the beginning.
+struct Fetched {
+    provider: ProviderState,
+    pods: Vec<Arc<Pod>>,
+    census: Census,
+}
+
+async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileError> {
+    if pool.metadata.deletion_timestamp.is_some() {
+        return Ok(Action::await_change());
+    }
+    let pods = fetch::pods(&shared.caches, pool);
+    let measure = Measure {
+        image: &worker_image(shared, pool),
+        created: pool.metadata.creation_timestamp.as_ref().map(|time| time.0),
+        now: Timestamp::now(),
+    };
+    let census = census::take(pods.iter().map(AsRef::as_ref), measure);
+    let fetched = Fetched { provider: fetch::provider(&shared.caches, pool), pods, census };
+    let outcome = match validate::validate(pool) {
+        Ok(validated) => {
+            bring_about(pool, shared, &fetched, &validated).await.or_else(|error| healing(&error).ok_or(error))?
+        }
+        Err(error) => refused(&error),
+    };
+    if outcome.stall.is_none() {
+        release(pool, shared, &fetched.census).await?;
+    }
+    let numbers_later = report(pool, shared, &fetched, &outcome).await?;
+    match outcome.stall {
+        Some((reason, message)) if outcome.heals => Err(ReconcileError::Stalled { reason, message }),
+        Some(_) | None => Ok(Action::requeue(next_look(&fetched.census, numbers_later))),
+    }
+}
+
+fn refused(error: &ValidateError) -> Outcome {
+    Outcome::stalled(error.reason(), error.to_string())
+}
+
+/// Errors that a person must know of, and that may go away without a change of the pool.
+fn healing(error: &ReconcileError) -> Option<Outcome> {
+    let heals = |reason| Some(Outcome { heals: true, ..Outcome::stalled(reason, error.to_string()) });
+    match error {
+        ReconcileError::Apply(ApplyError::NameTaken { .. }) => heals(Reason::NameTaken),
+        ReconcileError::Apply(ApplyError::Refused { code: 403, .. }) => heals(Reason::Forbidden),
+        ReconcileError::Fetch(fetch) if fetch.is_forbidden() => heals(Reason::Forbidden),
+        ReconcileError::Apply(ApplyError::Refused { .. }) => {
+            Some(Outcome::stalled(Reason::TemplateInvalid, error.to_string()))
+        }
+        ReconcileError::Fetch(_)
+        | ReconcileError::Apply(ApplyError::Terminating { .. } | ApplyError::Api { .. })
+        | ReconcileError::Write { .. }
+        | ReconcileError::Stalled { .. } => None,
+    }
+}
+
+async fn bring_about(
+    pool: &WorkerPool,
+    shared: &Shared,
+    fetched: &Fetched,
+    validated: &Validated,
+) -> Result<Outcome, ReconcileError> {
+    let config = worker_config::config_map(pool, &shared.ctx.defaults.worker);
+    bring::unread(shared, pool, &config).await?;
+    let Some(workload) = validated.workload else { return Ok(Outcome::default()) };
+
+    let live = fetch::workload(&shared.ctx.client, pool, workload).await?;
+    if live.is_none() && fetched.provider == ProviderState::Missing {
+        // Backends without anybody who could send them requests would hold GPUs for nothing. Those that run stay.
+        return Ok(Outcome::default());
+    }
+    let rendered = match rendered(pool, shared, workload, live.as_ref()) {
+        Ok(rendered) => rendered,
+        Err(refusal) => return Ok(Outcome::stalled(Reason::TemplateInvalid, refusal.to_string())),
+    };
+    let object = bring_workload(pool, shared, fetched, workload, live, &rendered).await?;
+    Ok(Outcome { rollout: Some(Rollout::of(workload, &object)), outdated: rendered.outdated, ..Outcome::default() })
+}
+
+fn rendered(
+    pool: &WorkerPool,
+    shared: &Shared,
+    workload: Workload,
+    live: Option<&DynamicObject>,
+) -> Result<Rendered, sidecar::Refusal> {
+    let spare = shared.memory.with(pool, |entry| entry.drain_token.get_or_insert_with(random_token).clone());
+    render::render(workload, pool, &shared.ctx.defaults.worker, &fetch::live(live), &spare)
+}
+
+/// Applies the Deployment or DaemonSet; the object as it is then.
+async fn bring_workload(
+    pool: &WorkerPool,
+    shared: &Shared,
+    fetched: &Fetched,
+    workload: Workload,
+    live: Option<DynamicObject>,
+    rendered: &Rendered,
+) -> Result<serde_json::Value, ReconcileError> {
+    let has = live.as_ref().and_then(fetch::replicas);
+    let wanted = replicas::choose(pool, workload, has);
+    if workload.is_scaled() && has.is_some_and(|has| wanted < has) {
+        rank(pool, shared, fetched).await;
+    }
+    let manifest = backend::workload(workload, pool, &rendered.template, &rendered.annotation, wanted);
+    let brought = bring::ensure(shared, pool, &manifest, live.as_ref().map(|live| &live.metadata)).await?;
+    if brought.applied && rendered.anew {
+        for note in &rendered.notes {
+            let about = pool.object_ref(&());
+            shared.ctx.tell(&about, EventType::Warning, "BackendMayStopEarly", "Render", note.to_string()).await;
+        }
+    }
+    if workload == Workload::Backend && pool.spec.replicas.is_none() {
+        let written = replicas::write(&shared.ctx.client, pool, wanted).await;
+        written.map_err(|source| ReconcileError::Write { what: "spec.replicas", source: Box::new(source) })?;
+    }
+    let object = brought.object.or(live);
+    Ok(object.and_then(|object| serde_json::to_value(object).ok()).unwrap_or_default())
+}
+
+/// Nothing is known of who is idle before a relay has reported; then the cluster decides.
+async fn rank(pool: &WorkerPool, shared: &Shared, fetched: &Fetched) {
+    if let Some(snapshot) = shared.ctx.relays.of(&pool.namespace().unwrap_or_default(), &pool.spec.provider) {
+        pods::rank(&shared.ctx.client, pool, &fetched.pods, &snapshot).await;
+    }
+}
+
+async fn release(pool: &WorkerPool, shared: &Shared, census: &Census) -> Result<(), ReconcileError> {
+    let released = pods::release(&shared.ctx.client, pool, &census.gated)
+        .await
+        .map_err(|source| ReconcileError::Write { what: "a Pod that waits for the pool", source: Box::new(source) })?;
+    if released > 0 {
+        let note = format!("{released} Pods that waited for this pool are created anew, with a worker");
+        shared.ctx.tell(&pool.object_ref(&()), EventType::Normal, "PodsReleased", "Release", note).await;
+    }
+    Ok(())
+}
+
+async fn report(
+    pool: &WorkerPool,
+    shared: &Shared,
+    fetched: &Fetched,
+    outcome: &Outcome,
+) -> Result<Option<Duration>, ReconcileError> {
+    let (namespace, name) = memory::key(pool);
+    let previous = report::previous(shared, pool);
+    let workers = Workers::of(&name, shared.ctx.relays.of(&namespace, &pool.spec.provider).as_deref());
+    let census = &fetched.census;
+    let outdated = match &outcome.rollout {
+        Some(_) if outcome.outdated => census.injected,
+        // Told by the template's revision, because another webhook may have rewritten the image of every Pod.
+        Some(rollout) => rollout.old,
+        None => census.other_image,
+    };
+    let facts = Facts {
+        pool,
+        previous: &previous,
+        stall: outcome.stall.clone(),
+        provider: fetched.provider,
+        census,
+        workers,
+        rollout: outcome.rollout.clone(),
+        wakeable: pool.spec.scaling.is_none() || ticker::is_wakeable(pool),
+        standing: shared.standing(pool, Instant::now()),
+        outdated,
+    };
+    let status = status::status(&facts, &Time(Timestamp::now()));
+    let desired = outcome.rollout.as_ref().map_or(census.pods, |rollout| rollout.desired);
+    for (state, number) in [("desired", desired), ("ready", census.ready), ("connected", status.connected.unwrap_or(0))]
+    {
+        shared.ctx.metrics.pool_replicas.with_label_values(&[&namespace, &name, state]).set(number.into());
+    }
+    report::write(shared, pool, &previous, status)
+        .await
+        .map_err(|source| ReconcileError::Write { what: "status", source: Box::new(source) })
+}
+
+fn next_look(census: &Census, numbers_later: Option<Duration>) -> Duration {
+    // A ready Pod without a connection becomes worth a word when it has settled.
+    let settling = (census.settled < census.ready).then_some(SETTLED);
+    [numbers_later, settling].into_iter().flatten().fold(RESYNC, Duration::min)
+}
+
+fn worker_image(shared: &Shared, pool: &WorkerPool) -> String {
+    let container = sidecar::container(&Inputs { pool, defaults: &shared.ctx.defaults.worker, drain_token: "" }, false);
+    container.get("image").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
+}
+
+impl Shared {
+    /// Who writes the replicas of a pool that scales.
+    fn standing(&self, pool: &WorkerPool, now: Instant) -> Standing {
+        let Some(scaling) = validate::validate(pool).ok().and_then(|validated| validated.scaling) else {
+            return Standing::Alone;
+        };
+        self.memory.with(pool, |entry| entry.writers.standing(now, scaling.delay))
+    }
+}
+
+/// Nobody can guess it, so nobody but the kubelet can drain the pool's workers.
+#[allow(clippy::expect_used, reason = "without random bytes there is no safe way on")]
+fn random_token() -> String {
+    let mut bytes = [0_u8; 16];
+    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests;

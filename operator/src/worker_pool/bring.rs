@@ -1,0 +1,92 @@
+//! Brings a pool's objects about, and leaves alone what is as it should be.
+//!
+//! A pool is looked at whenever one of its Pods changes, and most of these looks change nothing. So what was applied is
+//! remembered with the version that the object had then: while both the wish and the object are the same, nothing is sent.
+//! What the API server refused for its content is not sent again either, until the content changes.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use kube::api::{Api, DynamicObject, ObjectMeta};
+
+use super::Shared;
+use super::memory::{Attempt, AttemptResult};
+use crate::apply::{self, ApplyError, Owner};
+use crate::crd::WorkerPool;
+use crate::manifests::Manifest;
+use crate::names;
+
+/// An object as it is now.
+#[derive(Debug)]
+pub struct Brought {
+    /// The object, unless it was not read because nothing had to change.
+    pub object: Option<DynamicObject>,
+    /// Whether anything was sent.
+    pub applied: bool,
+}
+
+/// Brings an object about that nobody has read yet.
+pub async fn unread(shared: &Shared, pool: &WorkerPool, manifest: &Manifest) -> Result<Brought, ApplyError> {
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(shared.ctx.client.clone(), &manifest.namespace, &manifest.resource);
+    let there =
+        api.get_metadata_opt(&manifest.name).await.map_err(|error| ApplyError::api(manifest.display(), error))?;
+    ensure(shared, pool, manifest, there.map(|there| there.metadata).as_ref()).await
+}
+
+/// Brings an object about of which the metadata is known.
+pub async fn ensure(
+    shared: &Shared,
+    pool: &WorkerPool,
+    manifest: &Manifest,
+    there: Option<&ObjectMeta>,
+) -> Result<Brought, ApplyError> {
+    let (key, desired) = (manifest.display(), hash(&manifest.value.to_string()));
+    let before = shared.memory.with(pool, |entry| entry.applied.get(&key).cloned());
+    match before.filter(|attempt| attempt.desired == desired).map(|attempt| attempt.result) {
+        Some(AttemptResult::Refused { code, message }) => {
+            return Err(ApplyError::Refused { object: key, code, message });
+        }
+        Some(AttemptResult::Done(version)) if there.is_some_and(|there| self::version(there) == version) => {
+            return Ok(Brought { object: None, applied: false });
+        }
+        Some(AttemptResult::Done(_)) | None => {}
+    }
+    let name = pool.metadata.name.as_deref().unwrap_or_default();
+    let owner = Owner { kind: "WorkerPool", label: names::POOL_LABEL, name };
+    let applied = apply::apply(&shared.ctx.client, owner, manifest).await;
+    let result = match &applied {
+        Ok(object) => Some(AttemptResult::Done(version(&object.metadata))),
+        // What a policy forbids today it may allow tomorrow; the rest is about the content.
+        Err(ApplyError::Refused { code, message, .. }) if *code != 403 => {
+            Some(AttemptResult::Refused { code: *code, message: message.clone() })
+        }
+        Err(_) => None,
+    };
+    shared.memory.with(pool, |entry| match result {
+        Some(result) => entry.applied.insert(key, Attempt { desired, result }),
+        None => entry.applied.remove(&key),
+    });
+    applied.map(|object| Brought { object: Some(object), applied: true })
+}
+
+/// Changes with everything that we apply, and not with an object's status. Kinds without a generation have no status.
+fn version(meta: &ObjectMeta) -> String {
+    let owners: Vec<&str> = meta.owner_references.iter().flatten().map(|owner| owner.uid.as_str()).collect();
+    match meta.generation {
+        Some(generation) => {
+            let rest = (generation, &meta.uid, &meta.labels, rendered(meta), owners, meta.deletion_timestamp.is_some());
+            format!("{:x}", hash(&rest))
+        }
+        None => meta.resource_version.clone().unwrap_or_default(),
+    }
+}
+
+fn rendered(meta: &ObjectMeta) -> Option<&String> {
+    meta.annotations.as_ref()?.get(crate::manifests::backend::RENDERED_ANNOTATION)
+}
+
+fn hash(what: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    what.hash(&mut hasher);
+    hasher.finish()
+}

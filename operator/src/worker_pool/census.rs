@@ -1,0 +1,217 @@
+//! A pool's Pods, counted: pure.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use crate::manifests::sidecar;
+use crate::names;
+
+/// What the pool's Pods are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Pods that are neither leaving nor over.
+    pub pods: i32,
+    /// Of these, ready ones.
+    pub ready: i32,
+    /// Of these, those ready for longer than [`SETTLED`].
+    pub settled: i32,
+    /// Of these, those that have the worker.
+    pub injected: i32,
+    /// Of those, the ones whose worker's image is not the one that would be used now.
+    pub other_image: i32,
+    /// Names of Pods that lack the worker and should not, sorted.
+    pub not_injected: Vec<String>,
+    /// Pods that wait because there was no pool.
+    pub gated: Vec<Gated>,
+}
+
+/// A Pod that cannot be scheduled until it is created anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gated {
+    /// Its name.
+    pub name: String,
+    /// Which of that name.
+    pub uid: String,
+}
+
+/// How long a worker of a ready Pod may take to register before that is worth a word.
+pub const SETTLED: Duration = Duration::from_secs(30);
+
+/// A Pod that is created with the gate so long after its pool did not get it from our webhook, and the next one would come
+/// with it again.
+const LATE: Duration = Duration::from_secs(60);
+
+/// What Pods are compared to.
+#[derive(Clone, Copy, Debug)]
+pub struct Measure<'a> {
+    /// The worker's image as it would be rendered now.
+    pub image: &'a str,
+    /// When the pool was created.
+    pub created: Option<Timestamp>,
+    /// The present.
+    pub now: Timestamp,
+}
+
+/// Counts.
+pub fn take<'a>(pods: impl IntoIterator<Item = &'a Pod>, measure: Measure<'_>) -> Census {
+    let mut census = Census::default();
+    for pod in pods {
+        if pod.metadata.deletion_timestamp.is_some() || is_over(pod) {
+            continue;
+        }
+        count(&mut census, pod, measure);
+    }
+    census.not_injected.sort();
+    census
+}
+
+fn count(census: &mut Census, pod: &Pod, measure: Measure<'_>) {
+    let name = pod.metadata.name.clone().unwrap_or_default();
+    if is_gated(pod) && has_controller(pod) && !is_late(pod, measure.created) {
+        census.gated.push(Gated { name, uid: pod.metadata.uid.clone().unwrap_or_default() });
+        return;
+    }
+    census.pods += 1;
+    if let Some(ready) = ready(pod) {
+        census.ready += 1;
+        let since = ready.last_transition_time.as_ref().map(|time| measure.now.duration_since(time.0));
+        census.settled += i32::from(since.is_none_or(|since| since >= signed(SETTLED)));
+    }
+    match worker_image(pod) {
+        Some(used) => {
+            census.injected += 1;
+            census.other_image += i32::from(used != measure.image);
+        }
+        None if is_exempt(pod) => {}
+        None => census.not_injected.push(name),
+    }
+}
+
+/// The image of the Pod's worker, told by the container: an annotation could say anything.
+fn worker_image(pod: &Pod) -> Option<&str> {
+    let spec = pod.spec.as_ref()?;
+    let worker = spec
+        .containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten())
+        .find(|container| container.name == names::WORKER_CONTAINER)?;
+    Some(worker.image.as_deref().unwrap_or_default())
+}
+
+fn is_exempt(pod: &Pod) -> bool {
+    let labels = serde_json::to_value(&pod.metadata.labels).ok();
+    sidecar::exemption(labels.as_ref()).is_some()
+}
+
+fn is_gated(pod: &Pod) -> bool {
+    let gates = pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref());
+    gates.into_iter().flatten().any(|gate| gate.name == names::NO_SUCH_POOL_GATE)
+}
+
+fn is_late(pod: &Pod, pool: Option<Timestamp>) -> bool {
+    let (Some(pod), Some(pool)) = (&pod.metadata.creation_timestamp, pool) else { return false };
+    pod.0.duration_since(pool) > signed(LATE)
+}
+
+fn signed(duration: Duration) -> SignedDuration {
+    SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
+}
+
+/// Whether somebody creates it anew once it is deleted.
+fn has_controller(pod: &Pod) -> bool {
+    pod.metadata.owner_references.iter().flatten().any(|owner| owner.controller == Some(true))
+}
+
+fn is_over(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+fn ready(pod: &Pod) -> Option<&PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(name: &str, change: &Value) -> Pod {
+        let mut pod = json!({
+            "metadata": {
+                "name": name, "uid": format!("uid-{name}"), "labels": {"modelrelay.io/pool": "llama"},
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u", "controller": true}],
+            },
+            "spec": {
+                "containers": [{"name": "vllm"}],
+                "initContainers": [{"name": "modelrelay-worker", "image": "worker:1", "restartPolicy": "Always"}],
+            },
+        });
+        json_patch::merge(&mut pod, change);
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn counted(pods: &[Pod]) -> Census {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        take(pods, Measure { image: "worker:1", created: Some(at(100)), now: at(1000) })
+    }
+
+    fn ready_since(second: i64) -> Value {
+        let time = Timestamp::from_second(second).unwrap().to_string();
+        json!({"status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": time}]}})
+    }
+
+    #[test]
+    fn a_worker_is_told_by_its_container() {
+        let lacking = json!({"spec": {"initContainers": null}, "metadata": {"annotations": {"injected": "true"}}});
+        let plain = json!({"spec": {"initContainers": null, "containers": [{"name": "modelrelay-worker", "image": "worker:1"}]}});
+        let census = counted(&[pod("z", &lacking), pod("b", &lacking), pod("c", &plain), pod("d", &json!({}))]);
+        assert_eq!((census.pods, census.injected, census.not_injected), (4, 2, vec!["b".to_owned(), "z".to_owned()]));
+    }
+
+    #[test]
+    fn pods_that_leave_or_are_over_do_not_count() {
+        let leaving = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+        let census = counted(&[pod("a", &leaving), pod("b", &json!({"status": {"phase": "Failed"}}))]);
+        assert_eq!(census, Census::default());
+    }
+
+    #[test]
+    fn another_image_is_outdated() {
+        let old = json!({"spec": {"initContainers": [{"name": "modelrelay-worker", "image": "worker:0"}]}});
+        assert_eq!(counted(&[pod("a", &old), pod("b", &json!({}))]).other_image, 1);
+    }
+
+    #[test]
+    fn gated_pods_that_somebody_creates_anew_are_to_be_deleted() {
+        let gated =
+            json!({"spec": {"schedulingGates": [{"name": "modelrelay.io/no-such-pool"}], "initContainers": null}});
+        let mut alone = pod("b", &gated);
+        alone.metadata.owner_references = None;
+        let mut late = pod("d", &gated);
+        late.metadata.creation_timestamp = Some(Time(Timestamp::from_second(161).unwrap()));
+        let foreign = json!({"spec": {"schedulingGates": [{"name": "example.com/quota"}]}});
+        let census = counted(&[pod("a", &gated), alone, pod("c", &foreign), late]);
+        assert_eq!(census.gated, [Gated { name: "a".into(), uid: "uid-a".into() }]);
+        assert_eq!((census.pods, census.not_injected), (3, vec!["b".to_owned(), "d".to_owned()]));
+    }
+
+    #[test]
+    fn members_that_answer_no_requests_lack_nothing() {
+        let member = json!({
+            "metadata": {"labels": {"leaderworkerset.sigs.k8s.io/worker-index": "1"}}, "spec": {"initContainers": null},
+        });
+        assert_eq!(counted(&[pod("a", &member)]).not_injected, Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_pod_settles_half_a_minute_after_it_was_ready() {
+        let census = counted(&[pod("a", &ready_since(999)), pod("b", &ready_since(970)), pod("c", &json!({}))]);
+        assert_eq!((census.ready, census.settled), (2, 1));
+    }
+}

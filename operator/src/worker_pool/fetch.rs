@@ -1,0 +1,87 @@
+//! Everything that a look at a pool depends on, read once.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DynamicObject};
+use kube::runtime::reflector::ObjectRef;
+use kube::{Client, ResourceExt};
+use serde_json::Value;
+
+use super::render::Live;
+use super::status::ProviderState;
+use crate::cache::Caches;
+use crate::crd::WorkerPool;
+use crate::manifests::backend::{RENDERED_ANNOTATION, Workload};
+use crate::names;
+
+/// Why it cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// The Deployment or DaemonSet.
+    #[error("{object}: {source}")]
+    Workload {
+        /// Kind and name.
+        object: String,
+        /// What went wrong.
+        source: Box<kube::Error>,
+    },
+}
+
+impl FetchError {
+    /// Whether the API server does not let us.
+    pub fn is_forbidden(&self) -> bool {
+        let Self::Workload { source, .. } = self;
+        matches!(&**source, kube::Error::Api(status) if status.code == 403)
+    }
+}
+
+/// The Deployment or DaemonSet as the API server has it, not as a cache had it: a drain token or a number of replicas that
+/// a cache does not show yet would be made up anew.
+pub async fn workload(
+    client: &Client,
+    pool: &WorkerPool,
+    workload: Workload,
+) -> Result<Option<DynamicObject>, FetchError> {
+    let name = workload.name(&pool.name_any());
+    let resource = workload.resource();
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(client.clone(), &pool.namespace().unwrap_or_default(), &resource);
+    api.get_opt(&name).await.map_err(|source| FetchError::Workload {
+        object: format!("{} {name}", resource.kind),
+        source: Box::new(source),
+    })
+}
+
+/// The Provider.
+pub fn provider(caches: &Caches, pool: &WorkerPool) -> ProviderState {
+    let name = ObjectRef::new(&pool.spec.provider).within(&pool.namespace().unwrap_or_default());
+    match caches.providers.get(&name) {
+        Some(provider) if provider.spec.enabled => ProviderState::Present,
+        Some(_) => ProviderState::Disabled,
+        None => ProviderState::Missing,
+    }
+}
+
+/// The Pods that carry the pool's label.
+pub fn pods(caches: &Caches, pool: &WorkerPool) -> Vec<Arc<Pod>> {
+    let (namespace, name) = (pool.namespace(), pool.name_any());
+    let of = |pod: &Arc<Pod>| {
+        pod.metadata.namespace == namespace && pod.labels().get(names::POOL_LABEL).is_some_and(|label| *label == name)
+    };
+    caches.pool_pods.state().into_iter().filter(of).collect()
+}
+
+/// What the renderer needs of the workload.
+pub fn live(workload: Option<&DynamicObject>) -> Live {
+    let Some(object) = workload else { return Live::default() };
+    Live {
+        rendered: object.annotations().get(RENDERED_ANNOTATION).cloned(),
+        template: object.data.pointer("/spec/template").cloned().unwrap_or_default(),
+    }
+}
+
+/// The workload's replicas.
+pub fn replicas(workload: &DynamicObject) -> Option<i32> {
+    workload.data.pointer("/spec/replicas").and_then(Value::as_i64).and_then(|number| i32::try_from(number).ok())
+}

@@ -1,0 +1,109 @@
+//! What the operator does to a pool's Pods: it lets go of those that waited for the pool, and says which are to go first.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use kube::{Client, ResourceExt};
+use serde_json::json;
+
+use super::census::Gated;
+use crate::crd::WorkerPool;
+use crate::names;
+use crate::relay_state::RelaySnapshot;
+
+/// ReplicaSets delete Pods with a lower cost first, among those that are ready alike.
+const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// Of a Pod whose worker no relay knows: it serves nobody.
+const UNCONNECTED: i64 = -1;
+/// Pods that are written at once.
+const CONCURRENCY: usize = 8;
+
+/// Deletes Pods that were created before their pool was, so that their controllers create others, which get a worker.
+/// How many went.
+pub async fn release(client: &Client, pool: &WorkerPool, gated: &[Gated]) -> Result<usize, kube::Error> {
+    let api: Api<Pod> = Api::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
+    let mut released = 0;
+    for pod in gated {
+        let params = DeleteParams {
+            // Its successor may have the name.
+            preconditions: Some(Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
+            ..DeleteParams::default()
+        };
+        match api.delete(&pod.name, &params).await {
+            Ok(_) => released += 1,
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(released)
+}
+
+/// Makes the idlest Pods the first to go. A Pod that cannot be written is a lost hint, not an error.
+pub async fn rank(client: &Client, pool: &WorkerPool, pods: &[Arc<Pod>], snapshot: &RelaySnapshot) {
+    let api: Api<Pod> = Api::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
+    let costs = costs(&pool.name_any(), pods, snapshot);
+    stream::iter(costs)
+        .for_each_concurrent(CONCURRENCY, |(name, cost)| {
+            let api = &api;
+            async move {
+                let patch = json!({"metadata": {"annotations": {DELETION_COST: cost}}});
+                let params = PatchParams { field_manager: Some(names::FIELD_MANAGER.into()), ..PatchParams::default() };
+                if let Err(error) = api.patch_metadata(&name, &params, &Patch::Merge(&patch)).await {
+                    tracing::debug!(pod = name, %error, "the deletion cost could not be set");
+                }
+            }
+        })
+        .await;
+}
+
+/// The costs that have to be written, by Pod.
+fn costs(pool: &str, pods: &[Arc<Pod>], snapshot: &RelaySnapshot) -> Vec<(String, String)> {
+    let in_flight: HashMap<&str, u64> =
+        snapshot.workers_of(pool).map(|worker| (worker.name.as_str(), worker.in_flight)).collect();
+    let mut costs = Vec::new();
+    for pod in pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+        let name = pod.name_any();
+        let cost = in_flight.get(name.as_str()).map_or(UNCONNECTED, |running| {
+            // The annotation is a 32-bit number.
+            i64::from(i32::try_from(*running).unwrap_or(i32::MAX))
+        });
+        let cost = cost.to_string();
+        if pod.annotations().get(DELETION_COST) != Some(&cost) {
+            costs.push((name, cost));
+        }
+    }
+    costs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay_state::WorkerReport;
+
+    #[test]
+    fn the_idlest_go_first_and_only_changes_are_written() {
+        let pod = |name: &str, annotations: &serde_json::Value| -> Arc<Pod> {
+            Arc::new(serde_json::from_value(json!({"metadata": {"name": name, "annotations": annotations}})).unwrap())
+        };
+        let worker = |name: &str, pool: &str, in_flight| WorkerReport {
+            name: name.into(),
+            pool: Some(pool.into()),
+            in_flight,
+            ..WorkerReport::default()
+        };
+        let mut snapshot = RelaySnapshot::default();
+        snapshot.workers.insert("1".into(), worker("busy", "llama", 7));
+        snapshot.workers.insert("2".into(), worker("idle", "llama", 0));
+        snapshot.workers.insert("3".into(), worker("lost", "another", 9));
+        let pods = [
+            pod("busy", &json!({})),
+            pod("idle", &json!({DELETION_COST: "0"})),
+            pod("lost", &json!({DELETION_COST: "5"})),
+        ];
+        let expected = [("busy", "7"), ("lost", "-1")].map(|(name, cost)| (name.to_owned(), cost.to_owned()));
+        assert_eq!(costs("llama", &pods, &snapshot), expected);
+    }
+}

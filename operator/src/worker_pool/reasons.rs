@@ -1,0 +1,61 @@
+//! Every reason in a pool's conditions, with what it means and what to do: the one table that the code and the manual share.
+
+macro_rules! reasons {
+    ($($name:ident: $help:literal,)*) => {
+        /// Why a condition of a WorkerPool is as it is.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Reason {
+            $(#[doc = $help] $name,)*
+        }
+
+        impl Reason {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// As conditions and Events say it.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$name => stringify!($name),)* }
+            }
+
+            /// What it means, and what to do.
+            pub fn help(self) -> &'static str {
+                match self { $(Self::$name => $help,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    Serving: "Workers of the pool are connected to the Provider's relays.",
+    ScaledToZero: "The pool is at zero, as it was asked to be; with `scaling`, a request for one of its models wakes it.",
+    WaitingForWorkers: "Pods are being created or are loading, or their workers have not registered yet. If it stays so: `kubectl describe` the Pods, and the log of their container modelrelay-worker.",
+    NotConnected: "Pods have been ready for half a minute and none of their workers is known to a relay. The log of the container modelrelay-worker says why: the backend does not answer on its port, or the relay cannot be reached.",
+    NoPods: "No Pod in the namespace carries the label modelrelay.io/pool with the pool's name. Set it on the Pod template of the backends.",
+    PodsNotCreated: "The Deployment cannot create its Pods; the message says why, for example a quota or a policy.",
+    PodsNotInjected: "Some labelled Pods have no worker: they were created while the webhook was away or before it was installed. Delete them, so that their controller creates new ones.",
+    ProviderNotFound: "There is no Provider of that name in the namespace. The pool waits and comes alive when it appears.",
+    ProviderDisabled: "The Provider has `enabled: false`, so its relays turn workers away.",
+    RelaysUnknown: "The operator has not heard from the Provider's relays yet. Look at the Provider's own conditions if it stays so.",
+    RelaysUnreachable: "None of the Provider's relays answers the operator. Look at the Provider's own conditions.",
+    RollingOut: "The Deployment or DaemonSet is replacing or adding Pods.",
+    NameTaken: "An object of a name that the pool needs exists and is not the pool's. Rename or delete it, or make a pool of another name.",
+    TemplateInvalid: "The API server, or the operator, cannot use the template; the message says where. It is tried again when the pool changes.",
+    InvalidSpec: "The spec says something that cannot be done; the message names the field.",
+    MultiplexerUnsupported: "This version has no multiplexer. Remove `spec.multiplexer`; the pool's objects stay as they were meanwhile.",
+    ModelsUnknown: "The pool is at zero and it is not known which models would wake it. List them in `spec.models`, or set `spec.replicas` to 1 once: what its workers advertise is remembered.",
+    ScalingConflict: "Somebody else writes `spec.replicas` while `spec.scaling` is set: an HPA, KEDA, a person, or a manifest that is applied again and again. Use one of the two. A number by somebody else is not lowered for one scaleDownDelay; after two within that time the operator writes none itself until one scaleDownDelay without another has gone by.",
+    Forbidden: "The API server does not let the operator write an object; the message says which. The chart's RBAC was changed, or a policy or quota refuses it. It is tried again.",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_words_that_the_api_accepts() {
+        for reason in Reason::ALL {
+            assert!(reason.as_str().chars().all(|c| c.is_ascii_alphanumeric()), "{reason:?}");
+            assert!(!reason.help().is_empty());
+        }
+    }
+}

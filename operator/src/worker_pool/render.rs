@@ -1,0 +1,271 @@
+//! Which Pod template a pool's workload gets: one rendered now, or the one that it has.
+//!
+//! A new operator renders the worker differently, with its own release's image at least, and a changed Pod template restarts
+//! every backend, each of which may take minutes to load its model. So a template is rendered anew only when the pool asks
+//! for it: by its spec, or by another value of the annotation `modelrelay.io/upgrade`.
+//!
+//! The workload therefore carries, in [`RENDERED_ANNOTATION`], from what its template was rendered and what was added to the
+//! user's part, as a JSON patch. While neither spec nor annotation change, the user's part is what it was, and the patch on
+//! it gives the same template, byte for byte, whatever operator applies it. Somebody else's change to the template is still
+//! put right.
+//!
+//! "The same spec" is told in two ways, because either alone would restart backends for nothing. The generation does not
+//! change when a newer schema adds a field with a default, but does with every change of `replicas`. A hash of what the
+//! template depends on is the other way around. Each reconciliation writes both as this operator sees them.
+
+use kube::ResourceExt;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::crd::WorkerPool;
+use crate::defaults::WorkerDefaults;
+use crate::manifests::backend::{self, Workload};
+use crate::manifests::sidecar::{self, Inputs, Note, Refusal};
+use crate::names;
+
+/// Fields that the template does not depend on: they are in worker.yaml, which workers read again, or say how many Pods.
+const ELSEWHERE: [&str; 5] = ["maxConcurrency", "models", "replicas", "scaling", "standalone"];
+
+/// The workload as it is.
+#[derive(Clone, Debug, Default)]
+pub struct Live {
+    /// [`backend::RENDERED_ANNOTATION`].
+    pub rendered: Option<String>,
+    /// Its Pod template.
+    pub template: Value,
+}
+
+/// The template to apply.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rendered {
+    /// `{metadata, spec}`.
+    pub template: Value,
+    /// The annotation to write with it.
+    pub annotation: String,
+    /// Whether it was rendered now; otherwise it is what it was.
+    pub anew: bool,
+    /// Whether it is not what would be rendered now.
+    pub outdated: bool,
+    /// What a person should know of a template that was rendered now.
+    pub notes: Vec<Note>,
+}
+
+/// What the annotation holds.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Record {
+    uid: String,
+    generation: i64,
+    spec: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    upgrade: Option<String>,
+    added: json_patch::Patch,
+}
+
+/// Decides. `spare_token` becomes the drain token where there is none yet.
+pub fn render(
+    workload: Workload,
+    pool: &WorkerPool,
+    defaults: &WorkerDefaults,
+    live: &Live,
+    spare_token: &str,
+) -> Result<Rendered, Refusal> {
+    let drain_token = sidecar::drain_token_of(&live.template).unwrap_or(spare_token);
+    let fresh = backend::template(workload, &Inputs { pool, defaults, drain_token });
+    let given = backend::given(pool);
+    if let Some((template, added)) = kept(pool, &given, live) {
+        // A template that this version would refuse still runs.
+        let outdated = fresh.map_or(true, |(fresh, _)| fresh != template);
+        return Ok(Rendered {
+            template,
+            annotation: annotation(pool, added),
+            anew: false,
+            outdated,
+            notes: Vec::new(),
+        });
+    }
+    let (template, notes) = fresh?;
+    let added = json_patch::diff(&given, &template);
+    Ok(Rendered { template, annotation: annotation(pool, added), anew: true, outdated: false, notes })
+}
+
+/// The template that is there, if it still is what the pool asks for.
+fn kept(pool: &WorkerPool, given: &Value, live: &Live) -> Option<(Value, json_patch::Patch)> {
+    let record: Record = serde_json::from_str(live.rendered.as_deref()?).ok()?;
+    let same_generation =
+        pool.metadata.generation == Some(record.generation) && pool.metadata.uid.as_deref() == Some(&record.uid);
+    if record.upgrade.as_deref() != upgrade(pool) || !(same_generation || record.spec == fingerprint(pool)) {
+        return None;
+    }
+    let mut template = given.clone();
+    json_patch::patch(&mut template, &record.added).ok()?;
+    Some((template, record.added))
+}
+
+fn annotation(pool: &WorkerPool, added: json_patch::Patch) -> String {
+    let record = Record {
+        uid: pool.uid().unwrap_or_default(),
+        generation: pool.metadata.generation.unwrap_or_default(),
+        spec: fingerprint(pool),
+        upgrade: upgrade(pool).map(str::to_owned),
+        added,
+    };
+    serde_json::to_string(&record).unwrap_or_default()
+}
+
+fn upgrade(pool: &WorkerPool) -> Option<&str> {
+    pool.annotations().get(names::UPGRADE_ANNOTATION).map(String::as_str)
+}
+
+/// Of what the template depends on.
+fn fingerprint(pool: &WorkerPool) -> String {
+    let mut spec = serde_json::to_value(&pool.spec).unwrap_or_default();
+    if let Some(spec) = spec.as_object_mut() {
+        spec.retain(|field, _| !ELSEWHERE.contains(&field.as_str()));
+    }
+    let digest = Sha256::digest(spec.to_string());
+    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::manifests::testing;
+
+    fn spec() -> Value {
+        json!({
+            "provider": "local", "backend": {"engine": "vllm"}, "replicas": 2,
+            "template": {"spec": {"containers": [{"name": "vllm", "ports": [{"containerPort": 8000}]}]}},
+        })
+    }
+
+    fn pool(generation: i64, change: &Value) -> WorkerPool {
+        let mut spec = spec();
+        json_patch::merge(&mut spec, change);
+        let mut pool = testing::pool(&spec);
+        pool.metadata.generation = Some(generation);
+        pool
+    }
+
+    fn release(version: &str) -> WorkerDefaults {
+        WorkerDefaults { image: format!("worker:{version}"), ..WorkerDefaults::default() }
+    }
+
+    fn rendered(pool: &WorkerPool, version: &str, live: &Live) -> Rendered {
+        render(Workload::Backend, pool, &release(version), live, "spare").unwrap()
+    }
+
+    /// As the workload is after the template was applied.
+    fn applied(rendered: &Rendered) -> Live {
+        Live { rendered: Some(rendered.annotation.clone()), template: rendered.template.clone() }
+    }
+
+    fn image(rendered: &Rendered) -> &str {
+        sidecar::worker(&rendered.template).unwrap()["image"].as_str().unwrap()
+    }
+
+    #[test]
+    fn another_operator_with_the_same_spec_applies_the_same_bytes() {
+        let pool = pool(1, &json!({}));
+        let first = rendered(&pool, "1", &Live::default());
+        assert!(first.anew && !first.outdated);
+        let second = rendered(&pool, "2", &applied(&first));
+        assert_eq!(
+            (second.template.to_string(), second.anew, second.outdated),
+            (first.template.to_string(), false, true)
+        );
+        assert_eq!(second.annotation, first.annotation);
+        assert!(!rendered(&pool, "1", &applied(&second)).outdated);
+    }
+
+    #[test]
+    fn scaling_after_an_upgrade_of_the_operator_restarts_nothing() {
+        let first = rendered(&pool(1, &json!({})), "1", &Live::default());
+        let scaled = pool(2, &json!({"replicas": 7, "models": ["a"], "maxConcurrency": 3}));
+        let second = rendered(&scaled, "2", &applied(&first));
+        assert_eq!((&second.template, second.anew), (&first.template, false));
+        // Nor does the next change of that kind.
+        let third = rendered(&pool(3, &json!({"replicas": 8})), "2", &applied(&second));
+        assert_eq!(third.template, first.template);
+    }
+
+    #[test]
+    fn a_schema_with_a_new_default_restarts_nothing() {
+        let pool = pool(1, &json!({}));
+        let first = rendered(&pool, "1", &Live::default());
+        let by_other_types = first.annotation.replace(&fingerprint(&pool), "0123456789abcdef");
+        assert_ne!(by_other_types, first.annotation);
+        let live = Live { rendered: Some(by_other_types), template: first.template.clone() };
+        let second = rendered(&pool, "2", &live);
+        assert_eq!((&second.template, &second.annotation), (&first.template, &first.annotation));
+    }
+
+    #[test]
+    fn a_changed_spec_is_rendered_anew_and_keeps_the_drain_token() {
+        let first = rendered(&pool(1, &json!({})), "1", &Live::default());
+        let changed = pool(2, &json!({"shutdownTimeout": "5m"}));
+        let second = render(Workload::Backend, &changed, &release("2"), &applied(&first), "other").unwrap();
+        assert!(second.anew);
+        assert_eq!(image(&second), "worker:2");
+        assert_eq!(sidecar::drain_token_of(&second.template), Some("spare"));
+    }
+
+    #[test]
+    fn the_upgrade_annotation_renders_anew_once() {
+        let mut pool = pool(1, &json!({}));
+        let first = rendered(&pool, "1", &Live::default());
+        pool.annotations_mut().insert(names::UPGRADE_ANNOTATION.to_owned(), "now".to_owned());
+        let second = rendered(&pool, "2", &applied(&first));
+        assert_eq!((image(&second), second.anew), ("worker:2", true));
+        let third = rendered(&pool, "3", &applied(&second));
+        assert_eq!((image(&third), third.anew, third.outdated), ("worker:2", false, true));
+    }
+
+    #[test]
+    fn a_template_that_somebody_changed_is_put_right_without_an_upgrade() {
+        let pool = pool(1, &json!({}));
+        let first = rendered(&pool, "1", &Live::default());
+        let mut live = applied(&first);
+        live.template["spec"]["containers"][0]["image"] = json!("theirs");
+        assert_eq!(rendered(&pool, "2", &live).template, first.template);
+    }
+
+    #[test]
+    fn a_spoilt_record_is_made_anew() {
+        let pool = pool(1, &json!({}));
+        let first = rendered(&pool, "1", &Live::default());
+        for spoilt in ["", "{}", "[1]", &first.annotation.replace("/spec/volumes", "/no/such/place")] {
+            let live = Live { rendered: Some(spoilt.to_owned()), template: first.template.clone() };
+            let second = rendered(&pool, "1", &live);
+            assert_eq!((second.template, second.anew), (first.template.clone(), true), "{spoilt}");
+        }
+    }
+
+    #[test]
+    fn another_pool_of_the_same_name_does_not_inherit_by_generation() {
+        let first = rendered(&pool(1, &json!({})), "1", &Live::default());
+        let mut successor = pool(1, &json!({"sidecar": {"port": 18000}}));
+        successor.metadata.uid = Some("another".to_owned());
+        assert!(rendered(&successor, "1", &applied(&first)).anew);
+    }
+
+    #[test]
+    fn what_an_older_operator_accepted_still_runs() {
+        let pool = pool(1, &json!({"sidecar": {"port": 8000}}));
+        assert!(render(Workload::Backend, &pool, &release("1"), &Live::default(), "t").is_err());
+        let added = json_patch::diff(&backend::given(&pool), &json!({"metadata": {}, "spec": {"old": true}}));
+        let live = Live { rendered: Some(annotation(&pool, added)), template: json!({}) };
+        let kept = render(Workload::Backend, &pool, &release("1"), &live, "t").unwrap();
+        assert_eq!((kept.template["spec"].clone(), kept.outdated), (json!({"old": true}), true));
+    }
+
+    /// Where this changes with a release, a pool that is scaled while the operator is being upgraded restarts its backends:
+    /// give new fields no default that is written out.
+    #[test]
+    fn the_fingerprint_of_a_spec_is_the_same_in_every_release() {
+        assert_eq!(fingerprint(&pool(1, &json!({}))), "bb5fff7542bd2702");
+    }
+}

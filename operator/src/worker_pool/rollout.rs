@@ -1,0 +1,111 @@
+//! How far a Deployment or DaemonSet is, from its own status: pure, on raw JSON.
+
+use serde_json::Value;
+
+use crate::manifests::backend::Workload;
+
+/// How far it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rollout {
+    /// Whether it has a number of replicas that somebody chose.
+    pub scaled: bool,
+    /// Pods that should be.
+    pub desired: i32,
+    /// Pods of an older template.
+    pub old: i32,
+    /// Whether every Pod is of the newest template and available, and none is left over.
+    pub done: bool,
+    /// For people.
+    pub message: String,
+    /// Why Pods cannot be created.
+    pub failure: Option<String>,
+}
+
+impl Rollout {
+    /// Of the object as the API server shows it.
+    pub fn of(workload: Workload, object: &Value) -> Self {
+        let number = |pointer: &str| object.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
+        let (desired, total, updated, available) = match workload {
+            Workload::Backend | Workload::Workers => (
+                number("/spec/replicas"),
+                number("/status/replicas"),
+                number("/status/updatedReplicas"),
+                number("/status/availableReplicas"),
+            ),
+            Workload::BackendOnNodes => (
+                number("/status/desiredNumberScheduled"),
+                number("/status/currentNumberScheduled") + number("/status/numberMisscheduled"),
+                number("/status/updatedNumberScheduled"),
+                number("/status/numberAvailable"),
+            ),
+        };
+        let seen = number("/status/observedGeneration") >= number("/metadata/generation");
+        let count = |number: i64| i32::try_from(number).unwrap_or(i32::MAX);
+        Self {
+            scaled: workload.is_scaled(),
+            desired: count(desired),
+            old: count((total - updated).max(0)),
+            done: seen && updated >= desired && total <= updated && available >= desired,
+            message: format!("{updated} of {desired} Pods are of the newest template, {available} are available"),
+            failure: failure(object),
+        }
+    }
+}
+
+fn failure(object: &Value) -> Option<String> {
+    let conditions = object.pointer("/status/conditions")?.as_array()?;
+    let failed = conditions.iter().find(|one| one["type"] == "ReplicaFailure" && one["status"] == "True")?;
+    failed["message"].as_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn deployment(replicas: i64, status: &Value) -> Rollout {
+        let object = json!({"metadata": {"generation": 3}, "spec": {"replicas": replicas}, "status": status});
+        Rollout::of(Workload::Backend, &object)
+    }
+
+    #[test]
+    fn a_rollout_is_done_when_all_are_new_and_available_and_none_is_left() {
+        let done = json!({"observedGeneration": 3, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2});
+        assert!(deployment(2, &done).done);
+        for (field, value) in
+            [("observedGeneration", 2), ("replicas", 3), ("updatedReplicas", 1), ("availableReplicas", 1)]
+        {
+            let mut status = done.clone();
+            status[field] = json!(value);
+            assert!(!deployment(2, &status).done, "{field}");
+        }
+        assert!(deployment(0, &json!({"observedGeneration": 3})).done);
+        assert!(!deployment(1, &json!({})).done);
+    }
+
+    #[test]
+    fn old_pods_are_those_of_an_older_template() {
+        let status = json!({"observedGeneration": 3, "replicas": 5, "updatedReplicas": 2});
+        assert_eq!(deployment(5, &status).old, 3);
+    }
+
+    #[test]
+    fn a_daemon_set_wants_a_pod_on_each_matching_node() {
+        let object = json!({"metadata": {"generation": 1}, "status": {
+            "observedGeneration": 1, "desiredNumberScheduled": 4, "currentNumberScheduled": 4,
+            "updatedNumberScheduled": 4, "numberAvailable": 3,
+        }});
+        let rollout = Rollout::of(Workload::BackendOnNodes, &object);
+        assert_eq!((rollout.desired, rollout.scaled, rollout.done), (4, false, false));
+    }
+
+    #[test]
+    fn why_pods_cannot_be_created_is_passed_on() {
+        let status = json!({"conditions": [
+            {"type": "Available", "status": "False", "message": "no"},
+            {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"},
+        ]});
+        assert_eq!(deployment(1, &status).failure.as_deref(), Some("exceeded quota"));
+    }
+}

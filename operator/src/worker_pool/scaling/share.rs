@@ -1,0 +1,90 @@
+//! Which pool a waiting request counts for, where several serve its model.
+//!
+//! A request counts once. Pools that run come before pools at zero, and otherwise the order is that of their names; each
+//! takes as many waiting requests as it has room for at its greatest size, and the rest goes on to the next. So one request
+//! wakes one pool, and none while a pool that runs can still grow. A pool that cannot grow, because it does not scale, has
+//! only the room that its workers have now. The price: a pool that has room on paper, but whose new Pods find no node,
+//! keeps the next one asleep until its maxReplicas are asked for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::relay_state::ModelReport;
+
+/// A pool that may serve waiting requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sharer {
+    /// Its name.
+    pub name: String,
+    /// Models that it serves, lists, or last advertised.
+    pub models: BTreeSet<String>,
+    /// Whether it is at zero.
+    pub asleep: bool,
+    /// Requests that it could take on at its greatest size.
+    pub room: u64,
+}
+
+/// Waiting requests by pool.
+pub fn share(models: &BTreeMap<String, ModelReport>, mut pools: Vec<Sharer>) -> BTreeMap<String, u64> {
+    pools.sort_by(|a, b| (a.asleep, &a.name).cmp(&(b.asleep, &b.name)));
+    let mut shares = BTreeMap::new();
+    for (model, report) in models {
+        let mut waiting = report.waiting;
+        for pool in pools.iter_mut().filter(|pool| pool.models.contains(model)) {
+            let taken = waiting.min(pool.room);
+            pool.room -= taken;
+            waiting -= taken;
+            *shares.entry(pool.name.clone()).or_insert(0) += taken;
+        }
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(name: &str, models: &[&str], asleep: bool, room: u64) -> Sharer {
+        Sharer { name: name.into(), models: models.iter().map(|&model| model.to_owned()).collect(), asleep, room }
+    }
+
+    fn shares(waiting: &[(&str, u64)], pools: &[Sharer]) -> Vec<(String, u64)> {
+        let report = |waiting| ModelReport { waiting, ..ModelReport::default() };
+        let models = waiting.iter().map(|(model, waiting)| ((*model).to_owned(), report(*waiting))).collect();
+        share(&models, pools.to_vec()).into_iter().filter(|(_, share)| *share > 0).collect()
+    }
+
+    fn are(expected: &[(&str, u64)]) -> Vec<(String, u64)> {
+        expected.iter().map(|(name, share)| ((*name).to_owned(), *share)).collect()
+    }
+
+    #[test]
+    fn one_request_wakes_one_pool() {
+        let pools = [pool("b", &["m"], true, 128), pool("a", &["m"], true, 128)];
+        assert_eq!(shares(&[("m", 1)], &pools), are(&[("a", 1)]));
+    }
+
+    #[test]
+    fn what_runs_comes_before_what_sleeps() {
+        let pools = [pool("a", &["m"], true, 128), pool("b", &["m"], false, 128)];
+        assert_eq!(shares(&[("m", 5)], &pools), are(&[("b", 5)]));
+    }
+
+    #[test]
+    fn what_one_pool_has_no_room_for_goes_to_the_next() {
+        let pools = [pool("a", &["m"], false, 10), pool("b", &["m"], true, 10), pool("c", &["m"], true, 10)];
+        assert_eq!(shares(&[("m", 15)], &pools), are(&[("a", 10), ("b", 5)]));
+        assert_eq!(shares(&[("m", 99)], &pools), are(&[("a", 10), ("b", 10), ("c", 10)]));
+    }
+
+    #[test]
+    fn only_pools_of_the_model_count() {
+        let pools = [pool("a", &["m"], false, 10), pool("b", &["n"], true, 10)];
+        assert_eq!(shares(&[("n", 1), ("other", 7)], &pools), are(&[("b", 1)]));
+    }
+
+    #[test]
+    fn room_is_shared_between_models() {
+        let pools = [pool("a", &["m", "n"], false, 10), pool("b", &["n"], true, 10)];
+        assert_eq!(shares(&[("m", 8), ("n", 5)], &pools), are(&[("a", 10), ("b", 3)]));
+    }
+}

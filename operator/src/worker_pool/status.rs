@@ -1,0 +1,303 @@
+//! The status of a pool, from everything that is known about it: pure, with the time handed in.
+//!
+//! Conditions as kstatus reads them: Ready says whether the pool serves, or is at zero on purpose; Reconciling that it is on
+//! its way; Stalled that somebody has to change something. What is not known changes nothing: a new operator has heard from
+//! no relay yet, and a pool that serves is not unready for that.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use super::census::Census;
+use super::reasons::Reason;
+use super::rollout::Rollout;
+use super::writers::Standing;
+use crate::conditions::{self, READY, RECONCILING, STALLED, Status, Wanted};
+use crate::crd::WorkerPool;
+use crate::crd::worker_pool::{Mode, WorkerPoolStatus};
+use crate::names;
+use crate::relay_state::RelaySnapshot;
+
+/// Names that the status lists: models, and Pods without a worker.
+const LISTED: usize = 32;
+/// Names that a message lists.
+const NAMED: usize = 3;
+
+/// Everything that the status depends on.
+#[derive(Clone, Debug)]
+pub struct Facts<'a> {
+    /// The pool.
+    pub pool: &'a WorkerPool,
+    /// Its status so far.
+    pub previous: &'a WorkerPoolStatus,
+    /// Why it cannot be brought about, if it cannot.
+    pub stall: Option<(Reason, String)>,
+    /// Its Provider.
+    pub provider: ProviderState,
+    /// Its Pods.
+    pub census: &'a Census,
+    /// Its workers.
+    pub workers: Workers,
+    /// Its Deployment or DaemonSet.
+    pub rollout: Option<Rollout>,
+    /// Whether a request could wake it from zero.
+    pub wakeable: bool,
+    /// Who writes the number of replicas.
+    pub standing: Standing,
+    /// Pods whose worker is not the one that would be rendered now.
+    pub outdated: i32,
+}
+
+/// The Provider of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProviderState {
+    /// There is none.
+    Missing,
+    /// It takes no workers.
+    Disabled,
+    /// It is there.
+    Present,
+}
+
+/// What the relays say about the pool's workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Workers {
+    /// No relay was asked yet.
+    Unknown,
+    /// None answers.
+    Silent,
+    /// These.
+    Known {
+        /// Workers that some relay knows.
+        connected: i32,
+        /// Of these, those that take requests.
+        serving: i32,
+        /// Everything they advertise.
+        models: BTreeSet<String>,
+    },
+}
+
+impl Workers {
+    /// Of a pool.
+    pub fn of(pool: &str, snapshot: Option<&RelaySnapshot>) -> Self {
+        let Some(snapshot) = snapshot else { return Self::Unknown };
+        if !snapshot.relays.is_empty() && snapshot.relays.values().all(Result::is_err) {
+            return Self::Silent;
+        }
+        let (mut connected, mut serving, mut models) = (0, 0, BTreeSet::new());
+        for worker in snapshot.workers_of(pool) {
+            connected += 1;
+            serving += i32::from(!worker.draining);
+            models.extend(worker.models.iter().cloned());
+        }
+        Self::Known { connected, serving, models }
+    }
+}
+
+/// The status that says it all.
+pub fn status(facts: &Facts<'_>, now: &Time) -> WorkerPoolStatus {
+    let previous = facts.previous;
+    let (models, model_count) = models(facts);
+    let connected = match &facts.workers {
+        Workers::Known { connected, .. } => Some(*connected),
+        Workers::Unknown | Workers::Silent => previous.connected.or(Some(0)),
+    };
+    let generation = facts.pool.metadata.generation;
+    let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
+    WorkerPoolStatus {
+        observed_generation: generation,
+        conditions: conditions::merge(&previous.conditions, &wanted(facts), generation, now),
+        mode: Some(facts.pool.spec.mode()),
+        selector: Some(format!("{}={name}", names::POOL_LABEL)),
+        replicas: Some(facts.census.pods),
+        injected: Some(facts.census.injected),
+        not_injected: facts.census.not_injected.iter().take(LISTED).cloned().collect(),
+        outdated: Some(facts.outdated),
+        connected,
+        models,
+        model_count,
+    }
+}
+
+/// What the workers advertise; what they last did while none does, because a request for it may wake the pool.
+fn models(facts: &Facts<'_>) -> (Vec<String>, Option<i32>) {
+    match &facts.workers {
+        Workers::Known { models, .. } if !models.is_empty() => {
+            (models.iter().take(LISTED).cloned().collect(), i32::try_from(models.len()).ok())
+        }
+        Workers::Known { .. } | Workers::Unknown | Workers::Silent => {
+            (facts.previous.models.clone(), facts.previous.model_count.or(Some(0)))
+        }
+    }
+}
+
+/// What one condition says.
+struct Verdict {
+    status: Status,
+    reason: Reason,
+    message: String,
+}
+
+impl Verdict {
+    fn new(status: impl Into<Status>, reason: Reason, message: impl Into<String>) -> Self {
+        Self { status: status.into(), reason, message: message.into() }
+    }
+
+    fn wanted(self, type_: &'static str) -> Wanted {
+        Wanted::new(type_, self.status, self.reason.as_str(), self.message)
+    }
+}
+
+fn wanted(facts: &Facts<'_>) -> [Wanted; 3] {
+    if let Some((reason, message)) = &facts.stall {
+        return [
+            Verdict::new(false, *reason, message).wanted(READY),
+            Verdict::new(false, *reason, "").wanted(RECONCILING),
+            Verdict::new(true, *reason, message).wanted(STALLED),
+        ];
+    }
+    if at_zero(facts) && !facts.wakeable {
+        return asleep_for_ever(facts);
+    }
+    let mut ready = ready(facts);
+    let reconciling = reconciling(facts, &ready);
+    let mut stalled = Verdict::new(false, ready.reason, "");
+    match facts.standing {
+        Standing::Alone => {}
+        Standing::Shared => {
+            const MESSAGE: &str = "somebody else wrote spec.replicas, which spec.scaling decides; that number is not \
+                lowered for one scaleDownDelay";
+            stalled = Verdict::new(false, Reason::ScalingConflict, MESSAGE);
+            if ready.status == Status::True {
+                ready.reason = Reason::ScalingConflict;
+                ready.message = format!("{}; {MESSAGE}", ready.message);
+            }
+        }
+        Standing::Yielding => {
+            const MESSAGE: &str = "somebody else keeps writing spec.replicas, so spec.scaling does not for a while: \
+                remove one of the two";
+            stalled = Verdict::new(true, Reason::ScalingConflict, MESSAGE);
+        }
+    }
+    [ready.wanted(READY), reconciling.wanted(RECONCILING), stalled.wanted(STALLED)]
+}
+
+fn asleep_for_ever(facts: &Facts<'_>) -> [Wanted; 3] {
+    const MESSAGE: &str = "the pool is at zero and has never advertised a model that a request could wake it for: list \
+        them in spec.models, or set spec.replicas to 1 once";
+    let rolling = facts.rollout.as_ref().is_some_and(|rollout| !rollout.done);
+    [
+        Verdict::new(false, Reason::ModelsUnknown, MESSAGE).wanted(READY),
+        Verdict::new(rolling, Reason::ModelsUnknown, "").wanted(RECONCILING),
+        Verdict::new(true, Reason::ModelsUnknown, MESSAGE).wanted(STALLED),
+    ]
+}
+
+fn ready(facts: &Facts<'_>) -> Verdict {
+    let provider = &facts.pool.spec.provider;
+    match facts.provider {
+        ProviderState::Missing => {
+            let message = format!("there is no Provider {provider} in this namespace");
+            return Verdict::new(false, Reason::ProviderNotFound, message);
+        }
+        ProviderState::Disabled => {
+            let message = format!("Provider {provider} has enabled: false and turns workers away");
+            return Verdict::new(false, Reason::ProviderDisabled, message);
+        }
+        ProviderState::Present => {}
+    }
+    if at_zero(facts) {
+        let message = match facts.pool.spec.scaling {
+            Some(_) => "at zero; a request for one of its models wakes it",
+            None => "spec.replicas is 0",
+        };
+        return Verdict::new(true, Reason::ScaledToZero, message);
+    }
+    match &facts.workers {
+        Workers::Unknown => as_before(facts).unwrap_or_else(|| {
+            let message = format!("no relay of Provider {provider} has been asked yet");
+            Verdict::new(Status::Unknown, Reason::RelaysUnknown, message)
+        }),
+        Workers::Silent => {
+            let message = format!("no relay of Provider {provider} answers");
+            Verdict::new(Status::Unknown, Reason::RelaysUnreachable, message)
+        }
+        Workers::Known { serving, .. } if *serving > 0 => match not_injected(facts) {
+            Some(message) => Verdict::new(true, Reason::PodsNotInjected, message),
+            None => {
+                let workers = if *serving == 1 { "1 worker is".to_owned() } else { format!("{serving} workers are") };
+                Verdict::new(true, Reason::Serving, format!("{workers} connected to Provider {provider}"))
+            }
+        },
+        Workers::Known { .. } => unconnected(facts),
+    }
+}
+
+/// Pods, or none, and no worker that serves.
+fn unconnected(facts: &Facts<'_>) -> Verdict {
+    let census = facts.census;
+    if let Some(failure) = facts.rollout.as_ref().and_then(|rollout| rollout.failure.clone())
+        && census.pods == 0
+    {
+        return Verdict::new(false, Reason::PodsNotCreated, failure);
+    }
+    if census.pods == 0 && facts.pool.spec.mode() == Mode::Inject {
+        let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
+        let message = format!("no Pod in this namespace has the label {}={name}", names::POOL_LABEL);
+        return Verdict::new(false, Reason::NoPods, message);
+    }
+    if let Some(message) = not_injected(facts).filter(|_| census.injected == 0) {
+        return Verdict::new(false, Reason::PodsNotInjected, message);
+    }
+    if census.settled > 0 {
+        let provider = &facts.pool.spec.provider;
+        let message = format!(
+            "{} of {} Pods are ready, and no worker is connected to Provider {provider}: the log of the container {} \
+             says why",
+            census.ready,
+            census.pods,
+            names::WORKER_CONTAINER
+        );
+        return Verdict::new(false, Reason::NotConnected, message);
+    }
+    let message = format!("{} of {} Pods are ready, and no worker has registered yet", census.ready, census.pods);
+    Verdict::new(false, Reason::WaitingForWorkers, message)
+}
+
+fn reconciling(facts: &Facts<'_>, ready: &Verdict) -> Verdict {
+    if matches!(ready.reason, Reason::ProviderNotFound | Reason::WaitingForWorkers) {
+        return Verdict::new(true, ready.reason, ready.message.clone());
+    }
+    match &facts.rollout {
+        Some(rollout) if !rollout.done => Verdict::new(true, Reason::RollingOut, rollout.message.clone()),
+        Some(_) | None => Verdict::new(false, ready.reason, ""),
+    }
+}
+
+/// Whether no Pod is asked for, where that is a number that somebody chose.
+fn at_zero(facts: &Facts<'_>) -> bool {
+    facts.rollout.as_ref().is_some_and(|rollout| rollout.scaled && rollout.desired == 0)
+}
+
+fn not_injected(facts: &Facts<'_>) -> Option<String> {
+    let missing = &facts.census.not_injected;
+    let first = missing.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = if missing.len() > NAMED { ", …" } else { "" };
+    (!missing.is_empty())
+        .then(|| format!("{} of {} Pods have no worker: {first}{more}; delete them", missing.len(), facts.census.pods))
+}
+
+/// The verdict that stands, where nothing new is known.
+fn as_before(facts: &Facts<'_>) -> Option<Verdict> {
+    let before: &Condition = facts.previous.conditions.iter().find(|condition| condition.type_ == READY)?;
+    let reason = *Reason::ALL.iter().find(|reason| reason.as_str() == before.reason)?;
+    // What was at zero, or waited for something that is there now, must be judged anew.
+    let lasting = matches!(
+        reason,
+        Reason::Serving | Reason::NotConnected | Reason::PodsNotInjected | Reason::NoPods | Reason::WaitingForWorkers
+    );
+    lasting.then(|| Verdict::new(before.status == "True", reason, before.message.clone()))
+}
+
+#[cfg(test)]
+mod tests;

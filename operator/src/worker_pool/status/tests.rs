@@ -1,0 +1,241 @@
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::manifests::testing;
+
+fn at(second: i64) -> Time {
+    Time(Timestamp::from_second(second).unwrap())
+}
+
+fn pool(change: &Value) -> WorkerPool {
+    let mut spec = json!({
+        "provider": "local", "template": {"spec": {"containers": [{"name": "vllm"}]}},
+        "scaling": {"minReplicas": 0, "maxReplicas": 4},
+    });
+    json_patch::merge(&mut spec, change);
+    testing::pool(&spec)
+}
+
+fn injecting() -> WorkerPool {
+    pool(&json!({"template": null, "scaling": null}))
+}
+
+fn known(connected: i32, models: &[&str]) -> Workers {
+    let models = models.iter().map(|&model| model.to_owned()).collect();
+    Workers::Known { connected, serving: connected, models }
+}
+
+fn rollout(desired: i32, done: bool) -> Option<Rollout> {
+    Some(Rollout { scaled: true, desired, done, ..Rollout::default() })
+}
+
+fn census(pods: i32) -> Census {
+    Census { pods, ready: pods, settled: pods, injected: pods, ..Census::default() }
+}
+
+/// A pool that serves with two Pods; each test changes what it is about.
+struct Case {
+    pool: WorkerPool,
+    previous: WorkerPoolStatus,
+    stall: Option<(Reason, String)>,
+    provider: ProviderState,
+    census: Census,
+    workers: Workers,
+    rollout: Option<Rollout>,
+    wakeable: bool,
+    standing: Standing,
+}
+
+impl Default for Case {
+    fn default() -> Self {
+        Self {
+            pool: pool(&json!({})),
+            previous: WorkerPoolStatus::default(),
+            stall: None,
+            provider: ProviderState::Present,
+            census: census(2),
+            workers: known(2, &["m"]),
+            rollout: rollout(2, true),
+            wakeable: true,
+            standing: Standing::Alone,
+        }
+    }
+}
+
+impl Case {
+    fn status(&self) -> WorkerPoolStatus {
+        let facts = Facts {
+            pool: &self.pool,
+            previous: &self.previous,
+            stall: self.stall.clone(),
+            provider: self.provider,
+            census: &self.census,
+            workers: self.workers.clone(),
+            rollout: self.rollout.clone(),
+            wakeable: self.wakeable,
+            standing: self.standing,
+            outdated: 0,
+        };
+        status(&facts, &at(1))
+    }
+
+    /// Ready, Reconciling, Stalled as `T`, `F` or `U` each, and the reason of Ready.
+    fn verdict(&self) -> (String, String) {
+        let status = self.status();
+        let types: Vec<&str> = status.conditions.iter().map(|condition| condition.type_.as_str()).collect();
+        assert_eq!(types, [READY, RECONCILING, STALLED]);
+        (status.conditions.iter().map(|one| &one.status[..1]).collect(), status.conditions[0].reason.clone())
+    }
+
+    fn is(&self, letters: &str, reason: Reason) {
+        assert_eq!(self.verdict(), (letters.to_owned(), reason.as_str().to_owned()));
+    }
+}
+
+#[test]
+fn a_pool_with_a_worker_serves() {
+    Case::default().is("TFF", Reason::Serving);
+    let status = Case::default().status();
+    assert_eq!(
+        (status.replicas, status.connected, status.models, status.model_count, status.selector.as_deref()),
+        (Some(2), Some(2), vec!["m".to_owned()], Some(1), Some("modelrelay.io/pool=llama"))
+    );
+}
+
+#[test]
+fn a_pool_that_serves_is_reconciling_while_pods_are_replaced() {
+    Case { rollout: rollout(2, false), ..Case::default() }.is("TTF", Reason::Serving);
+}
+
+#[test]
+fn without_its_provider_a_pool_waits() {
+    let case = Case { provider: ProviderState::Missing, workers: Workers::Unknown, rollout: None, ..Case::default() };
+    case.is("FTF", Reason::ProviderNotFound);
+    Case { provider: ProviderState::Disabled, workers: known(0, &[]), ..Case::default() }
+        .is("FFF", Reason::ProviderDisabled);
+}
+
+#[test]
+fn zero_on_purpose_is_ready() {
+    let zero = || Case { rollout: rollout(0, true), census: census(0), workers: known(0, &[]), ..Case::default() };
+    zero().is("TFF", Reason::ScaledToZero);
+    Case { pool: pool(&json!({"scaling": null, "replicas": 0})), ..zero() }.is("TFF", Reason::ScaledToZero);
+    Case { wakeable: false, ..zero() }.is("FFT", Reason::ModelsUnknown);
+}
+
+#[test]
+fn models_are_kept_while_no_worker_advertises_any() {
+    let previous = WorkerPoolStatus {
+        models: vec!["a".into()],
+        model_count: Some(40),
+        connected: Some(3),
+        ..WorkerPoolStatus::default()
+    };
+    for (workers, connected) in [(known(0, &[]), 0), (Workers::Unknown, 3), (Workers::Silent, 3)] {
+        let status = Case { previous: previous.clone(), workers, ..Case::default() }.status();
+        assert_eq!(
+            (status.models, status.model_count, status.connected),
+            (vec!["a".to_owned()], Some(40), Some(connected))
+        );
+    }
+}
+
+#[test]
+fn the_first_32_models_are_listed_and_all_are_counted() {
+    let models: Vec<String> = (0..40).map(|number| format!("m{number:02}")).collect();
+    let workers = known(1, &models.iter().map(String::as_str).collect::<Vec<_>>());
+    let status = Case { workers, ..Case::default() }.status();
+    assert_eq!((status.models.len(), status.models[31].as_str(), status.model_count), (32, "m31", Some(40)));
+}
+
+#[test]
+fn a_new_operator_that_has_heard_nothing_changes_nothing() {
+    let before = Case::default().status();
+    let mut case = Case { previous: before.clone(), workers: Workers::Unknown, ..Case::default() };
+    assert_eq!(case.status(), before);
+    case.previous = WorkerPoolStatus::default();
+    case.is("UFF", Reason::RelaysUnknown);
+    case.workers = Workers::Silent;
+    case.is("UFF", Reason::RelaysUnreachable);
+}
+
+#[test]
+fn pods_without_a_connection_are_a_matter_of_time_first() {
+    let loading = Census { settled: 0, ..census(2) };
+    Case { workers: known(0, &[]), census: loading, rollout: rollout(2, false), ..Case::default() }
+        .is("FTF", Reason::WaitingForWorkers);
+    Case { workers: known(0, &[]), ..Case::default() }.is("FFF", Reason::NotConnected);
+}
+
+#[test]
+fn a_worker_that_leaves_serves_no_more() {
+    let workers = Workers::Known { connected: 1, serving: 0, models: BTreeSet::new() };
+    Case { workers, ..Case::default() }.is("FFF", Reason::NotConnected);
+}
+
+#[test]
+fn an_injecting_pool_tells_of_pods_that_are_missing_and_of_pods_that_miss_something() {
+    let inject = || Case { pool: injecting(), rollout: None, ..Case::default() };
+    Case { census: census(0), workers: known(0, &[]), ..inject() }.is("FFF", Reason::NoPods);
+    let lacking = |injected| Census { injected, not_injected: vec!["a".into(), "b".into()], ..census(2) };
+    Case { census: lacking(0), workers: known(0, &[]), ..inject() }.is("FFF", Reason::PodsNotInjected);
+    let serving = Case { census: lacking(1), workers: known(1, &["m"]), ..inject() };
+    serving.is("TFF", Reason::PodsNotInjected);
+    assert_eq!(serving.status().conditions[0].message, "2 of 2 Pods have no worker: a, b; delete them");
+}
+
+#[test]
+fn why_no_pod_can_be_created_is_said() {
+    let failed = Rollout { failure: Some("exceeded quota".into()), ..rollout(2, false).unwrap() };
+    let case = Case { census: census(0), workers: known(0, &[]), rollout: Some(failed), ..Case::default() };
+    case.is("FTF", Reason::PodsNotCreated);
+}
+
+#[test]
+fn what_stalls_is_not_ready_even_where_old_pods_serve() {
+    let stall = Some((Reason::TemplateInvalid, "spec.containers: no".to_owned()));
+    let case = Case { stall, ..Case::default() };
+    case.is("FFT", Reason::TemplateInvalid);
+    assert_eq!(case.status().conditions[2].message, "spec.containers: no");
+}
+
+#[test]
+fn another_writer_is_named_and_one_that_goes_on_stalls_the_scaling() {
+    Case { standing: Standing::Shared, ..Case::default() }.is("TFF", Reason::ScalingConflict);
+    let loading = Case {
+        standing: Standing::Shared,
+        workers: known(0, &[]),
+        census: Census { settled: 0, ..census(2) },
+        ..Case::default()
+    };
+    loading.is("FTF", Reason::WaitingForWorkers);
+    assert_eq!(loading.status().conditions[2].reason, "ScalingConflict");
+    let yielding = Case { standing: Standing::Yielding, ..Case::default() };
+    yielding.is("TFT", Reason::Serving);
+    assert_eq!(yielding.status().conditions[2].reason, "ScalingConflict");
+}
+
+#[test]
+fn workers_are_those_of_the_pool_and_nothing_is_known_of_silent_relays() {
+    use crate::relay_state::{RelayReport, WorkerReport};
+    let worker = |pool: &str, draining| WorkerReport {
+        pool: Some(pool.into()),
+        draining,
+        models: [pool.to_owned()].into(),
+        ..WorkerReport::default()
+    };
+    let mut snapshot = RelaySnapshot::default();
+    assert_eq!(Workers::of("llama", None), Workers::Unknown);
+    snapshot.relays.insert("r1".into(), Err("no answer".into()));
+    assert_eq!(Workers::of("llama", Some(&snapshot)), Workers::Silent);
+    snapshot.relays.insert("r2".into(), Ok(RelayReport::default()));
+    snapshot.workers = [
+        ("1".into(), worker("llama", false)),
+        ("2".into(), worker("llama", true)),
+        ("3".into(), worker("other", false)),
+    ]
+    .into();
+    let models = ["llama".to_owned()].into();
+    assert_eq!(Workers::of("llama", Some(&snapshot)), Workers::Known { connected: 2, serving: 1, models });
+}

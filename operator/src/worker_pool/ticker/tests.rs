@@ -1,0 +1,149 @@
+use http::Method;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::manifests::testing;
+use crate::relay_state::{ModelReport, RelayReport, WorkerReport};
+use crate::worker_pool::tests::{POOL, Scene};
+
+fn pool(name: &str, replicas: i32, change: &Value) -> Arc<WorkerPool> {
+    let mut spec = json!({
+        "provider": "local", "replicas": replicas, "models": ["qwen"],
+        "scaling": {"minReplicas": 0, "maxReplicas": 4, "targetRequestsPerReplica": 4, "scaleDownDelay": "60s"},
+        "template": {"spec": {"containers": [{"name": "vllm"}]}},
+    });
+    json_patch::merge(&mut spec, change);
+    let mut pool = testing::pool(&spec);
+    pool.metadata.name = Some(name.to_owned());
+    pool.metadata.uid = Some(name.to_owned());
+    Arc::new(pool)
+}
+
+fn waiting(model: &str, waiting: u64) -> RelaySnapshot {
+    RelaySnapshot {
+        relays: [("r".to_owned(), Ok(RelayReport::default()))].into(),
+        models: [(model.to_owned(), ModelReport { waiting, ..ModelReport::default() })].into(),
+        ..RelaySnapshot::default()
+    }
+}
+
+fn planned(scene: &Scene, pools: &[Arc<WorkerPool>], now: Instant) -> Vec<(String, i32)> {
+    let mut changes: Vec<_> = plan(&scene.shared, pools, now)
+        .into_iter()
+        .map(|change| (change.pool.name_any(), change.decision.replicas))
+        .collect();
+    changes.sort();
+    changes
+}
+
+fn are(expected: &[(&str, i32)]) -> Vec<(String, i32)> {
+    expected.iter().map(|(name, replicas)| ((*name).to_owned(), *replicas)).collect()
+}
+
+#[tokio::test]
+async fn one_request_wakes_one_of_two_pools() {
+    let scene = Scene::new(&json!({}));
+    let pools = [pool("b", 0, &json!({})), pool("a", 0, &json!({}))];
+    scene.report(waiting("qwen", 1));
+    assert_eq!(planned(&scene, &pools, Instant::now()), are(&[("a", 1)]));
+    // What is more than one can take wakes the other.
+    scene.report(waiting("qwen", 18));
+    assert_eq!(planned(&scene, &pools, Instant::now()), are(&[("a", 4), ("b", 1)]));
+}
+
+#[tokio::test]
+async fn only_a_request_for_its_models_wakes_a_pool() {
+    let scene = Scene::new(&json!({}));
+    scene.report(waiting("other", 1));
+    assert_eq!(planned(&scene, &[pool("a", 0, &json!({}))], Instant::now()), []);
+    // One that asks its backend is woken for what this last had.
+    let mut advertised = (*pool("b", 0, &json!({"models": ["*"]}))).clone();
+    advertised.status = serde_json::from_value(json!({"models": ["other"]})).unwrap();
+    assert_eq!(planned(&scene, &[advertised.into()], Instant::now()), are(&[("b", 1)]));
+    assert_eq!(planned(&scene, &[pool("c", 0, &json!({"models": ["*"]}))], Instant::now()), []);
+}
+
+#[tokio::test]
+async fn a_pool_that_is_stuck_keeps_no_other_asleep() {
+    let scene = Scene::new(&json!({}));
+    scene.report(waiting("qwen", 1));
+    let mut stuck = (*pool("a", 1, &json!({}))).clone();
+    let stalled = json!({
+        "type": "Stalled", "status": "True", "reason": "TemplateInvalid", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    });
+    stuck.status = serde_json::from_value(json!({"conditions": [stalled]})).unwrap();
+    let pools = [stuck.into(), pool("b", 0, &json!({}))];
+    assert_eq!(planned(&scene, &pools, Instant::now()), are(&[("b", 1)]));
+}
+
+#[tokio::test]
+async fn a_pool_of_fixed_size_takes_what_its_workers_have_room_for() {
+    let scene = Scene::new(&json!({}));
+    let mut snapshot = waiting("qwen", 3);
+    let worker = WorkerReport {
+        pool: Some("fixed".into()),
+        models: ["qwen".to_owned()].into(),
+        max_concurrent: 8,
+        in_flight: 6,
+        ..WorkerReport::default()
+    };
+    snapshot.workers.insert("w".into(), worker);
+    scene.report(snapshot.clone());
+    let pools = [pool("fixed", 1, &json!({"scaling": null})), pool("b", 0, &json!({}))];
+    assert_eq!(planned(&scene, &pools, Instant::now()), are(&[("b", 1)]));
+    snapshot.workers.values_mut().for_each(|worker| worker.in_flight = 5);
+    scene.report(snapshot);
+    assert_eq!(planned(&scene, &pools, Instant::now()), []);
+}
+
+#[tokio::test]
+async fn before_a_relay_has_reported_only_the_bounds_count() {
+    let scene = Scene::new(&json!({}));
+    assert_eq!(
+        planned(&scene, &[pool("a", 2, &json!({})), pool("b", 9, &json!({}))], Instant::now()),
+        are(&[("b", 4)])
+    );
+}
+
+#[tokio::test]
+async fn somebody_who_keeps_writing_is_left_to_it() {
+    let scene = Scene::new(&json!({}));
+    scene.report(waiting("qwen", 8));
+    let at = |generation: i64, replicas: i32| {
+        let mut pool = (*pool("a", replicas, &json!({}))).clone();
+        pool.metadata.generation = Some(generation);
+        [Arc::new(pool)]
+    };
+    let now = Instant::now();
+    assert_eq!(planned(&scene, &at(1, 1), now), are(&[("a", 2)]));
+    // One number by somebody else may still be raised, a second is left alone until it has lasted for the delay.
+    assert_eq!(planned(&scene, &at(2, 0), now), are(&[("a", 2)]));
+    assert_eq!(planned(&scene, &at(3, 1), now), []);
+    assert_eq!(planned(&scene, &at(3, 1), now + Duration::from_secs(59)), []);
+    assert_eq!(planned(&scene, &at(3, 1), now + Duration::from_secs(60)), are(&[("a", 2)]));
+}
+
+#[tokio::test]
+async fn what_is_carried_out_is_not_done_twice_and_a_failure_waits() {
+    let scaling = json!({"minReplicas": 0, "maxReplicas": 4, "targetRequestsPerReplica": 4});
+    let scene = Scene::new(&json!({"replicas": 0, "models": ["qwen"], "scaling": scaling}));
+    scene.report(waiting("qwen", 8));
+    let (stale, now) = (scene.pool(), Instant::now());
+    scene.fail(Method::PATCH, POOL, 429, "too many requests");
+    for change in plan(&scene.shared, std::slice::from_ref(&stale), now) {
+        carry_out(&scene.shared, change).await;
+    }
+    assert_eq!(scene.writes(), [format!("PATCH {POOL}")]);
+    assert_eq!(planned(&scene, std::slice::from_ref(&stale), now), []);
+    scene.heal();
+    let later = now + Duration::from_secs(3);
+    for change in plan(&scene.shared, std::slice::from_ref(&stale), later) {
+        carry_out(&scene.shared, change).await;
+    }
+    let written = scene.pool();
+    assert_eq!((written.spec.replicas, written.annotations()[names::SCALED_ANNOTATION].as_str()), (Some(2), "2"));
+    // Neither the cache that does not know it yet nor the one that does asks for more.
+    assert_eq!(planned(&scene, &[stale], later), []);
+    assert_eq!(planned(&scene, &[written], later), []);
+}

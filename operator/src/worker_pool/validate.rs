@@ -1,0 +1,116 @@
+//! What the schema cannot check, checked once; the rest of the controller has it parsed.
+
+use modelrelay_protocol::units::UnitError;
+
+use super::reasons::Reason;
+use super::scaling::Config;
+use crate::crd::worker_pool::Scaling;
+use crate::crd::{Multiplexer, WorkerPool};
+use crate::manifests::backend::Workload;
+use crate::manifests::worker_config;
+
+/// A pool whose spec can be brought about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Validated {
+    /// What runs its Pods, if the operator does.
+    pub workload: Option<Workload>,
+    /// How it scales, if the operator does that.
+    pub scaling: Option<Config>,
+}
+
+/// What is wrong with a spec.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ValidateError {
+    /// Many models on one GPU are for a later version.
+    #[error("this version has no multiplexer: remove spec.multiplexer and use spec.backend")]
+    Multiplexer,
+    /// A duration that the schema let pass.
+    #[error("{field}: {source}")]
+    Duration {
+        /// Where.
+        field: &'static str,
+        /// What is wrong with it.
+        source: UnitError,
+    },
+}
+
+impl ValidateError {
+    /// The condition's reason.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Multiplexer => Reason::MultiplexerUnsupported,
+            Self::Duration { .. } => Reason::InvalidSpec,
+        }
+    }
+}
+
+/// Checks a pool.
+pub fn validate(pool: &WorkerPool) -> Result<Validated, ValidateError> {
+    let spec = &pool.spec;
+    if spec.multiplexer.as_ref().is_some_and(|multiplexer| *multiplexer != Multiplexer::default()) {
+        return Err(ValidateError::Multiplexer);
+    }
+    spec.shutdown_timeout
+        .parse()
+        .map_err(|source| ValidateError::Duration { field: "spec.shutdownTimeout", source })?;
+    let workload = Workload::of(pool);
+    let scaling = spec.scaling.as_ref().filter(|_| workload == Some(Workload::Backend));
+    Ok(Validated { workload, scaling: scaling.map(|scaling| config(pool, scaling)).transpose()? })
+}
+
+fn config(pool: &WorkerPool, scaling: &Scaling) -> Result<Config, ValidateError> {
+    let delay = scaling
+        .scale_down_delay
+        .parse()
+        .map_err(|source| ValidateError::Duration { field: "spec.scaling.scaleDownDelay", source })?;
+    let target = scaling.target_requests_per_replica.unwrap_or_else(|| worker_config::max_concurrency(pool));
+    let max = scaling.max_replicas.max(1);
+    Ok(Config {
+        // The schema refuses more than maxReplicas, and an older one that did not must not bring a panic.
+        min: scaling.min_replicas.clamp(0, max),
+        max,
+        target: u32::try_from(target).unwrap_or(1).max(1),
+        delay,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::manifests::testing;
+
+    fn validated(change: &Value) -> Result<Validated, ValidateError> {
+        let mut spec = json!({"provider": "local", "template": {"spec": {"containers": [{"name": "a"}]}}});
+        json_patch::merge(&mut spec, change);
+        validate(&testing::pool(&spec))
+    }
+
+    #[test]
+    fn the_target_is_what_a_backend_runs_at_once() {
+        let scaling = json!({"minReplicas": 0, "maxReplicas": 8});
+        let config = |change: Value| validated(&change).unwrap().scaling.unwrap();
+        let expected = Config { min: 0, max: 8, target: 16, delay: Duration::from_secs(600) };
+        assert_eq!(config(json!({"scaling": scaling})), expected);
+        assert_eq!(config(json!({"scaling": scaling, "maxConcurrency": 4})).target, 4);
+        let own = json!({"maxReplicas": 8, "targetRequestsPerReplica": 9});
+        assert_eq!(config(json!({"scaling": own, "maxConcurrency": 4})).target, 9);
+    }
+
+    #[test]
+    fn an_empty_multiplexer_is_none() {
+        assert!(validated(&json!({"multiplexer": {}})).is_ok());
+        assert_eq!(validated(&json!({"multiplexer": {"loadTimeout": "5m"}})), Err(ValidateError::Multiplexer));
+    }
+
+    #[test]
+    fn a_duration_that_nobody_can_read_is_refused_by_its_field() {
+        let error = validated(&json!({"shutdownTimeout": "soon"})).unwrap_err();
+        assert!(error.to_string().starts_with("spec.shutdownTimeout: "), "{error}");
+        let error = validated(&json!({"scaling": {"maxReplicas": 2, "scaleDownDelay": "0s"}})).unwrap_err();
+        assert!(error.to_string().starts_with("spec.scaling.scaleDownDelay: "), "{error}");
+    }
+}

@@ -13,13 +13,14 @@ check: ## The quick inner loop: format, lints, unit tests
 	@scripts/test fmt clippy unit
 
 test: ## Everything that CI runs
-	@scripts/test fmt clippy build unit histories contract clients
+	@scripts/test fmt clippy build unit histories contract clients chart
 
 test-clients: ## The real OpenAI and Anthropic SDKs against relay and worker
 	@scripts/test build clients
 
-generate: ## Write the CRDs and their reference from the Rust types
+generate: ## Write the CRDs and their reference from the Rust types, and what is made from the chart
 	cargo build --quiet --locked -p modelrelay-operator
 	target/debug/modelrelay-operator crds --write crds
 	target/debug/modelrelay-operator crds --write charts/modelrelay/files/crds
 	target/debug/modelrelay-operator crds --reference > docs/reference/resources.md
+	scripts/chart generate

@@ -83,7 +83,8 @@ pub struct Owner<'a> {
 }
 
 impl Owner<'_> {
-    fn owns(&self, meta: &ObjectMeta) -> bool {
+    /// Whether it is this owner's, by its labels.
+    pub fn owns(&self, meta: &ObjectMeta) -> bool {
         let label = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
         label("app.kubernetes.io/managed-by") == Some(names::MANAGED_BY) && label(self.label) == Some(self.name)
     }

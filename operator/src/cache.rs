@@ -4,10 +4,10 @@
 //! thousand Pods cost little more than their names. A watch that breaks comes back by itself, with a back-off, and the
 //! store keeps what it knew.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::{StreamExt, future};
 use k8s_openapi::NamespaceResourceScope;
@@ -50,6 +50,8 @@ pub struct Caches {
 /// Asks for reconciliations. The controllers take each name once, however often it is asked for.
 #[derive(Clone)]
 pub struct Triggers {
+    /// Providers of which something changed in the cluster: only these are worth applying anew.
+    changed_providers: Arc<Mutex<HashSet<ObjectRef<Provider>>>>,
     providers: UnboundedSender<ObjectRef<Provider>>,
     pools: UnboundedSender<ObjectRef<WorkerPool>>,
 }
@@ -67,13 +69,32 @@ impl Triggers {
     pub fn channels() -> (Self, Requests) {
         let (providers, provider_requests) = unbounded_channel();
         let (pools, pool_requests) = unbounded_channel();
-        (Self { providers, pools }, Requests { providers: provider_requests, pools: pool_requests })
+        (
+            Self { changed_providers: Arc::default(), providers, pools },
+            Requests { providers: provider_requests, pools: pool_requests },
+        )
     }
 
-    /// Asks for a Provider.
+    /// Asks for a Provider, because something of it or of its objects changed.
     pub fn provider(&self, namespace: &str, name: &str) {
+        let reference = ObjectRef::new(name).within(namespace);
+        self.changed().insert(reference.clone());
         // Nobody takes requests any more only when the process ends.
+        let _ = self.providers.send(reference);
+    }
+
+    /// Asks for a Provider whose relays reported something new: its objects are as they were.
+    pub fn provider_reported(&self, namespace: &str, name: &str) {
         let _ = self.providers.send(ObjectRef::new(name).within(namespace));
+    }
+
+    /// Whether something of the Provider changed since this was last asked.
+    pub fn take_changed(&self, reference: &ObjectRef<Provider>) -> bool {
+        self.changed().remove(reference)
+    }
+
+    fn changed(&self) -> MutexGuard<'_, HashSet<ObjectRef<Provider>>> {
+        self.changed_providers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks for a pool.
@@ -219,7 +240,7 @@ fn provider_changes(triggers: &Triggers) -> impl FnMut(&Provider, Now) + Send + 
     let triggers = triggers.clone();
     let mut seen = Fingerprints::default();
     move |provider, now| {
-        if seen.is_new(provider, now) {
+        if seen.is_new(provider, now, &()) {
             triggers.provider(&provider.namespace().unwrap_or_default(), &provider.name_any());
         }
     }
@@ -230,7 +251,8 @@ fn pool_changes(triggers: &Triggers) -> impl FnMut(&WorkerPool, Now) + Send + 's
     let triggers = triggers.clone();
     let mut seen = Fingerprints::default();
     move |pool, now| {
-        if seen.is_new(pool, now) {
+        // Models that a pool last advertised are what a request may wake it for.
+        if seen.is_new(pool, now, &pool.status.as_ref().map(|status| &status.models)) {
             let namespace = pool.namespace().unwrap_or_default();
             triggers.pool(&namespace, &pool.name_any());
             triggers.provider(&namespace, &pool.spec.provider);
@@ -245,7 +267,7 @@ struct Fingerprints {
 }
 
 impl Fingerprints {
-    fn is_new(&mut self, object: &impl ResourceExt, now: Now) -> bool {
+    fn is_new(&mut self, object: &impl ResourceExt, now: Now, more: &impl Hash) -> bool {
         let meta = object.meta();
         let uid = meta.uid.clone().unwrap_or_default();
         if now == Now::Gone || meta.deletion_timestamp.is_some() {
@@ -254,6 +276,7 @@ impl Fingerprints {
         }
         let mut hasher = DefaultHasher::new();
         (meta.generation, &meta.annotations, &meta.labels).hash(&mut hasher);
+        more.hash(&mut hasher);
         let now = hasher.finish();
         self.by_uid.insert(uid, now) != Some(now)
     }

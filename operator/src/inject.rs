@@ -1,4 +1,64 @@
 //! Injection: the webhook that puts a worker into Pods that carry a pool's label.
+//!
+//! The API server asks it about such Pods only, by the configuration's object selector; so when no operator answers,
+//! unlabelled Pods are created as ever. Everything here reads the Pod as raw JSON and answers with the difference between
+//! what came and what should be: a Pod with fields that this program has never heard of keeps them.
+//!
+//! Nothing is remembered and nothing is written, so a dry run is a run like any other. The pool is asked for at the API
+//! server each time, because a cache would refuse the Pods of a pool that was created one line above them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use http::StatusCode;
+use kube::{Api, Client};
+use tracing::{debug, info, warn};
+
+use crate::crd::WorkerPool;
+use crate::defaults::WorkerDefaults;
+use decide::{Decision, Lookup, Question};
+use review::Review;
+
+pub mod decide;
+pub mod review;
+pub mod server;
+
+/// Where the API server posts its reviews.
+pub const PATH: &str = "/mutate-pods";
+/// Every value of the label `result` of `modelrelay_operator_injections_total`.
+pub const RESULTS: [&str; 5] = ["injected", "gated", "refused", "skipped", "error"];
+
+/// The API server takes requests of 3 MiB; a review repeats the Pod once, as JSON.
+const MAX_BODY_BYTES: usize = 8 << 20;
+/// For the pool. The chart gives the webhook 5 s, and an answer that says what is wrong is worth more than a timeout.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
+/// For the whole answer, a slow sender included.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(4500);
+
+/// What the webhook needs.
+#[derive(Clone)]
+pub struct Webhook {
+    /// To ask for pools.
+    pub client: Client,
+    /// What pools leave out.
+    pub defaults: Arc<WorkerDefaults>,
+    /// Told one of [`RESULTS`] for each answer.
+    pub observe: Arc<dyn Fn(&'static str) + Send + Sync>,
+}
+
+/// The webhook's one route.
+pub fn router(webhook: Webhook) -> Router {
+    Router::new()
+        .route(PATH, post(mutate))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(axum::middleware::from_fn(within_time))
+        .with_state(webhook)
+}
 
 /// A fresh drain token: 128 bits, in hexadecimal.
 pub fn token() -> String {
@@ -8,15 +68,102 @@ pub fn token() -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_are_long_and_differ() {
-        let (one, other) = (token(), token());
-        assert_eq!(one.len(), 32);
-        assert!(one.bytes().all(|byte| byte.is_ascii_hexdigit()));
-        assert_ne!(one, other);
+async fn within_time(request: axum::extract::Request, next: axum::middleware::Next) -> Response {
+    match tokio::time::timeout(ANSWER_TIMEOUT, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => {
+            (StatusCode::GATEWAY_TIMEOUT, "the review did not arrive, or was not decided, in time").into_response()
+        }
     }
 }
+
+async fn mutate(State(webhook): State<Webhook>, body: Bytes) -> Response {
+    let review = match Review::parse(&body) {
+        Ok(review) => review,
+        Err(error) => {
+            (webhook.observe)("error");
+            warn!(%error, "a request is no review that this webhook understands");
+            return (StatusCode::BAD_REQUEST, error.to_string()).into_response();
+        }
+    };
+    match decide(&webhook, &review).await {
+        Ok(decision) => {
+            (webhook.observe)(decision.result());
+            log(&review, &decision);
+            axum::Json(review.answer(&decision)).into_response()
+        }
+        Err(error) => {
+            (webhook.observe)("error");
+            warn!(namespace = review.namespace(), pod = review.name(), %error, "a Pod could not be judged");
+            // No review: so the configuration's failurePolicy decides, as for any webhook that is out of order.
+            (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
+        }
+    }
+}
+
+async fn decide(webhook: &Webhook, review: &Review) -> Result<Decision, LookupError> {
+    let pool = match decide::question(review) {
+        Question::Settled(decision) => return Ok(decision),
+        Question::Pool(name) => name,
+    };
+    let namespace = review.namespace();
+    let lookup = if decide::may_exist(namespace, pool) {
+        lookup(&webhook.client, namespace, pool).await?
+    } else {
+        Lookup::Missing
+    };
+    Ok(decide::decide(review, pool, &lookup, &webhook.defaults, &token()))
+}
+
+/// Why it is not known whether there is a pool.
+#[derive(Debug, thiserror::Error)]
+pub enum LookupError {
+    /// The API server did not answer.
+    #[error("WorkerPool {namespace}/{pool} could not be asked for within {} s", LOOKUP_TIMEOUT.as_secs())]
+    Timeout {
+        /// Where.
+        namespace: String,
+        /// Which.
+        pool: String,
+    },
+    /// It answered with something else.
+    #[error("WorkerPool {namespace}/{pool} could not be read: {source}")]
+    Failed {
+        /// Where.
+        namespace: String,
+        /// Which.
+        pool: String,
+        /// What was said.
+        source: Box<kube::Error>,
+    },
+}
+
+async fn lookup(client: &Client, namespace: &str, pool: &str) -> Result<Lookup, LookupError> {
+    let api = Api::<WorkerPool>::namespaced(client.clone(), namespace);
+    let names = || (namespace.to_owned(), pool.to_owned());
+    match tokio::time::timeout(LOOKUP_TIMEOUT, api.get_opt(pool)).await {
+        Ok(Ok(Some(pool))) => Ok(Lookup::Found(Box::new(pool))),
+        Ok(Ok(None)) => Ok(Lookup::Missing),
+        Ok(Err(source)) => {
+            let (namespace, pool) = names();
+            Err(LookupError::Failed { namespace, pool, source: Box::new(source) })
+        }
+        Err(_) => {
+            let (namespace, pool) = names();
+            Err(LookupError::Timeout { namespace, pool })
+        }
+    }
+}
+
+fn log(review: &Review, decision: &Decision) {
+    let (namespace, pod) = (review.namespace(), review.name());
+    match decision {
+        Decision::Unchanged(why) => debug!(namespace, pod, why, "a Pod stays as it is"),
+        Decision::Injected { .. } => debug!(namespace, pod, "a worker was put into a Pod"),
+        Decision::Gated { message, .. } => info!(namespace, pod, why = message, "a Pod waits for its pool"),
+        Decision::Refused(why) => info!(namespace, pod, why, "a Pod was refused"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 
 pub mod apply;
 pub mod cache;
+pub mod certs;
 pub mod cli;
 pub mod commands;
 pub mod conditions;
@@ -14,6 +15,8 @@ pub mod manifests;
 pub mod metrics;
 pub mod names;
 pub mod probe;
+pub mod provider;
+pub mod relay_client;
 pub mod relay_state;
 pub mod run;
 pub mod telemetry;

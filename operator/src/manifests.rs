@@ -9,9 +9,15 @@ use serde::Serialize;
 use serde_json::Value;
 
 pub mod backend;
+pub mod config;
+pub mod network;
+pub mod relay;
+pub mod secrets;
 pub mod sidecar;
 #[cfg(test)]
 pub(crate) mod snapshot;
+#[cfg(test)]
+pub(crate) mod snapshots;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod worker_config;

@@ -20,6 +20,12 @@ pub const CONFIG_HASH_ANNOTATION: &str = "modelrelay.io/config-hash";
 pub const API_KEYS_VERSION_ANNOTATION: &str = "modelrelay.io/api-keys-version";
 /// On worker Pods, so that the kubelet refreshes the mounted secret at once: the Secret's resourceVersion.
 pub const SECRET_VERSION_ANNOTATION: &str = "modelrelay.io/secret-version";
+/// On a Provider's configuration Secret: until when the worker secret before the last rotation still admits workers.
+pub const PREVIOUS_UNTIL_ANNOTATION: &str = "modelrelay.io/previous-until";
+/// On the Secret that workers mount: when its value last changed. Younger Pods have mounted the new one anyway.
+pub const SECRET_CHANGED_ANNOTATION: &str = "modelrelay.io/changed-at";
+/// On relay Pods whose mounted configuration is late: asks the kubelet to look once more.
+pub const NUDGE_ANNOTATION: &str = "modelrelay.io/nudged-at";
 /// Keeps a Pod whose pool does not exist from being scheduled.
 pub const NO_SUCH_POOL_GATE: &str = "modelrelay.io/no-such-pool";
 /// The worker's container, in every mode.

@@ -3,11 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tokio::sync::Notify;
+
 /// Of every Provider, by namespace and name.
 #[derive(Debug, Default)]
 pub struct RelayStates {
-    // Held for a look-up or an insertion, never over an await.
+    // Both are held for a look-up or an insertion, never over an await.
     by_provider: Mutex<HashMap<(String, String), Arc<RelaySnapshot>>>,
+    expected: Mutex<HashMap<(String, String), Expectation>>,
+    attention: Notify,
+}
+
+/// What relays are about to report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expectation {
+    /// Hash of the configuration.
+    pub hash: String,
+    /// The Pods that should report it.
+    pub pods: BTreeSet<String>,
 }
 
 /// All relays of one Provider at about one moment.
@@ -85,9 +98,32 @@ impl RelayStates {
         changed
     }
 
+    /// Says what the relays are about to report, so that they are asked soon.
+    pub fn expect(&self, namespace: &str, provider: &str, expectation: Expectation) {
+        let key = (namespace.to_owned(), provider.to_owned());
+        let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        if expected.get(&key) != Some(&expectation) {
+            expected.insert(key, expectation);
+            self.attention.notify_one();
+        }
+    }
+
+    /// What the relays of a Provider are about to report.
+    pub fn expected(&self, namespace: &str, provider: &str) -> Option<Expectation> {
+        let key = (namespace.to_owned(), provider.to_owned());
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
+    }
+
+    /// Ends when somebody expects something new.
+    pub async fn attention(&self) {
+        self.attention.notified().await;
+    }
+
     /// Forgets a Provider that is gone.
     pub fn forget(&self, namespace: &str, provider: &str) {
-        self.lock().remove(&(namespace.to_owned(), provider.to_owned()));
+        let key = (namespace.to_owned(), provider.to_owned());
+        self.lock().remove(&key);
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(String, String), Arc<RelaySnapshot>>> {
@@ -99,6 +135,15 @@ impl RelaySnapshot {
     /// The workers of a pool.
     pub fn workers_of<'a>(&'a self, pool: &'a str) -> impl Iterator<Item = &'a WorkerReport> {
         self.workers.values().filter(move |worker| worker.pool.as_deref() == Some(pool))
+    }
+
+    /// Whether each of these Pods runs the configuration with this hash.
+    pub fn all_run<'a>(&self, pods: impl IntoIterator<Item = &'a String>, hash: &str) -> bool {
+        let runs = |pod: &String| match self.relays.get(pod) {
+            Some(Ok(report)) => report.config_hash.as_deref() == Some(hash),
+            Some(Err(_)) | None => false,
+        };
+        pods.into_iter().all(runs)
     }
 
     /// Whether every relay was asked and answered.

@@ -121,6 +121,19 @@ pub struct Args {
     #[arg(long, env = "API_KEYS_FILE", value_name = "FILE", default_value = "modelrelay-keys.json", value_parser = values::path)]
     pub api_keys_file: PathBuf,
 
+    /// Kubernetes Secret that keeps the API keys for all relays of a provider; API_KEYS_FILE is where its key keys.json is
+    /// mounted. [default: none]
+    #[arg(long, env = "API_KEYS_SECRET", value_name = "NAME", value_parser = values::optional_object_name)]
+    pub api_keys_secret: Option<OptionalText>,
+
+    /// Namespace of that Secret. [default: the ServiceAccount's]
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", value_parser = values::optional_object_name)]
+    pub pod_namespace: Option<OptionalText>,
+
+    /// Folder with the token and ca.crt of the ServiceAccount that may get and patch that Secret.
+    #[arg(long, env = "SERVICE_ACCOUNT_DIR", value_name = "DIR", default_value = "/var/run/secrets/kubernetes.io/serviceaccount", value_parser = values::path)]
+    pub service_account_dir: PathBuf,
+
     /// Serve /admin, /metrics and the dashboard here instead of on the clients' address. [default: none]
     #[arg(long, env = "ADMIN_LISTEN_ADDR", value_name = "ADDR", value_parser = values::optional_listen_addr)]
     pub admin_listen_addr: Option<OptionalAddr>,
@@ -165,6 +178,10 @@ pub struct Args {
     #[arg(long, env = "LOG_FORMAT", value_name = "FORMAT", default_value = "text", value_parser = values::log_format)]
     pub log_format: LogFormat,
 
+    /// Whether `API_KEYS_FILE` was given.
+    #[arg(skip)]
+    pub api_keys_file_given: bool,
+
     /// Variables and flags of the provider that were given; with `--config` they are ignored, and the relay says so.
     #[arg(skip)]
     pub given_provider_settings: Vec<&'static str>,
@@ -192,6 +209,10 @@ pub struct SecretText(String);
 /// A path where an empty variable means the same as none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OptionalPath(pub Option<PathBuf>);
+
+/// A text where an empty variable means the same as none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OptionalText(pub Option<String>);
 
 /// An address where an empty variable means the same as none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -231,6 +252,7 @@ impl Args {
             command.clone().try_get_matches_from(arguments).map_err(|error| CliError::new(&command, &error))?;
         let mut args = Self::from_arg_matches(&matches).map_err(|error| CliError::new(&command, &error))?;
         args.given_provider_settings = given_provider_settings(&matches);
+        args.api_keys_file_given = is_given(&matches, "api_keys_file");
         Ok(args)
     }
 
@@ -260,8 +282,11 @@ impl std::fmt::Debug for SecretText {
 }
 
 fn given_provider_settings(matches: &ArgMatches) -> Vec<&'static str> {
-    let given = |id: &str| matches.value_source(id).is_some_and(|source| source != ValueSource::DefaultValue);
-    PROVIDER_SETTINGS.iter().filter(|(id, _)| given(id)).map(|(_, variable)| *variable).collect()
+    PROVIDER_SETTINGS.iter().filter(|(id, _)| is_given(matches, id)).map(|(_, variable)| *variable).collect()
+}
+
+fn is_given(matches: &ArgMatches, id: &str) -> bool {
+    matches.value_source(id).is_some_and(|source| source != ValueSource::DefaultValue)
 }
 
 fn setting(argument: &clap::Arg) -> Option<Setting> {

@@ -15,8 +15,9 @@ use modelrelay_protocol::config_hash::content_hash;
 use modelrelay_protocol::limits;
 use modelrelay_protocol::secret::Secret;
 
-use crate::cli::{Args, OptionalAddr, OptionalPath, SecretText};
+use crate::cli::{Args, OptionalAddr, OptionalPath, OptionalText, SecretText};
 use crate::dispatch::DEFAULT_COLD_TIMEOUT;
+use crate::keys::secret::ClusterAccess;
 use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
@@ -48,8 +49,8 @@ pub struct Config {
     pub admin_token: AdminTokenSource,
     /// Whether every client route needs an API key.
     pub require_api_keys: bool,
-    /// The API keys' file.
-    pub api_keys_file: PathBuf,
+    /// Where API keys are kept.
+    pub api_keys: KeyStorage,
     /// Relays that a worker should reach.
     pub relay_count: u32,
     /// `/readyz` wants a worker.
@@ -101,6 +102,20 @@ pub enum AdminTokenSource {
     Value(Secret),
     /// A file, read again while the relay runs.
     File(PathBuf),
+}
+
+/// Where API keys are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyStorage {
+    /// In a file.
+    File(PathBuf),
+    /// In a Kubernetes Secret.
+    Secret {
+        /// Where its keys are mounted.
+        mount: PathBuf,
+        /// The Secret, and who may change it.
+        access: ClusterAccess,
+    },
 }
 
 /// One named queue with its own secrets and limits.
@@ -161,7 +176,7 @@ impl Config {
 
     /// Validates a file that has been read already.
     pub fn from_sources(args: &Args, sources: &Sources) -> Result<Self, ConfigError> {
-        let mut config = relay_wide(args);
+        let mut config = relay_wide(args)?;
         let file = validate::file(sources)?;
         config.hash = sources.hash().to_owned();
         config.providers = file.providers;
@@ -181,7 +196,7 @@ impl Config {
                 "WORKER_SECRET (--worker-secret) is missing or empty: set the secret that workers must present, or --config FILE",
             ));
         }
-        let mut config = relay_wide(args);
+        let mut config = relay_wide(args)?;
         config.providers = vec![ProviderConfig {
             name: args.provider_name.clone(),
             enabled: true,
@@ -327,18 +342,18 @@ pub(crate) fn config_path(args: &Args) -> Option<PathBuf> {
     args.config.as_ref().and_then(|path| path.0.clone())
 }
 
-/// Everything but the providers; the relay-wide part of an environment cannot be wrong any more.
-fn relay_wide(args: &Args) -> Config {
+/// Everything but the providers.
+fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
     let address = |address: &Option<OptionalAddr>| address.and_then(|address| address.0);
     let worker_listen_addr = address(&args.worker_listen_addr);
-    Config {
+    Ok(Config {
         listen_addr: args.listen_addr,
         admin_listen_addr: address(&args.admin_listen_addr),
         worker_listen_addr,
         workers_on_client_port: args.workers_on_client_port || worker_listen_addr.is_none(),
         admin_token: admin_token(args),
         require_api_keys: args.require_api_keys,
-        api_keys_file: args.api_keys_file.clone(),
+        api_keys: key_storage(args)?,
         relay_count: args.relay_count,
         expect_workers: args.expect_workers,
         unready_when_saturated: args.unready_when_saturated,
@@ -359,7 +374,20 @@ fn relay_wide(args: &Args) -> Config {
         hash: content_hash::<&[u8]>([]),
         ignored_variables: Vec::new(),
         warnings: Vec::new(),
+    })
+}
+
+fn key_storage(args: &Args) -> Result<KeyStorage, ConfigError> {
+    let text = |text: &Option<OptionalText>| text.as_ref().and_then(|text| text.0.clone());
+    let Some(secret) = text(&args.api_keys_secret) else { return Ok(KeyStorage::File(args.api_keys_file.clone())) };
+    if !args.api_keys_file_given {
+        return Err(ConfigError::new(
+            "API_KEYS_SECRET (--api-keys-secret) needs API_KEYS_FILE: the path where the Secret's key keys.json is mounted",
+        ));
     }
+    let namespace = text(&args.pod_namespace);
+    let access = ClusterAccess::of_this_pod(&secret, namespace.as_deref(), &args.service_account_dir)?;
+    Ok(KeyStorage::Secret { mount: args.api_keys_file.clone(), access })
 }
 
 /// A file can be changed while the relay runs, so it counts where both are given.

@@ -42,7 +42,8 @@ impl FileWatch {
         self.take(content, seen)
     }
 
-    /// Waits until a look finds something else than the last one. Must not be cancelled halfway by who wants each change.
+    /// Waits until a look finds something else than the last one. What is found by a wait that is dropped is found again by
+    /// the next.
     pub async fn changed(&mut self) -> Content {
         loop {
             tokio::time::sleep(INTERVAL).await;

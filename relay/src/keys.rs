@@ -20,9 +20,12 @@ use subtle::ConstantTimeEq;
 pub mod file;
 mod generate;
 mod record;
+pub mod secret;
+mod stored;
 
 pub use file::FileKeyStore;
 pub use record::KeyRecord;
+pub use secret::SecretKeyStore;
 
 /// What every key begins with; such a value is never forwarded to a backend.
 pub const KEY_PREFIX: &str = "mr-";
@@ -52,6 +55,11 @@ pub trait KeyStore: Send + Sync {
 
     /// Keeps the times of last use that are known by now, if any changed. Called once a minute and at the end.
     fn flush(&self) -> StoreFuture<'_, ()>;
+
+    /// Why what is stored now does not count; `None` when it does. The last good keys count meanwhile.
+    fn error(&self) -> Option<String> {
+        None
+    }
 
     /// Every key, revoked ones too, oldest first.
     fn list(&self) -> Vec<KeyInfo> {
@@ -211,12 +219,18 @@ pub enum KeyStoreError {
     /// What the admin asked for is wrong: 400.
     #[error("{0}")]
     Invalid(String),
-    /// There are [`MAX_KEYS`] already: 409.
-    #[error("no more than {MAX_KEYS} keys can be kept")]
-    Full,
+    /// There is no room for another key: 409.
+    #[error("{0}")]
+    Full(String),
     /// The store cannot be written, or holds something else: 503. Nothing was changed or lost.
     #[error("{0}")]
     Unavailable(String),
+}
+
+impl KeyStoreError {
+    fn too_many() -> Self {
+        Self::Full(format!("no more than {MAX_KEYS} keys, revoked ones too, can be kept"))
+    }
 }
 
 /// One request in flight under a key; dropping it ends it.
@@ -274,6 +288,13 @@ impl KeySet {
             (record.id.clone(), Arc::new(Key { record, usage }))
         });
         Self { keys: keys.collect() }
+    }
+
+    /// The answer to who asked for a key, which is kept by now.
+    fn created(&self, fresh: FreshRecord) -> Result<CreatedKey, KeyStoreError> {
+        let key = self.lookup(&fresh.record.id);
+        let key = key.ok_or_else(|| KeyStoreError::Unavailable("the key was lost at once".to_owned()))?;
+        Ok(CreatedKey { info: key.info(), secret: fresh.whole })
     }
 
     /// What to keep: every key with its last use so far, oldest first.
@@ -385,6 +406,30 @@ impl NewKey {
             return refuse("max_in_flight: at least 1 is needed; leave it out for no limit".to_owned());
         }
         Ok(Self { name: name.to_owned(), limits })
+    }
+}
+
+/// A key that is about to be kept, with its secret.
+struct FreshRecord {
+    record: KeyRecord,
+    whole: String,
+}
+
+impl NewKey {
+    /// The key, made now.
+    fn into_fresh(self) -> Result<FreshRecord, KeyStoreError> {
+        let fresh =
+            generate::fresh().map_err(|error| KeyStoreError::Unavailable(format!("no random numbers: {error}")))?;
+        let record = KeyRecord {
+            id: fresh.id,
+            name: self.name,
+            sha256: fresh.sha256,
+            created_at: SystemTime::now(),
+            last_used_at: None,
+            revoked: false,
+            limits: self.limits,
+        };
+        Ok(FreshRecord { record, whole: fresh.whole })
     }
 }
 

@@ -1,7 +1,7 @@
 //! One relay process: its parts, how it starts, how settings reach them, and how it ends.
 
 mod drain;
-mod gauges;
+pub(crate) mod gauges;
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,10 +15,10 @@ use tracing::{error, info};
 
 use crate::admin::AdminToken;
 use crate::cli::Args;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, KeyStorage};
 use crate::config_watch::ConfigWatch;
 use crate::http::{self, Parts};
-use crate::keys::{FileKeyStore, KeyStore, flush_regularly};
+use crate::keys::{FileKeyStore, KeyStore, KeyStoreError, SecretKeyStore, flush_regularly};
 use crate::lockout::Lockout;
 use crate::metrics::Metrics;
 use crate::provider::Provider;
@@ -63,12 +63,12 @@ pub enum StartError {
     Setting(#[from] ConfigError),
     /// The keys cannot be read.
     #[error("API_KEYS_FILE: {0}")]
-    Keys(#[from] crate::keys::KeyStoreError),
+    Keys(#[from] KeyStoreError),
 }
 
 /// Runs until a signal ends it, and says when it could not start.
 pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Result<(), StartError> {
-    let keys: Arc<dyn KeyStore> = Arc::new(FileKeyStore::open(&config.api_keys_file)?);
+    let keys = open_keys(&config.api_keys)?;
     let admin_token = AdminToken::start(&config.admin_token)?;
     let listeners = Listeners::bind(&config)?;
     let metrics = Arc::new(Metrics::new());
@@ -94,6 +94,13 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Resu
     let stop = signal.recv().await;
     relay.drain(stop, connections).await;
     Ok(())
+}
+
+fn open_keys(storage: &KeyStorage) -> Result<Arc<dyn KeyStore>, KeyStoreError> {
+    Ok(match storage {
+        KeyStorage::File(path) => Arc::new(FileKeyStore::open(path)?),
+        KeyStorage::Secret { mount, access } => Arc::new(SecretKeyStore::open(mount, access.clone())?),
+    })
 }
 
 impl Relay {

@@ -56,7 +56,7 @@ pub struct Args {
     /// Secret that admits this worker to the provider
     #[arg(long, env = "WORKER_SECRET", value_name = "SECRET", hide_env_values = true, value_parser = secret)]
     pub worker_secret: Option<Secret>,
-    /// File that holds the secret; read again at every dial
+    /// File that holds the secret; read again at every dial, waited for while it is not there
     #[arg(long, env = "WORKER_SECRET_FILE", value_name = "FILE")]
     pub worker_secret_file: Option<PathBuf>,
     /// Name shown to people [default: the host name]

@@ -221,6 +221,17 @@ pub fn log_settings(args: &Args) -> Result<(LogFilter, LogFormat), SettingError>
 }
 
 impl SecretSource {
+    /// Finds what no waiting mends. A file that is not there yet, or empty, is none of that: on Kubernetes a Pod may start
+    /// before the Secret that it mounts.
+    pub fn check(&self) -> Result<(), SettingError> {
+        let Self::File(path) = self else { return Ok(()) };
+        let is_to_come = match std::fs::read(path) {
+            Ok(content) => content.trim_ascii_end().is_empty(),
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+        };
+        if is_to_come { Ok(()) } else { self.read().map(|_| ()) }
+    }
+
     /// The secret as it is now; an error says why there is none, never what it was.
     pub fn read(&self) -> Result<Secret, SettingError> {
         match self {
@@ -259,7 +270,7 @@ fn worker_secret(args: &Args, file: &File) -> Result<SecretSource, SettingError>
     } else {
         return Err(SettingError::hidden("WORKER_SECRET", MISSING));
     };
-    source.read()?;
+    source.check()?;
     Ok(source)
 }
 

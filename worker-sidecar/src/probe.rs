@@ -92,6 +92,7 @@ async fn healthz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
         "links": links,
         "drain": drain,
         "config_error": worker.config_error(),
+        "secret_error": worker.secret_error(),
         "uptime_secs": worker.started.elapsed().as_secs(),
     }))
 }

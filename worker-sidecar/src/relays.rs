@@ -182,7 +182,11 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
                     worker.links.wait_without(relay_id).await;
                     tokio::time::sleep(pause.min(Duration::from_secs(1))).await;
                 }
-                _ => tokio::time::sleep(pause).await,
+                _ => match &end.refused {
+                    // A refused secret is not hurried, but another one need not wait.
+                    Some(refused) => drop(tokio::time::timeout(pause, worker.other_secret(refused)).await),
+                    None => tokio::time::sleep(pause).await,
+                },
             }
         };
         tokio::select! {

@@ -21,6 +21,9 @@ use crate::relay_link::{Link, LinkId};
 use crate::shutdown::{self, Cause, Drain, DrainState, Order};
 use crate::{probe, relays, telemetry};
 
+/// Between two looks for a secret that is not there, or not good.
+const SECRET_INTERVAL: Duration = Duration::from_secs(1);
+
 /// More threads than this only wake one another.
 const MAX_THREADS: usize = 4;
 
@@ -53,7 +56,8 @@ pub struct Worker {
     pub metrics: Arc<Metrics>,
     /// When the process began.
     pub started: Instant,
-    last_secret: Mutex<Secret>,
+    last_secret: Mutex<Option<Secret>>,
+    secret_error: Mutex<Option<String>>,
     config_error: Mutex<Option<String>>,
 }
 
@@ -163,7 +167,6 @@ impl Worker {
         })?;
         let metrics = Arc::new(Metrics::new());
         let live = settings.live.clone();
-        let secret = live.secret.read()?;
         Ok(Self {
             backend: ArcSwap::from_pointee(Backend::new(live.backend.clone(), Arc::new(Trust::new(None)))),
             capacity: Capacity::new(live.max_concurrency),
@@ -177,24 +180,56 @@ impl Worker {
             relay_count: watch::channel(1).0,
             metrics,
             started: Instant::now(),
-            last_secret: Mutex::new(secret),
+            last_secret: Mutex::new(None),
+            secret_error: Mutex::new(None),
             config_error: Mutex::new(None),
             settings,
         })
     }
 
-    /// The secret to dial with: read again each time, the last good one while its file is not.
-    pub fn secret(&self) -> Secret {
-        match self.live.load().secret.read() {
-            Ok(secret) => {
-                lock(&self.last_secret).clone_from(&secret);
-                secret
+    /// The secret to dial with: read again each time, the last good one while its file is not. Waits for the first one.
+    pub async fn secret(&self) -> Secret {
+        loop {
+            if let Some(secret) = self.secret_now() {
+                return secret;
             }
-            Err(error) => {
-                tracing::warn!(%error, "dialling with the last good secret");
-                lock(&self.last_secret).clone()
+            tokio::time::sleep(SECRET_INTERVAL).await;
+        }
+    }
+
+    /// Waits until there is another secret than one that a relay refused.
+    pub async fn other_secret(&self, refused: &Secret) {
+        loop {
+            tokio::time::sleep(SECRET_INTERVAL).await;
+            if self.live.load().secret.read().is_ok_and(|secret| secret != *refused) {
+                return;
             }
         }
+    }
+
+    /// Why there is no secret to dial with, or only an old one.
+    pub fn secret_error(&self) -> Option<String> {
+        lock(&self.secret_error).clone()
+    }
+
+    /// The same complaint is a warning once.
+    fn secret_now(&self) -> Option<Secret> {
+        let read = self.live.load().secret.read();
+        let mut last = lock(&self.last_secret);
+        let error = read.as_ref().err().map(ToString::to_string);
+        let told = std::mem::replace(&mut *lock(&self.secret_error), error.clone());
+        match (read, error) {
+            (Ok(secret), _) => {
+                if told.is_some() {
+                    tracing::info!("the worker secret is there");
+                }
+                *last = Some(secret);
+            }
+            (Err(_), error) if error == told => {}
+            (Err(error), _) if last.is_some() => tracing::warn!(%error, "dialling with the last good secret"),
+            (Err(error), _) => tracing::warn!(%error, "there is no worker secret yet; waiting for it"),
+        }
+        last.clone()
     }
 
     /// A link has registered with these models.

@@ -5,7 +5,8 @@
 //! - the worker's container, last of the init containers (so that model downloads run first) or last of the containers,
 //!   with the whole security context that the Pod Security Standard `restricted` asks for;
 //! - its volumes: the pool's worker.yaml, the Provider's secret (optional, so that a rotation or an absent Provider holds
-//!   up no backend), and the backend's key;
+//!   up no backend), and the backend's key; and an empty folder in place of the Pod's ServiceAccount token, which the
+//!   API server would mount into it as well;
 //! - a preStop hook on the backend's container that waits in the worker's `/drain`. The kubelet runs all preStop hooks at
 //!   once and sends SIGTERM to a container when its own hook has ended, so only a container with the hook outlives its
 //!   requests. Which containers need it is [`backend`]'s decision;
@@ -80,7 +81,9 @@ pub fn add_to_pod(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Ref
     if inputs.spec().inject_mode == InjectMode::Container && may_complete(&spec) {
         notes.push(Note::NeverCompletes);
     }
-    array(&mut spec, "volumes")?.extend(volumes(inputs));
+    let all = array(&mut spec, "volumes")?;
+    all.extend(volumes(inputs));
+    all.push(container::no_token_volume());
     add_pull_secrets(&mut spec, inputs)?;
     let wanted = grace_seconds(inputs.spec())?;
     let given = spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(DEFAULT_GRACE_SECS);

@@ -68,7 +68,7 @@ pub(super) async fn revoke(State(relay): State<Arc<Relay>>, Path(id): Path<Strin
 fn store_problem(error: &KeyStoreError) -> Response {
     let (status, code) = match error {
         KeyStoreError::Invalid(_) => (StatusCode::BAD_REQUEST, "invalid_key"),
-        KeyStoreError::Full => (StatusCode::CONFLICT, "too_many_keys"),
+        KeyStoreError::Full(_) => (StatusCode::CONFLICT, "too_many_keys"),
         KeyStoreError::Unavailable(_) => {
             warn!(%error, "API keys cannot be kept");
             (StatusCode::SERVICE_UNAVAILABLE, "key_store_unavailable")

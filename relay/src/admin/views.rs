@@ -8,8 +8,8 @@ use axum::extract::State;
 use serde_json::{Map, Value, json};
 
 use crate::dispatch::RequestPlace;
-use crate::provider::{LiveRequest, Provider, ProviderState, WorkerState};
-use crate::relay::Relay;
+use crate::provider::{LiveRequest, Provider, WorkerState};
+use crate::relay::{Relay, gauges};
 
 /// `GET /admin/workers`
 pub(super) async fn workers(State(relay): State<Arc<Relay>>) -> Json<Value> {
@@ -44,13 +44,14 @@ pub(super) async fn stats(State(relay): State<Arc<Relay>>) -> Json<Value> {
 /// `GET /admin/state`: one snapshot for machines.
 pub(super) async fn state(State(relay): State<Arc<Relay>>) -> Json<Value> {
     let status = relay.config_watch.status();
-    let providers: Vec<Value> = relay.providers.all().iter().map(|p| provider(p, &p.snapshot())).collect();
+    let providers: Vec<Value> = relay.providers.all().iter().map(|p| provider(&relay, p)).collect();
     Json(json!({
         "relay_id": relay.shared.relay_id,
         "version": env!("CARGO_PKG_VERSION"),
         "config_hash": status.hash,
         "config_loaded_at": time(status.loaded_at),
         "config_error": status.last_error,
+        "api_keys_error": relay.keys.error(),
         "phase": format!("{:?}", relay.shared.phase()).to_lowercase(),
         "providers": providers,
     }))
@@ -87,10 +88,12 @@ fn worker(worker: &WorkerState) -> Value {
     })
 }
 
-fn provider(provider: &Provider, state: &ProviderState) -> Value {
-    let models = state.models.iter().map(|model| {
+fn provider(relay: &Relay, provider: &Provider) -> Value {
+    let (state, config) = (provider.snapshot(), provider.config());
+    let models = gauges::models(&state, &config).map(|model| {
         json!({
             "id": &*model.model,
+            "known": relay.providers.knows(provider, &model.model),
             "waiting": model.waiting,
             "oldest_ms": model.oldest.map(millis),
             "workers": model.workers,
@@ -99,7 +102,7 @@ fn provider(provider: &Provider, state: &ProviderState) -> Value {
     });
     json!({
         "name": &*provider.name,
-        "enabled": provider.config().enabled,
+        "enabled": config.enabled,
         "queue_depth": state.queue_depth,
         "queue_bytes": state.queue_bytes,
         "oldest_ms": state.oldest_age.map(millis),

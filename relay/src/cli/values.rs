@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use modelrelay_protocol::units::{MAX_DURATION, MIN_DURATION, parse_duration_or_zero, parse_size};
 
-use super::{OptionalAddr, OptionalPath, Proxies};
+use super::{OptionalAddr, OptionalPath, OptionalText, Proxies};
 use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
@@ -34,6 +34,20 @@ pub(super) fn path(text: &str) -> Result<PathBuf, Allowed> {
 
 pub(super) fn optional_path(text: &str) -> Result<OptionalPath, Allowed> {
     Ok(OptionalPath((!text.is_empty()).then(|| PathBuf::from(text))))
+}
+
+/// The name of an object, as the API server allows it; it becomes part of a path.
+pub(super) fn optional_object_name(text: &str) -> Result<OptionalText, Allowed> {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    match bytes {
+        [] => Ok(OptionalText(None)),
+        _ if bytes.len() <= 253 && bytes.iter().copied().all(inner) && ends(bytes.first()) && ends(bytes.last()) => {
+            Ok(OptionalText(Some(text.to_owned())))
+        }
+        _ => Err("a name of up to 253 lowercase letters, digits, - and .".to_owned()),
+    }
 }
 
 /// The published relay put no rule on the name, so this one is wider than that of `relay.yaml`.

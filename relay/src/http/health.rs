@@ -57,6 +57,7 @@ pub async fn readyz(State(relay): State<Arc<Relay>>) -> Response {
         "ready": ready,
         "reasons": reasons,
         "config": { "hash": status.hash, "error": status.last_error },
+        "api_keys": { "error": relay.keys.error() },
         "workers_connected": workers,
     });
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

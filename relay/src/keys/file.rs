@@ -12,24 +12,13 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
-use serde::{Deserialize, Serialize};
 
-use super::{CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, generate};
+use super::{CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, stored};
 
-/// The only version so far.
-const VERSION: u32 = 1;
 /// [`MAX_KEYS`] of the largest keys would be more; a file of this size is not one of ours.
 const MAX_FILE_BYTES: u64 = 256 << 20;
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StoredKeys {
-    version: u32,
-    keys: Vec<KeyRecord>,
-}
 
 /// Keys in a file.
 #[derive(Clone)]
@@ -93,28 +82,15 @@ impl FileKeyStore {
 
 impl Shared {
     fn create(&self, request: NewKey) -> Result<CreatedKey, KeyStoreError> {
-        let fresh =
-            generate::fresh().map_err(|error| KeyStoreError::Unavailable(format!("no random numbers: {error}")))?;
-        let record = KeyRecord {
-            id: fresh.id.clone(),
-            name: request.name,
-            sha256: fresh.sha256,
-            created_at: SystemTime::now(),
-            last_used_at: None,
-            revoked: false,
-            limits: request.limits,
-        };
+        let fresh = request.into_fresh()?;
         self.change(|records| {
             if records.len() >= MAX_KEYS {
-                return Err(KeyStoreError::Full);
+                return Err(KeyStoreError::too_many());
             }
-            records.push(record);
+            records.push(fresh.record.clone());
             Ok((true, ()))
         })?;
-        let keys = self.keys.load();
-        let key =
-            keys.lookup(&fresh.id).ok_or_else(|| KeyStoreError::Unavailable("the key was lost at once".to_owned()))?;
-        Ok(CreatedKey { info: key.info(), secret: fresh.whole })
+        self.keys.load().created(fresh)
     }
 
     fn revoke(&self, id: &str) -> Result<bool, KeyStoreError> {
@@ -202,19 +178,12 @@ fn read(path: &Path) -> Result<Option<Vec<KeyRecord>>, KeyStoreError> {
         return Err(unavailable(format!("the API keys cannot be read: larger than {MAX_FILE_BYTES} bytes")));
     }
     let text = fs::read(path).map_err(|error| unavailable(format!("the API keys cannot be read: {error}")))?;
-    let stored: StoredKeys =
-        serde_json::from_slice(&text).map_err(|error| unavailable(format!("not a file of API keys: {error}")))?;
-    if stored.version != VERSION {
-        return Err(unavailable(format!("API keys of version {} are not known, only {VERSION}", stored.version)));
-    }
-    Ok(Some(stored.keys))
+    stored::decode(&text).map(Some).map_err(unavailable)
 }
 
 /// Everything up to and with the rename; after an error the old file is as it was.
 fn replace(path: &Path, records: &[KeyRecord]) -> io::Result<Renamed> {
-    let stored = StoredKeys { version: VERSION, keys: records.to_vec() };
-    let mut text = serde_json::to_vec_pretty(&stored)?;
-    text.push(b'\n');
+    let text = stored::encode_pretty(records)?;
     let temporary = temporary_beside(path);
     let written = write_new(&temporary, &text).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
@@ -253,7 +222,7 @@ fn folder_of(path: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
 
     use super::super::KeyLimits;
     use super::*;

@@ -29,6 +29,8 @@ pub struct State {
     pub buffered_bytes: u64,
     /// `MAX_BUFFERED_BYTES`.
     pub buffered_bytes_limit: u64,
+    /// What is stored as API keys cannot be used; the last good ones count.
+    pub are_keys_broken: bool,
 }
 
 /// The state of a provider.
@@ -94,6 +96,7 @@ pub(super) struct StateGauges {
     grants: IntGaugeVec,
     buffered_bytes: IntGauge,
     buffered_bytes_limit: IntGauge,
+    keys_ok: IntGauge,
 }
 
 impl StateGauges {
@@ -129,6 +132,11 @@ impl StateGauges {
             ),
             grants: gauge("worker_grants", "Slots that workers granted to this relay.", &["provider"]),
             buffered_bytes: int_gauge(registry, "buffered_bytes", "Bytes of bodies in memory."),
+            keys_ok: int_gauge(
+                registry,
+                "api_keys_last_reload_successful",
+                "Whether the API keys as they are stored now could be used.",
+            ),
             buffered_bytes_limit: int_gauge(registry, "buffered_bytes_limit", "Bytes of bodies that may be in memory."),
         }
     }
@@ -150,6 +158,7 @@ impl StateGauges {
         self.last_heartbeat.reset();
         self.buffered_bytes.set(signed(state.buffered_bytes));
         self.buffered_bytes_limit.set(signed(state.buffered_bytes_limit));
+        self.keys_ok.set(i64::from(!state.are_keys_broken));
         for provider in &state.providers {
             self.show_queue(provider);
             self.show_models(provider);
@@ -166,7 +175,8 @@ impl StateGauges {
     }
 
     fn show_models(&self, provider: &ProviderState) {
-        let mut by_label: BTreeMap<&str, (bool, u64, u64, u64)> = BTreeMap::new();
+        // A scaler that asks for a provider's sum must get 0, and not nothing, while nobody has named a model yet.
+        let mut by_label: BTreeMap<&str, (bool, u64, u64, u64)> = BTreeMap::from([(UNKNOWN, (false, 0, 0, 0))]);
         for model in &provider.models {
             let label = if model.known { &*model.name } else { UNKNOWN };
             let sums = by_label.entry(label).or_default();

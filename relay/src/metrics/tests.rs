@@ -20,7 +20,7 @@ fn worker(id: &str, used: u64, is_draining: bool) -> WorkerState {
 }
 
 fn state(providers: Vec<ProviderState>) -> impl Fn() -> State {
-    move || State { providers: providers.clone(), buffered_bytes: 5, buffered_bytes_limit: 10 }
+    move || State { providers: providers.clone(), buffered_bytes: 5, buffered_bytes_limit: 10, are_keys_broken: false }
 }
 
 fn line<'a>(text: &'a str, start: &str) -> Option<&'a str> {
@@ -77,7 +77,7 @@ fn every_name_of_the_contract_is_in_a_scrape() {
         queued_bytes requests_in_flight requeues_total cancellations_total client_retries_total tokens_total request_body_bytes \
         response_body_bytes workers worker_slots model_workers worker_connections_total worker_disconnects_total \
         worker_heartbeat_rtt_seconds worker_last_heartbeat_timestamp_seconds auth_failures_total relay_overhead_seconds config_info \
-        config_last_reload_successful buffered_bytes buffered_bytes_limit worker_grants build_info";
+        config_last_reload_successful api_keys_last_reload_successful buffered_bytes buffered_bytes_limit worker_grants build_info";
     for name in names.split_whitespace() {
         assert!(line(&text, &format!("# TYPE modelrelay_{name} ")).is_some(), "{name} is missing");
     }

@@ -17,6 +17,9 @@ use crate::socket::session::RELAY_STOPPING;
 /// How long connections may take for their last bytes once every request has ended.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 
+/// A disk or an API server may be away; what is lost is when a key was last used.
+const LAST_FLUSH: Duration = Duration::from_secs(2);
+
 impl Relay {
     pub(super) async fn drain(self: &Arc<Self>, signal: StopSignal, connections: TaskTracker) {
         let config = self.shared.config.load_full();
@@ -58,8 +61,10 @@ impl Relay {
         if timeout(LAST_BYTES, self.wait_for_workers()).await.is_err() {
             warn!("some workers were still connected");
         }
-        if let Err(error) = self.keys.flush().await {
-            warn!(%error, "times of last use cannot be kept");
+        match timeout(LAST_FLUSH, self.keys.flush()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(%error, "times of last use cannot be kept"),
+            Err(_) => warn!("times of last use could not be kept in time"),
         }
         info!("stopped");
     }

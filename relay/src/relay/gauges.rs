@@ -1,5 +1,10 @@
 //! The relay's state as its gauges show it, asked for at each scrape.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::config::ProviderConfig;
+use crate::dispatch::ModelSnapshot;
 use crate::metrics::{ModelState, ProviderState, State, StateSource, WorkerState};
 use crate::provider::{self, Provider};
 
@@ -11,30 +16,23 @@ impl StateSource for Relay {
             providers: self.providers.all().iter().map(|provider| provider_state(self, provider)).collect(),
             buffered_bytes: self.shared.budget.used(),
             buffered_bytes_limit: self.shared.budget.limit(),
+            are_keys_broken: self.keys.error().is_some(),
         }
     }
 }
 
 fn provider_state(relay: &Relay, provider: &Provider) -> ProviderState {
     let (state, config) = (provider.snapshot(), provider.config());
-    let mut models: Vec<ModelState> = state
-        .models
-        .iter()
+    let known = |model: &str| relay.providers.knows(provider, model);
+    let models = models(&state, &config)
         .map(|model| ModelState {
-            name: model.model.to_string(),
-            known: relay.providers.knows(provider, &model.model),
+            known: known(&model.model),
             workers: model.workers as u64,
             queued: u64::from(model.waiting),
             in_flight: state.in_flight_by_model.get(&model.model).copied().unwrap_or(0),
+            name: model.model.to_string(),
         })
         .collect();
-    // A declared model that nobody serves shows as 0, which is what an alert waits for.
-    let declared = config.models.iter().flatten().map(|model| &model.id).chain(&config.cold_models);
-    for name in declared {
-        if !models.iter().any(|model| model.name == *name) {
-            models.push(ModelState { name: name.clone(), known: true, ..ModelState::default() });
-        }
-    }
     ProviderState {
         name: provider.name.to_string(),
         queue_capacity: config.max_queue_len as u64,
@@ -43,6 +41,22 @@ fn provider_state(relay: &Relay, provider: &Provider) -> ProviderState {
         models,
         workers: state.workers.iter().map(worker_state).collect(),
     }
+}
+
+/// Every model that a worker serves, a request asks for, or the configuration declares. A declared one that nobody serves
+/// shows as 0, which is what an alert or a scaler waits for.
+pub(crate) fn models(state: &provider::ProviderState, config: &ProviderConfig) -> impl Iterator<Item = ModelSnapshot> {
+    let live: BTreeMap<Arc<str>, ModelSnapshot> =
+        state.models.iter().map(|model| (Arc::clone(&model.model), model.clone())).collect();
+    let declared = config.models.iter().flatten().map(|model| &model.id).chain(&config.cold_models);
+    let mut all: BTreeMap<Arc<str>, ModelSnapshot> = declared
+        .map(|name| {
+            let model: Arc<str> = name.as_str().into();
+            (Arc::clone(&model), ModelSnapshot { model, waiting: 0, oldest: None, workers: 0 })
+        })
+        .collect();
+    all.extend(live);
+    all.into_values()
 }
 
 fn worker_state(worker: &provider::WorkerState) -> WorkerState {

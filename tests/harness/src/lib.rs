@@ -8,6 +8,7 @@
 
 pub mod client;
 pub mod fake_backend;
+pub mod fake_kubernetes;
 pub mod fake_relay;
 pub mod process;
 pub mod relay;

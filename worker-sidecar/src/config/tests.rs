@@ -31,9 +31,19 @@ fn a_missing_or_empty_secret_is_one_clear_line() {
         let text = error(&Args { worker_secret: secret, ..Args::default() }, "");
         assert!(text.starts_with("WORKER_SECRET: missing or empty"), "{text}");
     }
-    let empty = tempfile::NamedTempFile::new().unwrap();
-    let text = error(&Args { worker_secret_file: Some(empty.path().into()), ..Args::default() }, "");
-    assert!(text.contains("WORKER_SECRET_FILE") && text.contains("empty"), "{text}");
+}
+
+#[test]
+fn a_secret_file_may_come_later_but_not_be_garbage() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let args = Args { worker_secret_file: Some(file.path().into()), ..Args::default() };
+    assert!(Settings::load(&args).unwrap().live.secret.read().is_err());
+    std::fs::write(file.path(), "two\nlines").unwrap();
+    assert!(error(&args, "").contains("WORKER_SECRET_FILE"));
+    std::fs::write(file.path(), "good\n").unwrap();
+    assert_eq!(Settings::load(&args).unwrap().live.secret.read().unwrap(), Secret::new("good"));
+    std::fs::remove_file(file.path()).unwrap();
+    assert!(Settings::load(&args).is_ok());
 }
 
 #[test]

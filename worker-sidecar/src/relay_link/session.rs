@@ -14,6 +14,7 @@ use modelrelay_protocol::message::{
     Cancel, CommandResult, Drain, GracefulShutdown, Parsed, Pong, Register, RegisterAck, RelayToWorker, WorkerLimits,
     WorkerToRelay, encode,
 };
+use modelrelay_protocol::secret::Secret;
 use modelrelay_protocol::version::{Capabilities, Capability};
 use prometheus::Gauge;
 use tokio_tungstenite::tungstenite::{Bytes, Message};
@@ -50,11 +51,13 @@ pub struct End {
     pub retry_after: Option<Duration>,
     /// The relay that we have already.
     pub relay_id: Option<String>,
+    /// The secret that was refused.
+    pub refused: Option<Box<Secret>>,
 }
 
 impl End {
     fn new(kind: EndKind, label: &'static str, reason: impl Into<String>) -> Self {
-        Self { kind, reason: reason.into(), label, retry_after: None, relay_id: None }
+        Self { kind, reason: reason.into(), label, retry_after: None, relay_id: None, refused: None }
     }
 
     /// The code that served the link failed.
@@ -132,11 +135,13 @@ impl Drop for Attached<'_> {
 }
 
 async fn connect(worker: &Arc<Worker>, endpoint: &Endpoint) -> Result<(WebSocket, Arc<Traffic>), End> {
-    let secret = worker.secret();
+    let secret = worker.secret().await;
     dial(endpoint, &worker.settings.provider, &secret, &worker.trust).await.map_err(|error| {
         let text = error.to_string();
         match error {
-            DialError::Unauthorized => End::new(EndKind::Refused, "auth_failed", text),
+            DialError::Unauthorized => {
+                End { refused: Some(Box::new(secret.clone())), ..End::new(EndKind::Refused, "auth_failed", text) }
+            }
             DialError::Status(_, retry_after) => End { retry_after, ..End::new(EndKind::Failed, "rejected", text) },
             DialError::Io(_) => End::new(EndKind::Failed, "unreachable", text),
         }

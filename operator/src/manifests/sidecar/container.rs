@@ -17,8 +17,12 @@ pub const BACKEND_KEY_FILE: &str = "/etc/modelrelay/backend-key/key";
 const CONFIG_VOLUME: &str = "modelrelay-config";
 const SECRET_VOLUME: &str = "modelrelay-secret";
 const BACKEND_KEY_VOLUME: &str = "modelrelay-backend-key";
+const NO_TOKEN_VOLUME: &str = "modelrelay-no-token";
 /// Every name of a volume of the worker.
-pub(super) const VOLUMES: [&str; 3] = [CONFIG_VOLUME, SECRET_VOLUME, BACKEND_KEY_VOLUME];
+pub(super) const VOLUMES: [&str; 4] = [CONFIG_VOLUME, SECRET_VOLUME, BACKEND_KEY_VOLUME, NO_TOKEN_VOLUME];
+
+/// Where the API server mounts a ServiceAccount's token into each container that has nothing there.
+const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// User and group of the images' programs.
 const UID: i64 = 65532;
@@ -62,7 +66,7 @@ pub fn container(inputs: &Inputs<'_>, alone: bool) -> Value {
         // would wait for containers that start after it; were they to wait for the relay, its outage would stop backends.
         "startupProbe": probe("/livez", port, 1, STARTUP_ATTEMPTS),
         "readinessProbe": probe("/readyz", port, 10, 3),
-        "volumeMounts": mounts(spec),
+        "volumeMounts": mounts(spec, alone),
         "securityContext": {
             "runAsNonRoot": true,
             "runAsUser": UID,
@@ -78,6 +82,11 @@ pub fn container(inputs: &Inputs<'_>, alone: bool) -> Value {
         add_choices(map, inputs, alone);
     }
     container
+}
+
+/// An empty folder, mounted where the Pod's own ServiceAccount token would appear: a sidecar has no business with it.
+pub(super) fn no_token_volume() -> Value {
+    json!({"name": NO_TOKEN_VOLUME, "emptyDir": {}})
 }
 
 /// The worker's volumes, for its Pod.
@@ -147,13 +156,17 @@ fn probe(path: &str, port: i32, period: i32, attempts: i32) -> Value {
     })
 }
 
-fn mounts(spec: &WorkerPoolSpec) -> Vec<Value> {
-    let mut mounts = vec![(CONFIG_VOLUME, CONFIG_FILE), (SECRET_VOLUME, SECRET_FILE)];
-    if backend_key(spec).is_some() {
-        mounts.push((BACKEND_KEY_VOLUME, BACKEND_KEY_FILE));
-    }
+fn mounts(spec: &WorkerPoolSpec, alone: bool) -> Vec<Value> {
     let folder = |file: &'static str| file.rsplit_once('/').map_or(file, |(folder, _)| folder);
-    mounts.into_iter().map(|(name, file)| json!({"name": name, "mountPath": folder(file), "readOnly": true})).collect()
+    let mut mounts = vec![(CONFIG_VOLUME, folder(CONFIG_FILE)), (SECRET_VOLUME, folder(SECRET_FILE))];
+    if backend_key(spec).is_some() {
+        mounts.push((BACKEND_KEY_VOLUME, folder(BACKEND_KEY_FILE)));
+    }
+    // Alone, the Pod is ours, and says itself whether it has a token.
+    if !alone {
+        mounts.push((NO_TOKEN_VOLUME, TOKEN_FOLDER));
+    }
+    mounts.into_iter().map(|(name, path)| json!({"name": name, "mountPath": path, "readOnly": true})).collect()
 }
 
 fn backend_key(spec: &WorkerPoolSpec) -> Option<&crate::crd::SecretKeyRef> {

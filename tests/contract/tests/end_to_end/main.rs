@@ -5,5 +5,6 @@ mod bodies;
 mod cancel;
 mod dialects;
 mod relays;
+mod rotation;
 mod secrecy;
 mod worker_loss;

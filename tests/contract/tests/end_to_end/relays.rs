@@ -47,6 +47,31 @@ async fn two_relays(slots: u32) -> (Relay, Relay, WorkerProcess, FakeBackend) {
     (one, two, worker, backend)
 }
 
+#[tokio::test]
+async fn a_worker_behind_a_load_balancer_reaches_every_relay_that_is_added() {
+    let yaml = |count: u32| {
+        format!("relayCount: {count}\nproviders:\n- name: local\n  workerSecrets: [{{value: {WORKER_SECRET}}}]\n")
+    };
+    let relay = || Relay::builder().config(yaml(1)).start();
+    let (one, two, three) = tokio::join!(relay(), relay(), relay());
+    let relays = [one, two, three];
+    let backend = FakeBackend::start().await;
+    let front = balancer(relays.iter().map(Relay::addr).collect()).await;
+    let worker = WorkerProcess::builder().relay(format!("http://{front}")).backend(backend.url());
+    let _worker = worker.env("WORKER_SECRET", WORKER_SECRET).concurrency(4).start().await;
+    // It is told of one relay, and then of three by the one that it found.
+    wait_for_model(&relays[0], "m").await;
+    for relay in &relays {
+        relay.replace_file("relay.yaml", &yaml(3));
+    }
+    backend.answer_with(|_, body| Answer::new(200, &[], body));
+    for (number, relay) in relays.iter().enumerate() {
+        wait_for_model(relay, "m").await;
+        assert_eq!(relay.workers().await.len(), 1);
+        assert_eq!(relay.fetch(chat(number)).await.with_status(200).json()["number"], number);
+    }
+}
+
 fn chat(number: usize) -> Request {
     Request::post(CHAT, &json!({"model": "m", "number": number}))
 }

@@ -6,7 +6,7 @@ use modelrelay_harness::{
 };
 use serde_json::json;
 
-use crate::support::{anthropic_error, chat, messages, openai_error};
+use crate::support::{anthropic_error, chat, messages, one_provider, openai_error};
 
 const ROUTES: [(&str, &str); 9] = [
     ("GET", "/admin/workers"),
@@ -169,6 +169,46 @@ async fn the_state_is_one_snapshot_for_machines() {
         assert!(state.contains(part), "{part} in {state}");
     }
     assert!(!relay.get("/health").await.text().contains(&instance), "an instance_id without the token");
+}
+
+#[tokio::test]
+async fn the_state_tells_an_operator_all_that_it_sums_up() {
+    let more = "  coldModels: [cold]\n  models: [{id: m}, {id: cold}, {id: idle}]";
+    let relay = Relay::builder().config(one_provider(more)).start().await;
+    let mut worker = relay.dial().open().await;
+    let instance = modelrelay_harness::worker::new_instance_id();
+    let mut message = modelrelay_harness::worker::core1_registration(&["m"], 3, &instance);
+    message["pool"] = json!("llama");
+    worker.register_with(message).await;
+    worker.grant(3).await;
+    let _running = relay.begin(chat("m"));
+    worker.expect_request().await;
+    let _cold = relay.begin(chat("cold"));
+    relay.wait_for_queue_depth("local", 1).await;
+    let state = relay.admin_json("/admin/state").await;
+    assert!(state["config_hash"].as_str().is_some_and(|hash| hash.len() == 64), "{state}");
+    assert_eq!((&state["config_error"], &state["api_keys_error"]), (&json!(null), &json!(null)));
+    let provider = &state["providers"][0];
+    assert_eq!((&provider["name"], &provider["enabled"]), (&json!("local"), &json!(true)));
+    assert_eq!((&provider["queue_depth"], &provider["in_flight"]), (&json!(1), &json!(1)));
+    let told = &provider["workers"][0];
+    for (name, value) in [
+        ("instance_id", json!(instance)),
+        ("pool", json!("llama")),
+        ("models", json!(["m"])),
+        ("is_draining", json!(false)),
+        ("in_flight_count", json!(1)),
+        ("max_concurrent", json!(3)),
+    ] {
+        assert_eq!(told[name], value, "{name} in {told}");
+    }
+    let models = provider["models"].as_array().expect("a list of models");
+    let counts = |id: &str| {
+        let model = models.iter().find(|model| model["id"] == id).unwrap_or_else(|| panic!("no {id} in {models:?}"));
+        assert_eq!(model["oldest_ms"].is_u64(), model["waiting"] != 0, "{model}");
+        ["waiting", "workers", "in_flight"].map(|name| model[name].as_u64().expect("a number"))
+    };
+    assert_eq!([counts("m"), counts("cold"), counts("idle")], [[0, 1, 1], [1, 0, 0], [0, 0, 0]]);
 }
 
 #[tokio::test]

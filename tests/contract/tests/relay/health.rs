@@ -141,6 +141,27 @@ async fn metrics_count_what_happened() {
 }
 
 #[tokio::test]
+async fn what_a_scaler_asks_for_is_there_at_zero() {
+    let more = "  coldModels: [cold]\n  models: [{id: m}, {id: cold}]";
+    let relay = Relay::builder().config(one_provider(more)).start().await;
+    let text = relay.admin("GET", "/metrics").await.with_status(200).text();
+    for gauge in ["modelrelay_queue_depth", "modelrelay_requests_in_flight"] {
+        for model in ["m", "cold", "unknown"] {
+            let series = format!("{gauge}{{model=\"{model}\",provider=\"local\"}} 0");
+            assert!(text.lines().any(|line| line == series), "no {series} in\n{text}");
+        }
+    }
+    // Nobody has named a model of this provider.
+    let relay = Relay::builder().config(one_provider("")).start().await;
+    let text = relay.admin("GET", "/metrics").await.with_status(200).text();
+    for gauge in ["modelrelay_queue_depth", "modelrelay_requests_in_flight"] {
+        let start = format!("{gauge}{{");
+        let series: Vec<&str> = text.lines().filter(|line| line.starts_with(&start)).collect();
+        assert_eq!(series, [format!("{gauge}{{model=\"unknown\",provider=\"local\"}} 0")]);
+    }
+}
+
+#[tokio::test]
 async fn a_model_that_a_client_made_up_is_no_label() {
     let relay = Relay::builder().config(one_provider("  models: [{id: m}]")).start().await;
     assert_eq!(relay.fetch(chat("invented-by-a-client")).await.status, 404);

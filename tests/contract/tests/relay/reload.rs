@@ -151,11 +151,13 @@ async fn a_reload_disturbs_no_stream_and_no_worker() {
 }
 
 #[tokio::test]
-async fn keys_may_be_required_from_now_on() {
+async fn keys_may_be_required_from_now_on_and_no_longer() {
     let relay = Relay::builder().config(one_provider("")).start().await;
     assert_eq!(relay.get("/v1/models").await.status, 200);
     relay.replace_file("relay.yaml", &format!("requireApiKeys: true\n{}", one_provider("")));
     relay.eventually("keys are required", || async { relay.get("/v1/models").await.status == 401 }).await;
+    relay.replace_file("relay.yaml", &format!("requireApiKeys: false\n{}", one_provider("")));
+    relay.eventually("keys are not required", || async { relay.get("/v1/models").await.status == 200 }).await;
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use modelrelay_harness::{
 };
 use serde_json::json;
 
-use crate::support::{check_retry_after, two_providers};
+use crate::support::{chat, check_retry_after, two_providers};
 
 #[tokio::test]
 async fn the_secret_is_taken_from_the_header() {
@@ -205,6 +205,27 @@ async fn a_removed_secret_drains_and_closes_its_workers() {
     new.register(&["n"], 1).await;
     relay.replace_file("relay.yaml", "providers:\n- name: local\n  workerSecrets: [{value: new}]\n");
     old.expect("graceful_shutdown").await;
+    assert_eq!(old.expect_close().await, (1008, "worker authentication failed".to_owned()));
+    assert_eq!(relay.dial().secret("old").refused().await.status, 401);
+    new.expect_quiet().await;
+}
+
+#[tokio::test]
+async fn a_secret_whose_time_is_over_drains_and_closes_its_workers() {
+    let soon = std::process::Command::new("date").args(["-u", "-d", "+3 seconds", "+%FT%TZ"]).output().expect("date");
+    let soon = String::from_utf8(soon.stdout).expect("text");
+    let secrets = format!("[{{value: old, notAfter: \"{}\"}}, {{value: new}}]", soon.trim());
+    let relay =
+        Relay::builder().config(format!("providers:\n- name: local\n  workerSecrets: {secrets}\n")).start().await;
+    let mut old = relay.dial().secret("old").open().await;
+    old.register(&["m"], 1).await;
+    let mut new = relay.dial().secret("new").open().await;
+    new.register(&["n"], 1).await;
+    let pending = relay.begin(chat("m"));
+    let job = old.expect_request().await;
+    old.expect("graceful_shutdown").await;
+    old.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
     assert_eq!(old.expect_close().await, (1008, "worker authentication failed".to_owned()));
     assert_eq!(relay.dial().secret("old").refused().await.status, 401);
     new.expect_quiet().await;

@@ -236,6 +236,29 @@ async fn the_drain_probe_asks_for_its_token_where_one_is_set() {
 }
 
 #[tokio::test]
+async fn a_kubelets_hook_drains_every_relay() {
+    let ack = Ack { relay_count: 2, ..Ack::core1() };
+    let mut rig = Rig::with(&ack, 4, |worker| worker.env("DRAIN_TOKEN", "planted-drain-token")).await;
+    let mut second = rig.relay.accept_with(&Ack { relay_id: "relay-b".to_owned(), ..ack }).await;
+    second.ready(&["m"], 4).await;
+    // As a preStop hook's httpGet with a header of its own is sent.
+    let headers =
+        [("user-agent", "kube-lifecycle/1.36"), ("accept", "*/*"), ("x-modelrelay-drain-token", "planted-drain-token")];
+    let worker = &rig.worker;
+    let told = async {
+        for link in [&mut rig.link, &mut second] {
+            link.expect("drain").await;
+            barrier(link);
+            link.closed().await;
+        }
+    };
+    let (drained, ()) = tokio::join!(worker.probe_with("/drain", &headers), told);
+    assert_eq!((drained.status, &drained.json()["drained"]), (200, &json!(true)));
+    // The hook may come twice.
+    assert_eq!(worker.probe_with("/drain", &headers).await.status, 200);
+}
+
+#[tokio::test]
 async fn the_deadline_is_told_to_a_relay_that_gives_no_credit() {
     let mut rig = Rig::with(&Ack::core1(), 4, |worker| worker.env("SHUTDOWN_TIMEOUT_SECS", "1")).await;
     rig.link.withhold_credit();

@@ -92,6 +92,53 @@ async fn the_secret_file_is_read_at_each_dial() {
 }
 
 #[tokio::test]
+async fn a_secret_that_comes_later_is_waited_for() {
+    let mut relay = FakeRelay::start().await;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let file = directory.path().join("worker-secret");
+    let worker = WorkerProcess::builder().relay(relay.url()).without("WORKER_SECRET");
+    let mut worker = worker.file("WORKER_SECRET_FILE", &file).start().await;
+    let told = worker.process.wait_for_line("there is no worker secret yet").await;
+    assert!(told.contains("WARN") && told.contains("WORKER_SECRET_FILE") && told.contains("worker-secret"), "{told}");
+    std::fs::write(&file, "\n").expect("a writable directory");
+    assert!(relay.dial_within(QUIET * 2).await.is_none(), "it dialled without a secret");
+    // Both complaints differ, so each is told, once.
+    assert_eq!(worker.process.log().count_of("there is no worker secret yet"), 2, "{}", worker.log());
+    assert!(worker.process.is_running());
+    assert_eq!((worker.probe("/livez").await.status, worker.probe("/readyz").await.status), (200, 200));
+    assert!(worker.probe("/healthz").await.json()["secret_error"].is_string());
+    std::fs::write(&file, "at-last\n").expect("a writable directory");
+    let dial = relay.dial().await;
+    assert_eq!(dial.header("x-worker-secret"), Some("at-last"));
+    assert!(worker.probe("/healthz").await.json()["secret_error"].is_null());
+}
+
+#[tokio::test]
+async fn a_worker_that_waits_for_its_secret_can_be_ended() {
+    let worker = WorkerProcess::builder().without("WORKER_SECRET").env("WORKER_SECRET_FILE", "/nowhere/secret");
+    let mut worker = worker.start().await;
+    worker.process.wait_for_line("there is no worker secret yet").await;
+    worker.terminate().await;
+    assert_eq!(worker.process.wait_exit_within(Duration::from_secs(3)).await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn another_secret_than_the_refused_one_is_tried_at_once() {
+    let mut relay = FakeRelay::start().await;
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(file.path(), "old-secret").expect("a writable file");
+    let worker = WorkerProcess::builder().relay(relay.url()).without("WORKER_SECRET");
+    let _worker = worker.file("WORKER_SECRET_FILE", file.path()).start().await;
+    for _ in 0..3 {
+        relay.dial().await.refuse(401).await;
+    }
+    // The next dial with the same secret would come after more than 4 s.
+    std::fs::write(file.path(), "new-secret").expect("a writable file");
+    let dial = relay.dial_within(Duration::from_secs(3)).await.expect("a dial soon");
+    assert_eq!(dial.header("x-worker-secret"), Some("new-secret"));
+}
+
+#[tokio::test]
 async fn a_relay_that_refuses_for_now_is_dialled_again() {
     let mut relay = FakeRelay::start().await;
     let _worker = WorkerProcess::builder().relay(relay.url()).start().await;

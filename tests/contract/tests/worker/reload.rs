@@ -94,3 +94,26 @@ async fn a_model_that_stays_is_never_withdrawn_on_the_way() {
     let update = watched.link.expect("models_update").await;
     assert_eq!(update["models"], json!(["m", "other"]), "requests for m met a relay without it");
 }
+
+#[tokio::test]
+async fn another_backend_is_used_without_a_restart() {
+    let mut watched = Watched::start("models: [m]").await;
+    watched.link.ready(&["m"], 1).await;
+    let mut other = FakeBackend::start().await;
+    replace(watched.directory.path(), &text(&watched.relay, &other, "models: [m]"));
+    watched.worker.process.wait_for_line("worker.yaml applied").await;
+    // The models of the backend before are taken back until the new one was seen healthy.
+    watched.link.expect_where("models_update", |update| update["models"] == json!(["m"])).await;
+    let asked = watched.link.ask(&Ask::chat("m"));
+    other.call().await.answer_json(200, &json!({"from": "the other"})).await;
+    assert_eq!(watched.link.reply(&asked).await.json(), json!({"from": "the other"}));
+}
+
+#[tokio::test]
+async fn what_needs_a_restart_is_said_and_stays() {
+    let mut watched = Watched::start("models: [m]\npool: before").await;
+    watched.link.models(&["m"]).await;
+    watched.change("models: [m, other]\npool: after");
+    watched.link.expect_where("models_update", |update| update["models"] == json!(["m", "other"])).await;
+    watched.worker.process.wait_for_line("need a restart").await;
+}

@@ -39,13 +39,14 @@ async fn an_empty_secret_is_a_missing_one() {
 }
 
 #[tokio::test]
-async fn a_secret_file_that_is_missing_or_empty_is_told() {
-    let worker = WorkerProcess::builder().without("WORKER_SECRET");
-    let line = refused(worker.clone().env("WORKER_SECRET_FILE", "/nowhere/secret")).await;
-    names(&line, &["WORKER_SECRET_FILE", "/nowhere/secret"]);
-    let empty = tempfile::NamedTempFile::new().expect("a temporary file");
-    let line = refused(worker.file("WORKER_SECRET_FILE", empty.path())).await;
-    names(&line, &["WORKER_SECRET_FILE"]);
+async fn a_secret_file_that_cannot_be_one_is_told() {
+    let worker = || WorkerProcess::builder().without("WORKER_SECRET");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let line = refused(worker().file("WORKER_SECRET_FILE", directory.path())).await;
+    names(&line, &["WORKER_SECRET_FILE", &directory.path().to_string_lossy()]);
+    let garbage = directory.path().join("secret");
+    std::fs::write(&garbage, "two\nlines").expect("a writable directory");
+    names(&refused(worker().file("WORKER_SECRET_FILE", &garbage)).await, &["WORKER_SECRET_FILE"]);
 }
 
 #[tokio::test]

@@ -43,7 +43,7 @@ impl Certificates {
         self.directory.path().join("ca.crt")
     }
 
-    pub(super) fn acceptor(&self) -> TlsAcceptor {
+    pub(crate) fn acceptor(&self) -> TlsAcceptor {
         let certificate =
             CertificateDer::from_pem_file(self.directory.path().join("server.crt")).expect("a certificate");
         let key = PrivateKeyDer::from_pem_file(self.directory.path().join("server.key")).expect("a key");

@@ -1,0 +1,122 @@
+{{- define "modelrelay.chart" -}}
+{{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- /* Shortened so that the longest name made of it, <fullname>-operator-defaults, has no more than the 63 characters of a Service's. */ -}}
+{{- define "modelrelay.fullname" -}}
+{{- $name := .Values.fullnameOverride | default (contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name)) -}}
+{{ $name | trunc 45 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "modelrelay.operator" -}}
+{{ include "modelrelay.fullname" . }}-operator
+{{- end }}
+
+{{- /* Cluster-wide objects: releases of one name in two namespaces must not meet. */ -}}
+{{- define "modelrelay.clusterName" -}}
+{{ include "modelrelay.fullname" . }}-operator.{{ .Release.Namespace }}
+{{- end }}
+
+{{- define "modelrelay.selector" -}}
+app.kubernetes.io/name: modelrelay
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "modelrelay.commonLabels" -}}
+app.kubernetes.io/name: modelrelay
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/part-of: modelrelay
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ include "modelrelay.chart" . }}
+{{- end }}
+
+{{- define "modelrelay.labels" -}}
+{{ include "modelrelay.commonLabels" . }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "modelrelay.demo.labels" -}}
+{{ include "modelrelay.commonLabels" . }}
+app.kubernetes.io/component: demo
+{{- end }}
+
+{{- /* include "modelrelay.image" (list . "relay"): the program's own image, or the one made from `image`. */ -}}
+{{- define "modelrelay.image" -}}
+{{- $root := index . 0 -}}
+{{- $program := index . 1 -}}
+{{- $image := $root.Values.image -}}
+{{ (index $root.Values $program).image | default (printf "%s/modelrelay-%s:%s" (trimSuffix "/" $image.registry) $program ($image.tag | default $root.Chart.AppVersion)) }}
+{{- end }}
+
+{{- define "modelrelay.certificateSecret" -}}
+{{ .Values.webhook.existingSecret | default (printf "%s-webhook-certificate" (include "modelrelay.fullname" .)) }}
+{{- end }}
+
+{{- /* "true" where somebody else makes the webhook's certificate. */ -}}
+{{- define "modelrelay.externalCertificates" -}}
+{{ if or .Values.webhook.certManager.enabled .Values.webhook.existingSecret }}true{{ end }}
+{{- end }}
+
+{{- /* What the `restricted` Pod security level asks of every Pod and container, and more. */ -}}
+{{- define "modelrelay.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "modelrelay.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- /* What the operator fills into Providers and WorkerPools that leave it out; empty settings are left out. */ -}}
+{{- define "modelrelay.defaults" -}}
+{{- range $program := list "relay" "worker" }}
+{{ $program }}:
+  image: {{ include "modelrelay.image" (list $ $program) }}
+  imagePullPolicy: {{ $.Values.image.pullPolicy }}
+  {{- with $.Values.imagePullSecrets }}
+  imagePullSecrets: {{ toJson . }}
+  {{- end }}
+  {{- range $key, $value := omit (index $.Values $program) "image" }}
+  {{- if $value }}
+  {{ $key }}: {{ toJson $value }}
+  {{- end }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Names of the CRDs that are here already and belong to somebody else, one per line. */ -}}
+{{- define "modelrelay.crds.foreign" -}}
+{{- range $path, $_ := .Files.Glob "files/crds/*.yaml" }}
+{{- $name := ($.Files.Get $path | fromYaml).metadata.name }}
+{{- $live := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name }}
+{{- if $live }}
+{{- $owner := dig "metadata" "annotations" (dict) $live }}
+{{- $release := printf "%s/%s" (index $owner "meta.helm.sh/release-namespace") (index $owner "meta.helm.sh/release-name") }}
+{{- if ne $release (printf "%s/%s" $.Release.Namespace $.Release.Name) }}
+{{ $name }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Settings that exclude each other: a message now instead of Pods that never start. */ -}}
+{{- define "modelrelay.validate" -}}
+{{- if and .Values.webhook.certManager.enabled .Values.webhook.existingSecret }}
+{{- fail "webhook.certManager.enabled and webhook.existingSecret exclude each other: with cert-manager the Secret's name is the chart's" }}
+{{- end }}
+{{- if and .Values.demo.enabled .Values.watchNamespaces (not (has .Release.Namespace .Values.watchNamespaces)) }}
+{{- fail (printf "demo.enabled puts a Provider into namespace %s: add it to watchNamespaces" .Release.Namespace) }}
+{{- end }}
+{{- if and .Values.webhook.enabled (eq (int .Values.webhook.port) (int .Values.operator.port)) }}
+{{- fail (printf "webhook.port and operator.port are both %d" (int .Values.webhook.port)) }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,189 @@
+//! The webhook's certificates: who makes them, who serves them, who tells the API server.
+//!
+//! They live in one Secret. Every replica follows it and serves what it says ([`run_reader`]). The leader alone writes it
+//! ([`run_manager`]): an authority of its own for ten years, a certificate for ninety days, both renewed when two thirds of
+//! their time are over, and the authority's certificate in the `caBundle` of the webhook configuration. With certificates
+//! from elsewhere (cert-manager, a person) only the reader runs, and nothing is ever written.
+//!
+//! A new authority comes in three steps, each of which leaves a working pair: the API server trusts the old and the new
+//! one; then a certificate of the new one is served; then the old one is forgotten. What comes next is decided in [`plan`]
+//! from what is there, so a leader that dies halfway leaves nothing undone.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwapOption;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+
+mod follow;
+mod manager;
+pub mod material;
+pub mod plan;
+mod reader;
+
+pub use manager::run_manager;
+pub use reader::run_reader;
+
+/// Keys of the Secret.
+pub mod keys {
+    /// The served certificate.
+    pub const CERTIFICATE: &str = "tls.crt";
+    /// Its key.
+    pub const KEY: &str = "tls.key";
+    /// The authority's certificate.
+    pub const AUTHORITY: &str = "ca.crt";
+    /// The authority's key.
+    pub const AUTHORITY_KEY: &str = "ca.key";
+    /// The certificate of the authority before, while it may be needed.
+    pub const PREVIOUS_AUTHORITY: &str = "ca-previous.crt";
+}
+
+/// Where the certificates are and what they are for.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The operator's namespace.
+    pub namespace: String,
+    /// The Secret.
+    pub secret: String,
+    /// The Service under whose names the API server calls.
+    pub service: String,
+    /// The MutatingWebhookConfiguration that is told.
+    pub configuration: String,
+    /// Goes when the release goes, and takes the Secret along.
+    pub owner: Option<OwnerReference>,
+}
+
+impl Settings {
+    /// Names that the certificate is valid for; the API server uses the first.
+    pub fn names(&self) -> Vec<String> {
+        let Self { service, namespace, .. } = self;
+        vec![
+            format!("{service}.{namespace}.svc"),
+            format!("{service}.{namespace}.svc.cluster.local"),
+            format!("{service}.{namespace}"),
+            service.clone(),
+        ]
+    }
+}
+
+/// How long things last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Of a served certificate.
+    pub leaf_lifetime: Duration,
+    /// Of an authority.
+    pub ca_lifetime: Duration,
+    /// From an authority's publication until its first certificate is served: every API server must have heard.
+    pub settle: Duration,
+    /// How long the old authority stays trusted after that: a replica that was cut off may still serve its certificate.
+    pub overlap: Duration,
+    /// How often the wall clock is looked at. Sleeps run on a clock that stops while a machine is suspended, so they are
+    /// short and each decision asks what time it is.
+    pub check_interval: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self::of(90 * DAY)
+    }
+}
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+impl Policy {
+    /// All of it from the lifetime of a served certificate. Below a few days, which is for tests, the rest shrinks along,
+    /// so that a certificate that is renewed at two thirds of its life has time left for each step.
+    pub fn of(leaf_lifetime: Duration) -> Self {
+        // Below this, making certificates would be all that the leader does.
+        let leaf_lifetime = leaf_lifetime.max(Duration::from_secs(10));
+        Self {
+            leaf_lifetime,
+            // Ten years, and for tests the time of some certificates.
+            ca_lifetime: (3650 * DAY).min(leaf_lifetime * 41),
+            settle: Duration::from_secs(60).min(leaf_lifetime / 10),
+            overlap: DAY.min(leaf_lifetime / 3),
+            check_interval: Duration::from_secs(60).min(leaf_lifetime / 30),
+        }
+    }
+}
+
+/// What is served. Until there is something, handshakes fail and [`Certificates::is_ready`] says so.
+#[derive(Default)]
+pub struct Certificates {
+    current: ArcSwapOption<Served>,
+}
+
+/// A certificate with its key, ready to be served.
+pub struct Served {
+    key: Arc<CertifiedKey>,
+    not_after: SystemTime,
+}
+
+impl Certificates {
+    /// Whether a handshake can succeed.
+    pub fn is_ready(&self) -> bool {
+        self.current.load().is_some()
+    }
+
+    /// When the served certificate ends, for a metric.
+    pub fn expires_at(&self) -> Option<SystemTime> {
+        self.current.load().as_ref().map(|served| served.not_after)
+    }
+
+    /// Serves another one from the next handshake on. Says whether it is another.
+    pub fn store(&self, served: Served) -> bool {
+        let same = self.current.load().as_ref().is_some_and(|current| current.key.cert == served.key.cert);
+        if !same {
+            self.current.store(Some(Arc::new(served)));
+        }
+        !same
+    }
+}
+
+impl ResolvesServerCert for Certificates {
+    /// One certificate, whatever the client asks for: an API server outside of the cluster may use an address.
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.current.load().as_ref().map(|served| Arc::clone(&served.key))
+    }
+}
+
+impl fmt::Debug for Certificates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Certificates").field("ready", &self.is_ready()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_default_an_authority_lasts_ten_years_and_a_certificate_ninety_days() {
+        let policy = Policy::default();
+        assert_eq!((policy.ca_lifetime, policy.leaf_lifetime), (3650 * DAY, 90 * DAY));
+        assert_eq!((policy.settle, policy.overlap), (Duration::from_secs(60), DAY));
+    }
+
+    #[test]
+    fn a_short_life_leaves_time_for_every_step() {
+        let policy = Policy::of(Duration::from_secs(30));
+        let left = policy.leaf_lifetime / 3;
+        assert!(policy.settle + 2 * policy.check_interval < left, "{policy:?}");
+    }
+
+    #[test]
+    fn the_certificate_is_for_every_name_of_the_service() {
+        let settings = Settings {
+            namespace: "mr-system".to_owned(),
+            secret: "s".to_owned(),
+            service: "hook".to_owned(),
+            configuration: "c".to_owned(),
+            owner: None,
+        };
+        let names = ["hook.mr-system.svc", "hook.mr-system.svc.cluster.local", "hook.mr-system", "hook"];
+        assert_eq!(settings.names(), names);
+    }
+}

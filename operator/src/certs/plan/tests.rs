@@ -1,0 +1,149 @@
+use super::*;
+
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Some moment long after the epoch, and then so many days.
+fn day(days: u32) -> SystemTime {
+    SystemTime::UNIX_EPOCH + DAY * (20_000 + days)
+}
+
+fn life(from: u32, to: u32) -> Validity {
+    Validity { not_before: day(from), not_after: day(to) }
+}
+
+/// An authority of ten years and a certificate of ninety days, both made on day 0.
+fn fresh() -> Contents {
+    Contents {
+        authority: Some(life(0, 3650)),
+        can_sign: true,
+        previous: None,
+        leaf: Some(Leaf { validity: life(0, 90), signer: Some(Signer::Current), names: true }),
+    }
+}
+
+fn leaf(validity: Validity, signer: Option<Signer>) -> Option<Leaf> {
+    Some(Leaf { validity, signer, names: true })
+}
+
+fn next(now: SystemTime, contents: Contents) -> Action {
+    plan(now, &Held::Ours(contents), Published::For(HOUR), &Policy::default())
+}
+
+#[test]
+fn what_is_not_there_is_made() {
+    let missing = Action::Replace(Reason::Missing);
+    assert_eq!(plan(day(0), &Held::Nothing, Published::Differs, &Policy::default()), missing);
+}
+
+#[test]
+fn somebody_elses_secret_is_left_alone() {
+    assert_eq!(plan(day(0), &Held::Foreign, Published::Differs, &Policy::default()), Action::Refuse);
+}
+
+#[test]
+fn a_fresh_pair_that_is_trusted_needs_nothing() {
+    assert_eq!(next(day(1), fresh()), Action::Wait);
+    let no_caller = plan(day(1), &Held::Ours(fresh()), Published::NoConfiguration, &Policy::default());
+    assert_eq!(no_caller, Action::Wait);
+}
+
+#[test]
+fn the_api_server_is_told_whenever_it_knows_something_else() {
+    let told = plan(day(1), &Held::Ours(fresh()), Published::Differs, &Policy::default());
+    assert_eq!(told, Action::Publish);
+}
+
+#[test]
+fn a_certificate_is_renewed_when_two_thirds_of_its_life_are_over() {
+    assert_eq!(next(day(60) - HOUR, fresh()), Action::Wait);
+    assert_eq!(next(day(60), fresh()), Action::NewLeaf(Reason::Due));
+}
+
+#[test]
+fn a_certificate_that_ended_is_renewed_before_anything_is_published() {
+    let action = plan(day(91), &Held::Ours(fresh()), Published::Differs, &Policy::default());
+    assert_eq!(action, Action::NewLeaf(Reason::LeafNotValid));
+}
+
+#[test]
+fn after_a_clock_that_was_ahead_the_certificate_is_made_again() {
+    let ahead = Contents { leaf: leaf(life(10, 100), Some(Signer::Current)), ..fresh() };
+    assert_eq!(next(day(5), ahead), Action::NewLeaf(Reason::LeafNotValid));
+    let authority_too = Contents { authority: Some(life(10, 3660)), ..ahead };
+    assert_eq!(next(day(5), authority_too), Action::Replace(Reason::AuthorityNotValid));
+}
+
+#[test]
+fn a_service_of_another_name_needs_another_certificate() {
+    let renamed = Leaf { validity: life(0, 90), signer: Some(Signer::Current), names: false };
+    assert_eq!(next(day(1), Contents { leaf: Some(renamed), ..fresh() }), Action::NewLeaf(Reason::Names));
+}
+
+#[test]
+fn garbage_is_replaced() {
+    assert_eq!(next(day(1), Contents { authority: None, ..fresh() }), Action::Replace(Reason::Unusable));
+    assert_eq!(next(day(1), Contents { leaf: None, ..fresh() }), Action::NewLeaf(Reason::Unusable));
+    let unsigned = Contents { leaf: leaf(life(0, 90), None), ..fresh() };
+    assert_eq!(next(day(1), unsigned), Action::NewLeaf(Reason::Unusable));
+    let powerless = Contents { leaf: None, can_sign: false, ..fresh() };
+    assert_eq!(next(day(1), powerless), Action::Replace(Reason::Unusable));
+}
+
+#[test]
+fn an_authority_that_ended_is_replaced() {
+    let ended = Contents { authority: Some(life(0, 50)), ..fresh() };
+    assert_eq!(next(day(50), ended), Action::Replace(Reason::AuthorityNotValid));
+}
+
+#[test]
+fn an_authority_without_its_key_gets_a_successor_beside_it() {
+    assert_eq!(next(day(1), Contents { can_sign: false, ..fresh() }), Action::NewAuthority(Reason::KeyLost));
+}
+
+/// The whole course of an authority's renewal, each step from what the one before left.
+#[test]
+fn a_new_authority_is_trusted_before_it_is_used_and_the_old_one_goes_last() {
+    let policy = Policy::default();
+    let now = day(2434);
+    let at_two_thirds = Contents { leaf: leaf(life(2400, 2490), Some(Signer::Current)), ..fresh() };
+    assert_eq!(next(day(2433), at_two_thirds), Action::Wait);
+    assert_eq!(next(now, at_two_thirds), Action::NewAuthority(Reason::Due));
+
+    let beside = Contents {
+        authority: Some(Validity { not_before: now, not_after: now + policy.ca_lifetime }),
+        previous: fresh().authority,
+        leaf: leaf(life(2400, 2490), Some(Signer::Previous)),
+        ..fresh()
+    };
+    let held = Held::Ours(beside);
+    assert_eq!(plan(now, &held, Published::Differs, &policy), Action::Publish);
+    let just_told = Published::For(policy.settle - Duration::from_millis(1));
+    assert_eq!(plan(now, &held, just_told, &policy), Action::Wait);
+    let settled = Published::For(policy.settle);
+    assert_eq!(plan(now, &held, settled, &policy), Action::NewLeaf(Reason::AuthorityTrusted));
+
+    let used = Contents { leaf: leaf(life(2434, 2524), Some(Signer::Current)), ..beside };
+    assert_eq!(next(now + HOUR, used), Action::Wait);
+    assert_eq!(next(now + policy.overlap, used), Action::ForgetPrevious);
+    assert_eq!(next(now + policy.overlap, Contents { previous: None, ..used }), Action::Wait);
+}
+
+#[test]
+fn the_certificate_is_renewed_before_the_authority_so_that_it_lasts() {
+    let both_due = Contents { leaf: leaf(life(2400, 2490), Some(Signer::Current)), ..fresh() };
+    assert_eq!(next(day(2470), both_due), Action::NewLeaf(Reason::Due));
+}
+
+#[test]
+fn without_a_caller_a_new_authority_is_used_at_once() {
+    let beside = Contents { previous: fresh().authority, leaf: leaf(life(0, 90), Some(Signer::Previous)), ..fresh() };
+    let action = plan(day(1), &Held::Ours(beside), Published::NoConfiguration, &Policy::default());
+    assert_eq!(action, Action::NewLeaf(Reason::AuthorityTrusted));
+}
+
+#[test]
+fn an_old_authority_that_ended_is_forgotten_at_once() {
+    let ended = Contents { previous: Some(life(0, 1)), ..fresh() };
+    assert_eq!(next(day(1), ended), Action::ForgetPrevious);
+}

@@ -1,0 +1,178 @@
+//! What becomes of a Pod, as a pure function of the Pod and of whether its pool exists.
+//!
+//! A Pod whose pool does not exist is refused where somebody sees it: in the answer to whoever created it. A refused Pod
+//! of a controller is seen by nobody, and the controller waits minutes before it tries again; such a Pod is let in with a
+//! scheduling gate, and the operator deletes it when the pool appears, so that a fresh one comes at once.
+
+use serde_json::{Value, json};
+
+use super::review::Review;
+use crate::crd::WorkerPool;
+use crate::crd::worker_pool::Mode;
+use crate::defaults::WorkerDefaults;
+use crate::manifests::sidecar::{self, Inputs};
+use crate::names::{NO_POOL, NO_SUCH_POOL_GATE, POOL_LABEL};
+
+/// Longest name of a pool.
+const MAX_POOL_NAME: usize = 52;
+/// Longest name of a namespace.
+const MAX_NAMESPACE: usize = 63;
+
+/// What is to be found out before a Pod can be judged.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Question<'a> {
+    /// Nothing.
+    Settled(Decision),
+    /// Whether there is a pool of this name.
+    Pool(&'a str),
+}
+
+/// Whether there is a pool.
+#[derive(Clone, Debug)]
+pub enum Lookup {
+    /// There is.
+    Found(Box<WorkerPool>),
+    /// There is none of that name.
+    Missing,
+}
+
+/// What becomes of a Pod.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// It is created as it came, and why.
+    Unchanged(&'static str),
+    /// It has a worker now.
+    Injected {
+        /// The whole Pod.
+        pod: Value,
+        /// For whoever created it.
+        warnings: Vec<String>,
+    },
+    /// It waits for its pool.
+    Gated {
+        /// The whole Pod.
+        pod: Value,
+        /// For whoever created it.
+        message: String,
+    },
+    /// It is not created, and why.
+    Refused(String),
+}
+
+impl Decision {
+    /// One of [`super::RESULTS`].
+    pub fn result(&self) -> &'static str {
+        match self {
+            Self::Unchanged(_) => "skipped",
+            Self::Injected { .. } => "injected",
+            Self::Gated { .. } => "gated",
+            Self::Refused(_) => "refused",
+        }
+    }
+}
+
+/// What must be known about the Pod in `review`. The webhook's configuration keeps most of these Pods away already; it is
+/// written by a chart, and what it forgets must do no harm.
+pub fn question(review: &Review) -> Question<'_> {
+    let unchanged = |why| Question::Settled(Decision::Unchanged(why));
+    let Some(pod) = review.created_pod() else {
+        return unchanged("it is not the creation of a Pod");
+    };
+    let metadata = |key: &str| pod.get("metadata").and_then(|metadata| metadata.get(key));
+    let labels = metadata("labels");
+    let Some(pool) = labels.and_then(|labels| labels.get(POOL_LABEL)).and_then(Value::as_str) else {
+        return unchanged("it carries no pool's label");
+    };
+    if pool == NO_POOL {
+        return unchanged("it opts out");
+    }
+    if sidecar::has_worker(pod) {
+        return unchanged("it has a worker");
+    }
+    // The kubelet runs the original, whatever becomes of its mirror.
+    if metadata("annotations").and_then(|annotations| annotations.get("kubernetes.io/config.mirror")).is_some() {
+        return unchanged("it is the mirror of a static Pod");
+    }
+    if let Some(why) = sidecar::exemption(labels) {
+        return unchanged(why);
+    }
+    Question::Pool(pool)
+}
+
+/// Whether there can be such a pool. Labels are not validated before a webhook sees them, and both become parts of a path.
+pub fn may_exist(namespace: &str, pool: &str) -> bool {
+    is_label(namespace, MAX_NAMESPACE) && is_label(pool, MAX_POOL_NAME)
+}
+
+fn is_label(name: &str, max: usize) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=max).contains(&name.len()) && name.bytes().all(inner) && !name.starts_with('-') && !name.ends_with('-')
+}
+
+/// What becomes of a Pod of `pool`. `token` is used only if it gets a worker.
+pub fn decide(review: &Review, pool: &str, lookup: &Lookup, defaults: &WorkerDefaults, token: &str) -> Decision {
+    let Some(pod) = review.created_pod() else {
+        return Decision::Unchanged("it is not the creation of a Pod");
+    };
+    let namespace = review.namespace();
+    let found = match lookup {
+        Lookup::Missing => return without_pool(pod, namespace, pool),
+        Lookup::Found(found) => found,
+    };
+    let refused = |why: &dyn std::fmt::Display| Decision::Refused(format!("WorkerPool {pool}: {why}"));
+    match found.spec.mode() {
+        Mode::Standalone => refused(&"its workers stand alone; a Pod of your own needs a pool without standalone"),
+        Mode::Template => refused(&"it runs Pods from its template; a Pod of your own needs a pool without template"),
+        Mode::Inject => {
+            let mut pod = pod.clone();
+            let inputs = Inputs { pool: found, defaults, drain_token: token };
+            match sidecar::add_to_pod(&mut pod, &inputs) {
+                Ok(notes) => Decision::Injected { pod, warnings: notes.iter().map(ToString::to_string).collect() },
+                Err(refusal) => refused(&refusal),
+            }
+        }
+    }
+}
+
+fn without_pool(pod: &Value, namespace: &str, pool: &str) -> Decision {
+    let missing = if pool.is_empty() {
+        format!(
+            "label {POOL_LABEL} is empty: set it to the name of a WorkerPool in namespace {namespace}, or to {NO_POOL}"
+        )
+    } else {
+        let pool: String = pool.chars().take(MAX_POOL_NAME + 12).collect();
+        format!("namespace {namespace} has no WorkerPool {pool}: create it, or set label {POOL_LABEL} to {NO_POOL}")
+    };
+    // A Pod that somebody bound to a node already cannot be gated.
+    let bound = pod.pointer("/spec/nodeName").and_then(Value::as_str).is_some_and(|node| !node.is_empty());
+    if bound || !has_controller(pod) {
+        return Decision::Refused(missing);
+    }
+    match gated(pod) {
+        Some(pod) => Decision::Gated { pod, message: format!("{missing}; until then this Pod is not scheduled") },
+        None => Decision::Refused(missing),
+    }
+}
+
+fn has_controller(pod: &Value) -> bool {
+    let owners = pod.pointer("/metadata/ownerReferences").and_then(Value::as_array);
+    owners.is_some_and(|owners| owners.iter().any(|owner| owner.get("controller") == Some(&Value::Bool(true))))
+}
+
+/// The Pod with the gate; `None` for what is no Pod as the API knows them.
+fn gated(pod: &Value) -> Option<Value> {
+    let gate = json!({"name": NO_SUCH_POOL_GATE});
+    let mut pod = pod.clone();
+    let gates = pod.get_mut("spec")?.as_object_mut()?.entry("schedulingGates").or_insert(Value::Null);
+    if gates.is_null() {
+        *gates = json!([]);
+    }
+    let gates = gates.as_array_mut()?;
+    if !gates.contains(&gate) {
+        gates.push(gate);
+    }
+    Some(pod)
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,279 @@
+use proptest::prelude::*;
+use serde_json::Map;
+
+use super::*;
+use crate::inject::review::Review;
+
+pub(in crate::inject) fn review_of(pod: &Value) -> Value {
+    json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u-1", "operation": "CREATE", "namespace": "llm", "dryRun": false,
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "object": pod,
+        },
+    })
+}
+
+pub(in crate::inject) fn labelled(pool: &str) -> Value {
+    json!({
+        "metadata": {"generateName": "vllm-", "labels": {"modelrelay.io/pool": pool}},
+        "spec": {"containers": [{"name": "vllm", "image": "vllm"}]},
+    })
+}
+
+pub(in crate::inject) fn controlled(pool: &str) -> Value {
+    let mut pod = labelled(pool);
+    pod["metadata"]["ownerReferences"] = json!([{"kind": "ReplicaSet", "name": "vllm-1", "controller": true}]);
+    pod
+}
+
+pub(in crate::inject) fn pool(spec: &Value) -> Value {
+    let mut full = json!({"provider": "local"});
+    full.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    json!({
+        "apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool",
+        "metadata": {"name": "llama", "namespace": "llm"}, "spec": full,
+    })
+}
+
+fn review(pod: &Value) -> Review {
+    Review::parse(review_of(pod).to_string().as_bytes()).unwrap()
+}
+
+fn found(spec: &Value) -> Lookup {
+    Lookup::Found(Box::new(serde_json::from_value(pool(spec)).unwrap()))
+}
+
+fn decided(pod: &Value, lookup: &Lookup) -> Decision {
+    let review = review(pod);
+    match question(&review) {
+        Question::Settled(decision) => decision,
+        Question::Pool(pool) => decide(&review, pool, lookup, &WorkerDefaults::default(), "token"),
+    }
+}
+
+fn settled(pod: &Value) -> Option<&'static str> {
+    match question(&review(pod)) {
+        Question::Settled(Decision::Unchanged(why)) => Some(why),
+        Question::Settled(_) | Question::Pool(_) => None,
+    }
+}
+
+#[test]
+fn only_a_labelled_pod_without_a_worker_is_looked_into() {
+    assert_eq!(settled(&labelled("llama")), None);
+    assert_eq!(settled(&json!({"metadata": {}, "spec": {}})), Some("it carries no pool's label"));
+    assert_eq!(settled(&labelled("none")), Some("it opts out"));
+    let mut pod = labelled("llama");
+    pod["spec"]["containers"][0]["name"] = json!("modelrelay-worker");
+    assert_eq!(settled(&pod), Some("it has a worker"));
+    let mut pod = labelled("llama");
+    pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "hash"});
+    assert_eq!(settled(&pod), Some("it is the mirror of a static Pod"));
+    let mut pod = labelled("llama");
+    pod["metadata"]["labels"]["ray.io/node-type"] = json!("worker");
+    assert_eq!(settled(&pod), Some("a Ray worker"));
+}
+
+#[test]
+fn only_the_creation_of_a_pod_is_looked_into() {
+    for (key, value) in [
+        ("operation", json!("UPDATE")),
+        ("subResource", json!("ephemeralcontainers")),
+        ("resource", json!({"group": "apps", "resource": "deployments"})),
+        ("object", Value::Null),
+    ] {
+        let mut review = review_of(&labelled("llama"));
+        review["request"][key] = value;
+        let review = Review::parse(review.to_string().as_bytes()).unwrap();
+        assert_eq!(question(&review), Question::Settled(Decision::Unchanged("it is not the creation of a Pod")));
+    }
+}
+
+#[test]
+fn a_pod_of_a_pool_gets_its_worker_and_its_warnings() {
+    let mut pod = labelled("llama");
+    pod["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 5}}});
+    let Decision::Injected { pod, warnings } = decided(&pod, &found(&json!({}))) else { panic!("not injected") };
+    assert!(sidecar::has_worker(&pod));
+    assert_eq!(warnings.len(), 1);
+    assert!(warnings[0].starts_with("container vllm has a preStop hook"), "{warnings:?}");
+    // Longer ones are cut by clients.
+    assert!(warnings[0].len() < 256);
+}
+
+#[test]
+fn what_a_worker_would_break_is_refused_in_the_pools_name() {
+    let mut pod = labelled("llama");
+    pod["spec"]["hostNetwork"] = json!(true);
+    let Decision::Refused(message) = decided(&pod, &found(&json!({}))) else { panic!("not refused") };
+    assert!(message.starts_with("WorkerPool llama: the Pod uses hostNetwork"), "{message}");
+}
+
+#[test]
+fn pools_that_make_their_own_pods_take_no_others() {
+    for (spec, word) in [
+        (json!({"standalone": {}, "backend": {"url": "http://gpu:8000"}}), "without standalone"),
+        (json!({"template": {"spec": {"containers": []}}}), "without template"),
+    ] {
+        let Decision::Refused(message) = decided(&labelled("llama"), &found(&spec)) else { panic!("not refused") };
+        assert!(message.contains(word), "{message}");
+    }
+}
+
+#[test]
+fn without_its_pool_a_single_pod_is_refused_by_names() {
+    let Decision::Refused(message) = decided(&labelled("llama"), &Lookup::Missing) else { panic!("not refused") };
+    assert_eq!(message, "namespace llm has no WorkerPool llama: create it, or set label modelrelay.io/pool to none");
+    let Decision::Refused(message) = decided(&labelled(""), &Lookup::Missing) else { panic!("not refused") };
+    assert!(message.starts_with("label modelrelay.io/pool is empty"), "{message}");
+}
+
+#[test]
+fn without_its_pool_a_controllers_pod_waits() {
+    let mut pod = controlled("llama");
+    pod["spec"]["schedulingGates"] = json!([{"name": "theirs"}]);
+    let Decision::Gated { pod: gated, .. } = decided(&pod, &Lookup::Missing) else { panic!("not gated") };
+    assert_eq!(gated["spec"]["schedulingGates"], json!([{"name": "theirs"}, {"name": "modelrelay.io/no-such-pool"}]));
+    assert!(!sidecar::has_worker(&gated));
+    // Asked again, after another webhook, it has the gate already.
+    let Decision::Gated { pod: again, .. } = decided(&gated, &Lookup::Missing) else { panic!("not gated") };
+    assert_eq!(again, gated);
+}
+
+#[test]
+fn a_pod_that_is_bound_already_cannot_wait() {
+    let mut pod = controlled("llama");
+    pod["spec"]["nodeName"] = json!("gpu-1");
+    assert!(matches!(decided(&pod, &Lookup::Missing), Decision::Refused(_)));
+}
+
+#[test]
+fn names_that_no_pool_can_have_are_not_asked_for() {
+    for pool in ["", "../secrets/x", "a/b", "a.b", "A", "-a", "a-", "a?watch=1", "ä", &"a".repeat(53)] {
+        assert!(!may_exist("llm", pool), "{pool}");
+        assert!(!may_exist(pool, "llama") || pool.len() == 53, "{pool}");
+    }
+    assert!(may_exist("llm", "llama-3"));
+}
+
+/// Any JSON, not too deep.
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_filter_map("finite", |number| serde_json::Number::from_f64(number).map(Value::Number)),
+        "[a-z~/\u{e4}]{0,6}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 24, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map("[a-zA-Z~/]{0,6}", inner, 0..4)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+/// A Pod of the right shape wherever it is read, and with foreign fields everywhere.
+fn any_pod() -> impl Strategy<Value = Value> {
+    let foreign = || prop::collection::btree_map("x[a-z~/]{0,5}", any_json(), 0..3);
+    let container = (foreign(), "[a-z]{1,6}", any::<bool>(), any::<bool>());
+    (
+        foreign(),
+        foreign(),
+        prop::collection::vec(container, 1..4),
+        prop::collection::vec(foreign(), 0..3),
+        any::<bool>(),
+    )
+        .prop_map(|(metadata, spec, containers, volumes, controller)| {
+            let object = |map: std::collections::BTreeMap<String, Value>| map.into_iter().collect::<Map<_, _>>();
+            let containers: Vec<Value> = containers
+                .into_iter()
+                .map(|(more, name, port, hook)| {
+                    let mut one = object(more);
+                    one.insert("name".to_owned(), name.into());
+                    if port {
+                        one.insert("ports".to_owned(), json!([{"containerPort": 8000}]));
+                    }
+                    if hook {
+                        one.insert("lifecycle".to_owned(), json!({"preStop": {"exec": {"command": ["x"]}}}));
+                    }
+                    one.into()
+                })
+                .collect();
+            let mut pod = if controller { controlled("llama") } else { labelled("llama") };
+            pod["metadata"].as_object_mut().unwrap().extend(object(metadata));
+            pod["spec"].as_object_mut().unwrap().extend(object(spec));
+            pod["spec"]["containers"] = containers.into();
+            pod["spec"]["volumes"] = volumes.into_iter().map(|one| Value::Object(object(one))).collect();
+            pod
+        })
+}
+
+/// Every value that is not a container of others, by its pointer.
+fn leaves(value: &Value, pointer: &str, into: &mut Vec<(String, Value)>) {
+    match value {
+        Value::Object(map) if !map.is_empty() => {
+            for (key, inner) in map {
+                let key = key.replace('~', "~0").replace('/', "~1");
+                leaves(inner, &format!("{pointer}/{key}"), into);
+            }
+        }
+        Value::Array(items) if !items.is_empty() => {
+            for (index, inner) in items.iter().enumerate() {
+                leaves(inner, &format!("{pointer}/{index}"), into);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_) => {
+            into.push((pointer.to_owned(), value.clone()));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn nothing_that_is_sent_makes_it_panic(object in any_json(), spec in any_json(), lists in any_json(), gone: bool) {
+        let lookup = if gone { Lookup::Missing } else { found(&json!({})) };
+        decided(&object, &lookup);
+        for mut pod in [labelled("llama"), controlled("llama")] {
+            for list in ["containers", "initContainers", "volumes", "schedulingGates", "imagePullSecrets"] {
+                pod["spec"][list] = lists.clone();
+                decided(&pod, &lookup);
+                pod["spec"][list] = json!([lists]);
+                decided(&pod, &lookup);
+            }
+            pod["spec"] = spec.clone();
+            decided(&pod, &lookup);
+        }
+    }
+
+    #[test]
+    fn the_patch_makes_exactly_the_pod_that_was_decided_and_loses_nothing(pod in any_pod(), gone: bool) {
+        let lookup = if gone { Lookup::Missing } else { found(&json!({})) };
+        let decision = decided(&pod, &lookup);
+        let answer = review(&pod).answer(&decision);
+        let mut patched = pod.clone();
+        if let Some(patch) = answer.pointer("/response/patch") {
+            let bytes: k8s_openapi::ByteString = serde_json::from_value(patch.clone()).unwrap();
+            json_patch::patch(&mut patched, &serde_json::from_slice::<json_patch::Patch>(&bytes.0).unwrap()).unwrap();
+        }
+        match &decision {
+            Decision::Injected { pod: wanted, .. } | Decision::Gated { pod: wanted, .. } => {
+                // Reading a float can lose its last bit, which is no loss: the patch does not mention it.
+                let read: Value = serde_json::from_str(&patched.to_string()).unwrap();
+                prop_assert_eq!(&read, wanted);
+            }
+            Decision::Unchanged(_) | Decision::Refused(_) => prop_assert_eq!(&patched, &pod),
+        }
+        let mut before = Vec::new();
+        leaves(&pod, "", &mut before);
+        for (pointer, value) in before {
+            let same = patched.pointer(&pointer) == Some(&value);
+            // The one value that may grow, and lists that were empty.
+            let grown = pointer == "/spec/volumes" && value == json!([]);
+            prop_assert!(same || grown, "{} was {}", pointer, value);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! The webhook's TLS server.
+//!
+//! Handshakes run beside the accept loop, never in it: one peer that connects and says nothing must not keep the API
+//! server out. The certificate is looked up at each handshake, so a rotation needs no restart and cuts no connection.
+//!
+//! HTTP/1.1 alone is offered: the API server then keeps a connection per running review, and a review takes milliseconds.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use http::{HeaderValue, Request, header};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::ServerConfig;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower_service::Service;
+use tracing::{debug, warn};
+
+use crate::certs::Certificates;
+
+/// Connections at once. An API server opens one per review that runs at the same time; anything in the cluster can open
+/// some and keep them.
+const MAX_CONNECTIONS: usize = 512;
+/// For a handshake; the whole review has 5 s.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Between answers. Longer than the 90 s after which the API server closes an idle connection: if we were first, its next
+/// review could already be on the way, and Go does not send a POST twice.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Headers of one request, in bytes.
+const MAX_HEADER_BYTES: usize = 32 << 10;
+/// When no descriptor is left, accepting again at once would only spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// For the last answers, when no more are taken; each takes less than 5 s.
+const LAST_ANSWERS: Duration = Duration::from_secs(5);
+
+/// Serves `router` until `shutdown`, and for `grace` after it: the Service still sends connections here until every node
+/// has heard. Answers of that time are the last on their connections, so that none is cut off under a review.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    certificates: Arc<Certificates>,
+    grace: Duration,
+    shutdown: CancellationToken,
+) -> Result<(), rustls::Error> {
+    let acceptor = TlsAcceptor::from(Arc::new(tls(certificates)?));
+    let connections = Connections {
+        acceptor,
+        router,
+        leaving: shutdown.clone(),
+        closing: CancellationToken::new(),
+        tracker: TaskTracker::new(),
+    };
+    let left = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(grace).await;
+    };
+    connections.accept(&listener, left).await;
+    drop(listener);
+    connections.closing.cancel();
+    connections.tracker.close();
+    let _ = tokio::time::timeout(LAST_ANSWERS, connections.tracker.wait()).await;
+    Ok(())
+}
+
+fn tls(certificates: Arc<Certificates>) -> Result<ServerConfig, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_cert_resolver(certificates);
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+struct Connections {
+    acceptor: TlsAcceptor,
+    router: Router,
+    /// Answers are the last on their connections.
+    leaving: CancellationToken,
+    /// Idle connections are closed.
+    closing: CancellationToken,
+    tracker: TaskTracker,
+}
+
+impl Connections {
+    async fn accept(&self, listener: &TcpListener, end: impl Future<Output = ()>) {
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let mut end = std::pin::pin!(end);
+        loop {
+            let accepted = tokio::select! {
+                () = &mut end => return,
+                accepted = next(listener, &places) => accepted,
+            };
+            match accepted {
+                Ok((stream, place)) => {
+                    self.tracker.spawn(connection(
+                        stream,
+                        place,
+                        self.acceptor.clone(),
+                        self.router.clone(),
+                        self.leaving.clone(),
+                        self.closing.clone(),
+                    ));
+                }
+                Err(error) => {
+                    warn!(%error, "a connection to the webhook could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+async fn next(listener: &TcpListener, places: &Arc<Semaphore>) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let place = Arc::clone(places).acquire_owned().await.map_err(std::io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, place))
+}
+
+/// One connection, from its handshake to its end. Its place goes with it.
+async fn connection(
+    stream: TcpStream,
+    _place: OwnedSemaphorePermit,
+    acceptor: TlsAcceptor,
+    router: Router,
+    leaving: CancellationToken,
+    closing: CancellationToken,
+) {
+    // Without it the last piece of an answer could wait for an acknowledgement.
+    let _ = stream.set_nodelay(true);
+    let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        // Port scans and probes end here too, so it is no warning; a real mismatch shows at the API server.
+        Ok(Err(error)) => return debug!(%error, "a TLS handshake failed"),
+        Err(_) => return debug!("a TLS handshake took too long"),
+    };
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (mut router, leaving) = (router.clone(), leaving.clone());
+        async move {
+            let response = router.call(request.map(Body::new)).await;
+            response.map(|response| if leaving.is_cancelled() { last(response) } else { response })
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE_TIMEOUT)
+        .max_buf_size(MAX_HEADER_BYTES)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = closing.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        debug!(%error, "a connection to the webhook ended");
+    }
+}
+
+/// Says that the next review must take another connection.
+fn last(mut response: Response) -> Response {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+use std::sync::Mutex;
+
+use axum::body::Body;
+use http::{Method, Request, Response as HttpResponse};
+use serde_json::{Value, json};
+use tower_service::Service;
+
+use super::decide::tests::{controlled, labelled, pool, review_of};
+use super::*;
+
+/// The webhook before an API server that answers every request with `status` and `body`, and what it was asked.
+struct Scene {
+    router: Router,
+    asked: Arc<Mutex<Vec<String>>>,
+    results: Arc<Mutex<Vec<&'static str>>>,
+}
+
+fn scene(status: u16, body: Value) -> Scene {
+    let (service, mut handle) =
+        tower_test::mock::pair::<Request<kube::client::Body>, HttpResponse<kube::client::Body>>();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let asking = Arc::clone(&asked);
+    tokio::spawn(async move {
+        while let Some((request, answer)) = handle.next_request().await {
+            asking.lock().unwrap().push(request.uri().to_string());
+            // A status of 0 stands for a server that never answers.
+            if status == 0 {
+                std::future::pending::<()>().await;
+            }
+            let body = kube::client::Body::from(body.to_string().into_bytes());
+            answer.send_response(HttpResponse::builder().status(status).body(body).unwrap());
+        }
+    });
+    let results = Arc::new(Mutex::new(Vec::new()));
+    let observed = Arc::clone(&results);
+    let router = router(Webhook {
+        client: Client::new(service, "default"),
+        defaults: Arc::new(WorkerDefaults { image: "worker:1".to_owned(), ..WorkerDefaults::default() }),
+        observe: Arc::new(move |result| observed.lock().unwrap().push(result)),
+    });
+    Scene { router, asked, results }
+}
+
+fn not_found() -> Value {
+    json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "not found"})
+}
+
+impl Scene {
+    async fn send(&mut self, method: Method, body: String) -> (StatusCode, String) {
+        let request = Request::builder().method(method).uri(PATH).header("content-type", "application/json");
+        let response = self.router.call(request.body(Body::from(body)).unwrap()).await.unwrap();
+        let status = response.status();
+        let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
+        (status, String::from_utf8(bytes.to_vec()).unwrap())
+    }
+
+    /// The answer to the creation of `pod`.
+    async fn create(&mut self, pod: &Value) -> Value {
+        let (status, body) = self.send(Method::POST, review_of(pod).to_string()).await;
+        assert_eq!(status, StatusCode::OK, "{body}");
+        let review: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(
+            (&review["apiVersion"], &review["kind"]),
+            (&json!("admission.k8s.io/v1"), &json!("AdmissionReview"))
+        );
+        assert_eq!(review["response"]["uid"], "u-1");
+        review["response"].clone()
+    }
+
+    fn results(&self) -> Vec<&'static str> {
+        self.results.lock().unwrap().clone()
+    }
+}
+
+#[tokio::test]
+async fn a_labelled_pod_is_answered_with_a_patch() {
+    let mut scene = scene(200, pool(&json!({})));
+    let response = scene.create(&labelled("llama")).await;
+    assert_eq!((&response["allowed"], &response["patchType"]), (&json!(true), &json!("JSONPatch")));
+    assert!(response["patch"].is_string());
+    assert_eq!(response.get("warnings"), None);
+    assert_eq!(*scene.asked.lock().unwrap(), ["/apis/modelrelay.io/v1alpha1/namespaces/llm/workerpools/llama"]);
+    assert_eq!(scene.results(), ["injected"]);
+}
+
+#[tokio::test]
+async fn each_pod_has_a_token_of_its_own() {
+    let mut scene = scene(200, pool(&json!({})));
+    let one = scene.create(&labelled("llama")).await;
+    let other = scene.create(&labelled("llama")).await;
+    assert_ne!(one["patch"], other["patch"]);
+}
+
+#[tokio::test]
+async fn without_a_pool_nothing_is_allowed_but_to_wait() {
+    let mut scene = scene(404, not_found());
+    let refused = scene.create(&labelled("llama")).await;
+    assert_eq!((&refused["allowed"], refused.get("patch")), (&json!(false), None));
+    assert!(refused["status"]["message"].as_str().unwrap().contains("namespace llm has no WorkerPool llama"));
+    let gated = scene.create(&controlled("llama")).await;
+    assert_eq!(gated["allowed"], true);
+    assert!(gated["warnings"][0].as_str().unwrap().ends_with("until then this Pod is not scheduled"));
+    assert_eq!(scene.results(), ["refused", "gated"]);
+}
+
+#[tokio::test]
+async fn a_label_that_is_no_name_never_becomes_a_path() {
+    let mut scene = scene(200, pool(&json!({})));
+    assert_eq!(scene.create(&labelled("../../secrets/x")).await["allowed"], false);
+    assert_eq!(scene.asked.lock().unwrap().len(), 0);
+}
+
+#[tokio::test]
+async fn a_pod_that_needs_nothing_asks_nobody() {
+    let mut scene = scene(500, json!({}));
+    assert_eq!(scene.create(&labelled("none")).await, json!({"uid": "u-1", "allowed": true}));
+    assert_eq!((scene.asked.lock().unwrap().len(), scene.results()), (0, vec!["skipped"]));
+}
+
+#[tokio::test]
+async fn when_the_pool_cannot_be_read_the_failure_policy_decides() {
+    let forbidden = json!({"kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403, "message": "no"});
+    let mut scene = scene(403, forbidden);
+    let (status, body) = scene.send(Method::POST, review_of(&labelled("llama")).to_string()).await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(body.starts_with("WorkerPool llm/llama could not be read: "), "{body}");
+    assert_eq!(scene.results(), ["error"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_is_silent_is_not_waited_for() {
+    let mut scene = scene(0, json!({}));
+    let began = tokio::time::Instant::now();
+    let (status, body) = scene.send(Method::POST, review_of(&labelled("llama")).to_string()).await;
+    assert_eq!((status, began.elapsed()), (StatusCode::INTERNAL_SERVER_ERROR, LOOKUP_TIMEOUT));
+    assert_eq!(body, "WorkerPool llm/llama could not be asked for within 3 s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_does_not_end_is_not_waited_for() {
+    let mut scene = scene(200, json!({}));
+    let endless = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
+    let request = Request::builder().method(Method::POST).uri(PATH).body(endless).unwrap();
+    let response = scene.router.call(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
+}
+
+#[tokio::test]
+async fn what_is_no_review_is_said_to_be_none() {
+    let mut scene = scene(200, json!({}));
+    for (body, why) in [
+        ("{", "the body is not JSON"),
+        ("{}", "the body is not an AdmissionReview"),
+        (r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}"#, "the AdmissionReview has no request"),
+    ] {
+        let (status, answer) = scene.send(Method::POST, body.to_owned()).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        assert!(answer.starts_with(why), "{answer}");
+    }
+    assert_eq!(scene.send(Method::GET, String::new()).await.0, StatusCode::METHOD_NOT_ALLOWED);
+    let huge = "x".repeat(MAX_BODY_BYTES + 1);
+    assert_eq!(scene.send(Method::POST, huge).await.0, StatusCode::PAYLOAD_TOO_LARGE);
+}
+
+#[test]
+fn tokens_are_long_and_differ() {
+    let (one, other) = (token(), token());
+    assert_eq!(one.len(), 32);
+    assert!(one.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    assert_ne!(one, other);
+}

@@ -1,0 +1,139 @@
+//! The relay's configuration: `relay.yaml` beside the worker secrets that it names, and the hash by which a relay says that it
+//! runs it.
+
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
+use kube::core::ApiResource;
+use modelrelay_protocol::config_hash::config_hash;
+use serde::Serialize;
+use serde_json::json;
+
+use super::Manifest;
+use super::secrets::{data, secret};
+use crate::names;
+use crate::provider::ValidatedProvider;
+use crate::provider::rotation::Plan;
+
+/// Key of the configuration in its Secret.
+pub const RELAY_YAML: &str = "relay.yaml";
+/// Key of the secret that workers should present, in the configuration Secret and in the one that workers mount.
+pub const WORKER_SECRET: &str = "worker-secret";
+/// Key of the one before, in the configuration Secret.
+pub const PREVIOUS_WORKER_SECRET: &str = "worker-secret-previous";
+
+/// What is mounted into relays.
+pub struct RelayConfig {
+    /// The Secret.
+    pub manifest: Manifest,
+    /// What relays report once they run it.
+    pub hash: String,
+}
+
+/// The configuration Secret.
+pub fn relay_config(provider: &ValidatedProvider, plan: &Plan) -> RelayConfig {
+    let yaml = relay_yaml(provider, plan);
+    let mut entries = vec![(RELAY_YAML, yaml.as_str()), (WORKER_SECRET, plan.current.expose())];
+    let mut annotations = serde_json::Map::new();
+    if let Some(previous) = &plan.previous {
+        entries.push((PREVIOUS_WORKER_SECRET, previous.value.expose()));
+        if let Some(until) = previous.until {
+            annotations.insert(names::PREVIOUS_UNTIL_ANNOTATION.to_owned(), json!(until.to_string()));
+        }
+    }
+    if let Some(acted_on) = &plan.acted_on {
+        annotations.insert(names::ROTATE_ANNOTATION.to_owned(), json!(acted_on));
+    }
+    let hash = hash_of(entries.iter().copied());
+    let mut metadata = provider.metadata(&names::relay(&provider.name));
+    if !annotations.is_empty() {
+        metadata.insert("annotations".to_owned(), annotations.into());
+    }
+    RelayConfig { manifest: secret(ApiResource::erase::<Secret>(&()), metadata, data(entries)), hash }
+}
+
+/// The hash that relays report for a configuration Secret with these entries, in this order: `relay.yaml` names first the
+/// current worker secret, then the previous one.
+pub fn hash_of<'a>(entries: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> String {
+    let yaml = entries.clone().find(|(key, _)| *key == RELAY_YAML).map_or("", |(_, yaml)| yaml);
+    config_hash(yaml.as_bytes(), entries.filter(|(key, _)| *key != RELAY_YAML))
+}
+
+fn relay_yaml(provider: &ValidatedProvider, plan: &Plan) -> String {
+    let spec = &provider.spec;
+    let mut worker_secrets = vec![SecretFile { file: WORKER_SECRET, not_after: None }];
+    if let Some(previous) = &plan.previous {
+        worker_secrets.push(SecretFile { file: PREVIOUS_WORKER_SECRET, not_after: previous.until });
+    }
+    let models = spec.models.iter().map(|model| Model { id: &model.id, aliases: &model.aliases });
+    let file = File {
+        require_api_keys: spec.relay.require_api_keys,
+        relay_count: spec.relay.replicas.max(1),
+        expect_workers: spec.relay.expect_workers && !provider.scales_from_zero,
+        unready_when_saturated: spec.relay.unready_when_saturated,
+        providers: [Provider {
+            name: &provider.name,
+            enabled: spec.enabled,
+            cold_models: &provider.cold_models,
+            worker_secrets,
+            models: models.collect(),
+            queue: Queue {
+                max_length: spec.queue.max_length,
+                max_bytes: &spec.queue.max_bytes,
+                timeout: &spec.queue.timeout.0,
+                cold_timeout: spec.queue.cold_timeout.as_ref().map(|timeout| timeout.0.as_str()),
+            },
+            request_timeout: &spec.request_timeout.0,
+            max_models_per_worker: spec.max_models_per_worker,
+            require_protocol_version: spec.require_protocol_version,
+        }],
+    };
+    serde_yaml::to_string(&file).unwrap_or_default()
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct File<'a> {
+    require_api_keys: bool,
+    relay_count: i32,
+    expect_workers: bool,
+    unready_when_saturated: bool,
+    providers: [Provider<'a>; 1],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Provider<'a> {
+    name: &'a str,
+    enabled: bool,
+    cold_models: &'a [String],
+    worker_secrets: Vec<SecretFile>,
+    models: Vec<Model<'a>>,
+    queue: Queue<'a>,
+    request_timeout: &'a str,
+    max_models_per_worker: i32,
+    require_protocol_version: bool,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SecretFile {
+    file: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_after: Option<Timestamp>,
+}
+
+#[derive(Serialize)]
+struct Model<'a> {
+    id: &'a str,
+    aliases: &'a [String],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Queue<'a> {
+    max_length: i32,
+    max_bytes: &'a crate::crd::common::SizeText,
+    timeout: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cold_timeout: Option<&'a str>,
+}

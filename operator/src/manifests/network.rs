@@ -1,0 +1,114 @@
+//! How a relay is reached: the Services of clients and of workers, and who may connect.
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::core::ApiResource;
+use serde_json::{Map, Value, json};
+
+use super::Manifest;
+use super::relay::selector;
+use crate::crd::provider::ServiceType;
+use crate::names;
+use crate::provider::ValidatedProvider;
+
+/// The Service that clients use; with `workers`, those outside the cluster dial it too.
+pub fn client_service(provider: &ValidatedProvider) -> Manifest {
+    let service = &provider.spec.relay.service;
+    let mut ports = vec![json!({
+        "name": "http", "protocol": "TCP", "port": service.port, "targetPort": "client", "appProtocol": "http",
+    })];
+    if service.workers {
+        ports.push(json!({
+            "name": "workers", "protocol": "TCP", "port": names::WORKER_PORT, "targetPort": "workers", "appProtocol": "http",
+        }));
+    }
+    let kind = match service.type_ {
+        ServiceType::ClusterIP => "ClusterIP",
+        ServiceType::NodePort => "NodePort",
+        ServiceType::LoadBalancer => "LoadBalancer",
+    };
+    let mut spec = Map::from_iter([
+        ("type".to_owned(), json!(kind)),
+        ("selector".to_owned(), json!(selector(&provider.name))),
+        ("ports".to_owned(), Value::Array(ports)),
+    ]);
+    if !service.load_balancer_class.is_empty() {
+        spec.insert("loadBalancerClass".to_owned(), json!(service.load_balancer_class));
+    }
+    let mut metadata = provider.metadata(&provider.name);
+    if !service.annotations.is_empty() {
+        metadata.insert("annotations".to_owned(), json!(service.annotations));
+    }
+    object(ApiResource::erase::<Service>(&()), metadata, "spec", Value::Object(spec))
+}
+
+/// The headless Service behind whose name workers find every relay Pod, unready ones too: a relay may become ready only
+/// once it has workers.
+pub fn workers_service(provider: &ValidatedProvider) -> Manifest {
+    let spec = json!({
+        "type": "ClusterIP",
+        "clusterIP": "None",
+        "publishNotReadyAddresses": true,
+        "selector": selector(&provider.name),
+        "ports": [{
+            "name": "workers", "protocol": "TCP", "port": names::WORKER_PORT, "targetPort": "workers", "appProtocol": "http",
+        }],
+    });
+    let metadata = provider.metadata(&names::workers_service(&provider.name));
+    object(ApiResource::erase::<Service>(&()), metadata, "spec", spec)
+}
+
+/// Who may connect to the relay's Pods. Clients are never restricted: they come from anywhere, through Ingresses and load
+/// balancers, and show keys where keys are asked for.
+pub fn network_policy(provider: &ValidatedProvider, operator_namespace: &str) -> Manifest {
+    let spec = json!({
+        "podSelector": {"matchLabels": selector(&provider.name)},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"ports": [port(names::CLIENT_PORT)]},
+            workers_rule(provider),
+            {"ports": [port(names::ADMIN_PORT)], "from": admin_peers(provider, operator_namespace)},
+        ],
+    });
+    let metadata = provider.metadata(&names::relay(&provider.name));
+    object(ApiResource::erase::<NetworkPolicy>(&()), metadata, "spec", spec)
+}
+
+/// This namespace and `from`. Workers that come through the clients' Service arrive with addresses that nobody knows
+/// beforehand (a node's, the load balancer's, their own), so with `service.workers` anybody may knock, unless `from` says
+/// whose addresses those are. They still need the worker secret.
+fn workers_rule(provider: &ValidatedProvider) -> Value {
+    let relay = &provider.spec.relay;
+    if relay.service.workers && relay.network_policy.from.is_empty() {
+        return json!({"ports": [port(names::WORKER_PORT)]});
+    }
+    let mut peers = vec![json!({"podSelector": {}})];
+    peers.extend(relay.network_policy.from.iter().cloned());
+    json!({"ports": [port(names::WORKER_PORT)], "from": peers})
+}
+
+/// The operator, which reads the relay's state, and whoever reads metrics. Kubelets always may.
+fn admin_peers(provider: &ValidatedProvider, operator_namespace: &str) -> Vec<Value> {
+    let mut peers =
+        vec![json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}})];
+    let metrics_from = &provider.spec.relay.network_policy.metrics_from;
+    if metrics_from.is_empty() {
+        peers.push(json!({"namespaceSelector": {}}));
+    }
+    peers.extend(metrics_from.iter().cloned());
+    peers
+}
+
+fn port(number: i32) -> Value {
+    json!({"protocol": "TCP", "port": number})
+}
+
+/// A namespaced object of one part, as JSON.
+pub(super) fn object(resource: ApiResource, metadata: Map<String, Value>, part: &str, content: Value) -> Manifest {
+    let mut value = Map::new();
+    value.insert("apiVersion".to_owned(), json!(resource.api_version));
+    value.insert("kind".to_owned(), json!(resource.kind));
+    value.insert("metadata".to_owned(), Value::Object(metadata));
+    value.insert(part.to_owned(), content);
+    Manifest::of_json(resource, Value::Object(value))
+}

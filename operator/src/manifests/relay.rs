@@ -1,0 +1,316 @@
+//! The relay's Deployment, what it runs as, and how disruptions treat it.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::core::ApiResource;
+use serde_json::{Map, Value, json};
+
+use super::Manifest;
+use super::network::object;
+use super::secrets::ADMIN_TOKEN;
+use crate::crd::LogFormat;
+use crate::crd::common::RawObject;
+use crate::defaults::RelayDefaults;
+use crate::names::{self, Component};
+use crate::provider::ValidatedProvider;
+
+/// How long a relay still takes requests after SIGTERM, while load balancers notice.
+const SHUTDOWN_GRACE_SECS: u64 = 5;
+/// What the kubelet gives on top of grace and drain, for closing connections.
+const EXIT_SECS: u64 = 10;
+const USER: i64 = 65532;
+
+const CONFIG_PATH: &str = "/etc/modelrelay/config";
+const ADMIN_PATH: &str = "/etc/modelrelay/admin";
+const KEYS_PATH: &str = "/etc/modelrelay/keys";
+const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// Everything below is the operator's.
+pub const RESERVED_PATH: &str = "/etc/modelrelay";
+/// Volumes of the operator; a user's must have other names.
+pub const RESERVED_VOLUMES: [&str; 4] = ["config", "admin", "api-keys", "api-access"];
+/// Variables that the operator sets; a user's must have other names.
+pub const RESERVED_ENV: [&str; 12] = [
+    "LISTEN_ADDR",
+    "WORKER_LISTEN_ADDR",
+    "WORKERS_ON_CLIENT_PORT",
+    "ADMIN_LISTEN_ADDR",
+    "MODELRELAY_CONFIG",
+    "MODELRELAY_ADMIN_TOKEN_FILE",
+    "SHUTDOWN_GRACE_SECS",
+    "DRAIN_TIMEOUT_SECS",
+    "LOG_LEVEL",
+    "LOG_FORMAT",
+    "API_KEYS_SECRET",
+    "API_KEYS_FILE",
+];
+
+/// Labels that tell a Provider's relay Pods from everything else. They never change: a Deployment's selector cannot.
+pub fn selector(provider: &str) -> BTreeMap<String, String> {
+    let pairs = [
+        ("app.kubernetes.io/name", "modelrelay"),
+        ("app.kubernetes.io/component", Component::Relay.as_str()),
+        (names::PROVIDER_LABEL, provider),
+    ];
+    pairs.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+/// The relay's Deployment. It always carries the number of replicas: left out once, it would fall to one.
+pub fn deployment(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Manifest {
+    let mut metadata = provider.metadata(&names::relay(&provider.name));
+    if let Some(labels) = metadata.get_mut("labels").and_then(Value::as_object_mut) {
+        labels.insert("app.kubernetes.io/version".to_owned(), json!(env!("CARGO_PKG_VERSION")));
+    }
+    let spec = json!({
+        "replicas": provider.spec.relay.replicas,
+        "revisionHistoryLimit": 3,
+        "selector": {"matchLabels": selector(&provider.name)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "template": {"metadata": pod_metadata(provider), "spec": pod_spec(provider, defaults)},
+    });
+    object(ApiResource::erase::<Deployment>(&()), metadata, "spec", spec)
+}
+
+/// What the relay runs as.
+pub fn service_account(provider: &ValidatedProvider) -> Manifest {
+    let metadata = provider.metadata(&names::relay(&provider.name));
+    object(ApiResource::erase::<ServiceAccount>(&()), metadata, "automountServiceAccountToken", json!(false))
+}
+
+/// What the relay may do: write its clients' keys.
+pub fn role(provider: &ValidatedProvider) -> Manifest {
+    let rules = json!([{
+        "apiGroups": [""], "resources": ["secrets"], "resourceNames": [names::api_keys_secret(&provider.name)],
+        "verbs": ["get", "update", "patch"],
+    }]);
+    object(ApiResource::erase::<Role>(&()), provider.metadata(&names::relay(&provider.name)), "rules", rules)
+}
+
+/// Who may do it.
+pub fn role_binding(provider: &ValidatedProvider) -> Manifest {
+    let name = names::relay(&provider.name);
+    let resource = ApiResource::erase::<RoleBinding>(&());
+    let value = json!({
+        "apiVersion": resource.api_version, "kind": resource.kind, "metadata": provider.metadata(&name),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": provider.namespace}],
+    });
+    Manifest::of_json(resource, value)
+}
+
+/// One relay at a time, at every count of replicas: `minAvailable` would let a single relay block a node's drain for ever, and
+/// so would one that is unready.
+pub fn disruption_budget(provider: &ValidatedProvider) -> Manifest {
+    let spec = json!({
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": selector(&provider.name)},
+    });
+    let metadata = provider.metadata(&names::relay(&provider.name));
+    object(ApiResource::erase::<PodDisruptionBudget>(&()), metadata, "spec", spec)
+}
+
+fn pod_metadata(provider: &ValidatedProvider) -> Value {
+    let template = &provider.spec.relay.pod_template;
+    let mut labels = template.labels.clone();
+    labels.extend(names::provider_labels(Component::Relay, &provider.name));
+    let mut annotations = template.annotations.clone();
+    let ours = [
+        ("prometheus.io/scrape", "true".to_owned()),
+        ("prometheus.io/port", names::ADMIN_PORT.to_string()),
+        ("prometheus.io/path", "/metrics".to_owned()),
+    ];
+    annotations.extend(ours.map(|(key, value)| (key.to_owned(), value)));
+    json!({"labels": labels, "annotations": annotations})
+}
+
+fn pod_spec(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
+    let relay = &provider.spec.relay;
+    let template = &relay.pod_template;
+    let mut spec = Map::new();
+    let mut set = |key: &str, value: Value| spec.insert(key.to_owned(), value);
+    set("serviceAccountName", json!(names::relay(&provider.name)));
+    set("automountServiceAccountToken", json!(false));
+    set("enableServiceLinks", json!(false));
+    set("terminationGracePeriodSeconds", json!(SHUTDOWN_GRACE_SECS + provider.drain_secs + EXIT_SECS));
+    set("securityContext", pod_security(&template.security_context));
+    set("containers", json!([container(provider, defaults)]));
+    set("volumes", volumes(provider));
+    set("topologySpreadConstraints", spread(provider, defaults));
+    let node_selector =
+        if template.node_selector.is_empty() { &defaults.node_selector } else { &template.node_selector };
+    if !node_selector.is_empty() {
+        set("nodeSelector", json!(node_selector));
+    }
+    if let Some(tolerations) = first_list(&template.tolerations, &defaults.tolerations) {
+        set("tolerations", json!(tolerations));
+    }
+    if let Some(affinity) = first_object(&template.affinity, &defaults.affinity) {
+        set("affinity", affinity.clone());
+    }
+    let default_pull_secrets: Vec<Value> =
+        defaults.image_pull_secrets.iter().map(|secret| json!({"name": secret.name})).collect();
+    if let Some(secrets) = first_list(&template.image_pull_secrets, &default_pull_secrets) {
+        set("imagePullSecrets", json!(secrets));
+    }
+    let priority = Some(template.priority_class_name.as_str()).filter(|name| !name.is_empty());
+    if let Some(priority) = priority.or(defaults.priority_class_name.as_deref()) {
+        set("priorityClassName", json!(priority));
+    }
+    if !template.runtime_class_name.is_empty() {
+        set("runtimeClassName", json!(template.runtime_class_name));
+    }
+    Value::Object(spec)
+}
+
+fn container(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
+    let relay = &provider.spec.relay;
+    let image = if relay.image.is_empty() { &defaults.image } else { &relay.image };
+    let mut container = Map::new();
+    let mut set = |key: &str, value: Value| container.insert(key.to_owned(), value);
+    set("name", json!(names::RELAY_CONTAINER));
+    set("image", json!(image));
+    if let Some(policy) = &defaults.image_pull_policy {
+        set("imagePullPolicy", json!(policy));
+    }
+    set("env", env(provider, defaults));
+    set(
+        "ports",
+        json!([
+            {"name": "client", "containerPort": names::CLIENT_PORT, "protocol": "TCP"},
+            {"name": "workers", "containerPort": names::WORKER_PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": names::ADMIN_PORT, "protocol": "TCP"},
+        ]),
+    );
+    set("startupProbe", probe("/livez", 1, 60));
+    set("livenessProbe", probe("/livez", 10, 6));
+    set("readinessProbe", probe("/readyz", 2, 2));
+    set(
+        "securityContext",
+        json!({
+            "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
+        }),
+    );
+    set("volumeMounts", volume_mounts(provider));
+    if let Some(resources) = first_object(&relay.resources, &defaults.resources) {
+        set("resources", resources.clone());
+    }
+    Value::Object(container)
+}
+
+fn env(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
+    let relay = &provider.spec.relay;
+    let listen = |port: i32| format!("0.0.0.0:{port}");
+    let log_level = relay.log_level.as_deref().or(defaults.log_level.as_deref()).unwrap_or("info");
+    let log_format = relay.log_format.or(defaults.log_format).unwrap_or(LogFormat::Json);
+    let mut pairs = vec![
+        ("LISTEN_ADDR", listen(names::CLIENT_PORT)),
+        ("WORKER_LISTEN_ADDR", listen(names::WORKER_PORT)),
+        ("WORKERS_ON_CLIENT_PORT", "false".to_owned()),
+        ("ADMIN_LISTEN_ADDR", listen(names::ADMIN_PORT)),
+        ("MODELRELAY_CONFIG", format!("{CONFIG_PATH}/relay.yaml")),
+        ("MODELRELAY_ADMIN_TOKEN_FILE", format!("{ADMIN_PATH}/{ADMIN_TOKEN}")),
+        ("SHUTDOWN_GRACE_SECS", SHUTDOWN_GRACE_SECS.to_string()),
+        ("DRAIN_TIMEOUT_SECS", provider.drain_secs.to_string()),
+        ("LOG_LEVEL", log_level.to_owned()),
+        ("LOG_FORMAT", log_format.as_str().to_owned()),
+    ];
+    if relay.require_api_keys {
+        pairs.push(("API_KEYS_SECRET", names::api_keys_secret(&provider.name)));
+        pairs.push(("API_KEYS_FILE", format!("{KEYS_PATH}/keys.json")));
+    }
+    let mut env: Vec<Value> = pairs.into_iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
+    let has = |name: &str| relay.pod_template.env.iter().any(|entry| entry["name"] == name);
+    if !has("POD_NAMESPACE") {
+        env.push(json!({"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}));
+    }
+    env.extend(relay.pod_template.env.iter().cloned());
+    Value::Array(env)
+}
+
+fn volumes(provider: &ValidatedProvider) -> Value {
+    let relay = &provider.spec.relay;
+    let (admin_secret, admin_key) = match &relay.admin_token_secret_ref {
+        Some(own) => (own.name.clone(), own.key.clone()),
+        None => (names::admin_secret(&provider.name), ADMIN_TOKEN.to_owned()),
+    };
+    let mut volumes = vec![
+        json!({"name": "config", "secret": {"secretName": names::relay(&provider.name), "defaultMode": 0o440}}),
+        json!({"name": "admin", "secret": {
+            "secretName": admin_secret, "defaultMode": 0o440, "items": [{"key": admin_key, "path": ADMIN_TOKEN}],
+        }}),
+    ];
+    if relay.require_api_keys {
+        let keys = names::api_keys_secret(&provider.name);
+        volumes
+            .push(json!({"name": "api-keys", "secret": {"secretName": keys, "optional": true, "defaultMode": 0o440}}));
+        volumes.push(api_access());
+    }
+    volumes.extend(relay.pod_template.volumes.iter().cloned());
+    Value::Array(volumes)
+}
+
+/// What `automountServiceAccountToken` would mount, only where the API is used.
+fn api_access() -> Value {
+    json!({"name": "api-access", "projected": {"defaultMode": 0o440, "sources": [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+    ]}})
+}
+
+/// Whole folders: a `subPath` never sees a change.
+fn volume_mounts(provider: &ValidatedProvider) -> Value {
+    let relay = &provider.spec.relay;
+    let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path, "readOnly": true});
+    let mut mounts = vec![mount("config", CONFIG_PATH), mount("admin", ADMIN_PATH)];
+    if relay.require_api_keys {
+        mounts.push(mount("api-keys", KEYS_PATH));
+        mounts.push(mount("api-access", TOKEN_PATH));
+    }
+    mounts.extend(relay.pod_template.volume_mounts.iter().cloned());
+    Value::Array(mounts)
+}
+
+fn probe(path: &str, period: i32, failures: i32) -> Value {
+    json!({
+        "httpGet": {"path": path, "port": "admin"},
+        "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures,
+    })
+}
+
+/// The restricted one, with the user's fields over it.
+fn pod_security(users: &RawObject) -> Value {
+    let mut context = json!({
+        "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    });
+    if let (Some(context), Some(users)) = (context.as_object_mut(), users.0.as_object()) {
+        context.extend(users.clone());
+    }
+    context
+}
+
+/// Over host names where possible: two relays on one node go down together.
+fn spread(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
+    let template = &provider.spec.relay.pod_template;
+    if let Some(constraints) = first_list(&template.topology_spread_constraints, &defaults.topology_spread_constraints)
+    {
+        return json!(constraints);
+    }
+    json!([{
+        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector(&provider.name)},
+    }])
+}
+
+fn first_list<'a>(users: &'a [Value], default: &'a [Value]) -> Option<&'a [Value]> {
+    [users, default].into_iter().find(|list| !list.is_empty())
+}
+
+fn first_object<'a>(users: &'a RawObject, default: &'a RawObject) -> Option<&'a Value> {
+    [users, default].into_iter().find(|object| !object.is_empty()).map(|object| &object.0)
+}

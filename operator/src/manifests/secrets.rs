@@ -1,0 +1,53 @@
+//! The Secrets that may outlive their Provider: what workers present, the admin token, the clients' keys.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::core::ApiResource;
+use modelrelay_protocol::secret::Secret as SecretText;
+use serde_json::{Map, Value, json};
+
+use super::Manifest;
+use super::config::WORKER_SECRET;
+use crate::names;
+use crate::provider::ValidatedProvider;
+use crate::provider::rotation::Plan;
+
+/// Key of the admin token in its Secret.
+pub const ADMIN_TOKEN: &str = "token";
+
+/// What workers mount.
+pub fn worker_secret(provider: &ValidatedProvider, plan: &Plan) -> Manifest {
+    let mut metadata = provider.retained_metadata(&names::worker_secret(&provider.name));
+    let changed_at = plan.worker_changed_at.to_string();
+    metadata.insert("annotations".to_owned(), json!({names::SECRET_CHANGED_ANNOTATION: changed_at}));
+    secret(ApiResource::erase::<Secret>(&()), metadata, data([(WORKER_SECRET, plan.worker.expose())]))
+}
+
+/// The token of the relay's admin API, where the user names none.
+pub fn admin_secret(provider: &ValidatedProvider, token: &SecretText) -> Manifest {
+    let metadata = provider.retained_metadata(&names::admin_secret(&provider.name));
+    secret(ApiResource::erase::<Secret>(&()), metadata, data([(ADMIN_TOKEN, token.expose())]))
+}
+
+/// The clients' keys. Their content is the relays' alone; here is only where they may write it.
+pub fn api_keys_secret(provider: &ValidatedProvider) -> Manifest {
+    let metadata = provider.retained_metadata(&names::api_keys_secret(&provider.name));
+    secret(ApiResource::erase::<Secret>(&()), metadata, Map::new())
+}
+
+/// A Secret with these values.
+pub(super) fn secret(resource: ApiResource, metadata: Map<String, Value>, data: Map<String, Value>) -> Manifest {
+    let mut value = json!({
+        "apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "type": "Opaque",
+    });
+    if let (Some(object), false) = (value.as_object_mut(), data.is_empty()) {
+        object.insert("data".to_owned(), Value::Object(data));
+    }
+    Manifest::of_json(resource, value)
+}
+
+/// Values as a Secret's `data` carries them.
+pub(super) fn data<'a>(entries: impl IntoIterator<Item = (&'a str, &'a str)>) -> Map<String, Value> {
+    let encode = |text: &str| json!(ByteString(text.as_bytes().to_vec()));
+    entries.into_iter().map(|(key, text)| (key.to_owned(), encode(text))).collect()
+}

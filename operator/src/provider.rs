@@ -1,0 +1,287 @@
+//! The controller of Providers: fetch, validate, build, apply, update the status, each in a file of its own.
+//!
+//! A pass over the objects happens when something of them changed. What the relays report changes far more often and touches
+//! only the status, and while a rotation waits for the relays, the rotation. Nothing that must survive is kept in memory:
+//! another replica can take over between any two steps.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::runtime::controller::{Action, Config, Error as ControllerError};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::{Controller, watcher};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::Instant;
+
+use crate::apply::write_status;
+use crate::cache::Caches;
+use crate::conditions::{self, READY};
+use crate::context::Context;
+use crate::crd::Provider;
+use crate::metrics::ControllerName;
+use crate::relay_state::Expectation;
+
+mod advance;
+mod build;
+mod fetch;
+mod look;
+mod memory;
+mod news;
+mod outcome;
+mod propagate;
+pub mod reasons;
+pub mod rotation;
+mod status;
+#[cfg(test)]
+mod tests;
+mod validate;
+
+pub use validate::ValidatedProvider;
+
+use advance::OWN_SECRET_INTERVAL;
+use look::Look;
+use memory::Memory;
+use outcome::{FailureKind, Outcome};
+use status::Facts;
+
+/// Providers that are worked on at once.
+const CONCURRENCY: u16 = 4;
+/// Workers, depths and the like are written no more often than this.
+const NUMBERS_INTERVAL: Duration = Duration::from_secs(10);
+/// The watch has surely shown a status that was written so long ago.
+const WATCH_LAG: Duration = Duration::from_secs(10);
+/// For what no watch tells of.
+const IDLE_INTERVAL: Duration = Duration::from_secs(3600);
+/// How often a Provider is looked at whose relays have not confirmed their configuration.
+const UNCONFIRMED_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Why a pass failed.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    /// The objects could not be brought about.
+    #[error("{reason}: {message}")]
+    Objects {
+        /// As the conditions say it.
+        reason: &'static str,
+        /// As the conditions say it.
+        message: String,
+        /// For metrics.
+        word: &'static str,
+    },
+    /// The status could not be written.
+    #[error("the status could not be written: {0}")]
+    Status(#[source] Box<kube::Error>),
+    /// A Pod could not be annotated.
+    #[error("a Pod could not be annotated: {0}")]
+    Pods(#[source] Box<kube::Error>),
+}
+
+impl Error {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Objects { word, .. } => word,
+            Self::Status(_) => "status",
+            Self::Pods(_) => "pods",
+        }
+    }
+}
+
+/// Reconciles Providers for ever; it ends when it is dropped.
+pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<ObjectRef<Provider>>) {
+    let requests = stream::unfold(requests, async |mut requests| Some((requests.recv().await?, requests)));
+    let shared = Arc::new(Shared { ctx, caches: caches.clone(), ledger: Mutex::default() });
+    caches.ready().await;
+    let never = stream::pending::<Result<Provider, watcher::Error>>();
+    Controller::for_stream(never, caches.providers)
+        .reconcile_on(requests)
+        .with_config(Config::default().concurrency(CONCURRENCY))
+        .run(reconcile, retry, shared.clone())
+        .for_each(|result| {
+            // What failed was logged where it failed. What is gone is forgotten.
+            if let Err(ControllerError::ObjectNotFound(gone)) = result {
+                shared.forget(&(gone.namespace.unwrap_or_default(), gone.name));
+            }
+            futures_util::future::ready(())
+        })
+        .await;
+}
+
+/// Namespace and name.
+type Key = (String, String);
+
+struct Shared {
+    ctx: Arc<Context>,
+    caches: Caches,
+    // Held for a look-up or an insertion, never over an await.
+    ledger: Mutex<Ledger>,
+}
+
+#[derive(Default)]
+struct Ledger {
+    memories: HashMap<Key, Memory>,
+    ready: HashMap<Key, bool>,
+}
+
+impl Shared {
+    /// What is remembered of this very Provider; a successor of the same name starts afresh.
+    fn take(&self, key: &Key, provider: &Provider) -> Memory {
+        let uid = provider.uid().unwrap_or_default();
+        let known = self.ledger().memories.remove(key).filter(|memory| memory.uid == uid);
+        known.unwrap_or_else(|| Memory::new(uid))
+    }
+
+    fn put(&self, key: Key, memory: Memory) {
+        let ready = memory.written.as_ref().is_some_and(|(status, _)| conditions::is_true(&status.conditions, READY));
+        let mut ledger = self.ledger();
+        ledger.ready.insert(key.clone(), ready);
+        ledger.memories.insert(key, memory);
+        self.count(&ledger);
+    }
+
+    fn forget(&self, key: &Key) {
+        let mut ledger = self.ledger();
+        ledger.ready.remove(key);
+        ledger.memories.remove(key);
+        self.count(&ledger);
+    }
+
+    fn count(&self, ledger: &Ledger) {
+        for (label, state) in [("true", true), ("false", false)] {
+            let count = ledger.ready.values().filter(|ready| **ready == state).count();
+            let gauge = self.ctx.metrics.resources.with_label_values(&["Provider", label]);
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn reconcile(provider: Arc<Provider>, shared: Arc<Shared>) -> Result<Action, Error> {
+    let started = Instant::now();
+    let key = (provider.namespace().unwrap_or_default(), provider.name_any());
+    // What is being deleted is not rebuilt; its relays drain by themselves.
+    if provider.metadata.deletion_timestamp.is_some() {
+        shared.forget(&key);
+        return Ok(Action::await_change());
+    }
+    let mut memory = shared.take(&key, &provider);
+    let result = Box::pin(pass(&shared, &provider, &key, &mut memory)).await;
+    if result.is_ok() {
+        memory.reset_retries();
+    }
+    shared.put(key, memory);
+    let word = result.as_ref().err().map(Error::word);
+    shared.ctx.metrics.reconciled(ControllerName::Provider, started.elapsed(), word);
+    result
+}
+
+/// The next try after a failure. Whatever the API server answers, it is asked less and less often.
+#[allow(clippy::needless_pass_by_value, reason = "the signature that the controller wants")]
+fn retry(provider: Arc<Provider>, error: &Error, shared: Arc<Shared>) -> Action {
+    let key = (provider.namespace().unwrap_or_default(), provider.name_any());
+    let mut ledger = shared.ledger();
+    let Some(memory) = ledger.memories.get_mut(&key) else { return Action::requeue(UNCONFIRMED_INTERVAL) };
+    let retry = memory.next_retry(Instant::now());
+    if retry.is_new {
+        let (namespace, provider) = key;
+        tracing::warn!(namespace, provider, %error, retry_in = ?retry.after, "a Provider could not be reconciled");
+    }
+    Action::requeue(retry.after)
+}
+
+async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memory) -> Result<Action, Error> {
+    let (ctx, caches) = (&shared.ctx, &shared.caches);
+    let changed = caches.triggers.take_changed(&ObjectRef::from_obj(provider));
+    let look = Look::now(ctx, caches, &key.0, &key.1);
+    if changed {
+        memory.forget_objects();
+    }
+    let mut outcome = match memory.outcome.clone().filter(|outcome| !changed && is_settled(outcome, provider, &look)) {
+        Some(settled) => settled,
+        None => Box::pin(advance::advance(ctx, provider, &look, memory)).await,
+    };
+    let news = outcome.news.take();
+    memory.outcome = Some(outcome.clone());
+
+    let expected = outcome.config_hash.clone().map(|hash| Expectation { hash, pods: look.pod_names() });
+    let propagated = propagate::propagate(ctx, caches, &key.0, &look, &outcome, memory).await;
+    if let Some(expected) = expected {
+        ctx.relays.expect(&key.0, &key.1, expected);
+    }
+    let numbers_due = update_status(shared, provider, &look, &outcome, news, memory).await?;
+    propagated.map_err(|error| Error::Pods(Box::new(error)))?;
+    next(&outcome, memory, numbers_due)
+}
+
+/// Whether the objects are as they should be and no time has come.
+fn is_settled(outcome: &Outcome, provider: &Provider, look: &Look) -> bool {
+    let awaits_relays = outcome.worker_secret.as_ref().is_none_or(|secret| secret.awaits_relays);
+    outcome.failure.is_none()
+        && !awaits_relays
+        && outcome.generation == provider.metadata.generation
+        && outcome.wake_at.is_none_or(|at| Timestamp::now() < at)
+        && outcome.cold_models == validate::cold_models(&look.pools)
+}
+
+/// Writes the status if it differs; how long until numbers that differ may be written.
+async fn update_status(
+    shared: &Shared,
+    provider: &Provider,
+    look: &Look,
+    outcome: &Outcome,
+    news: Option<rotation::News>,
+    memory: &mut Memory,
+) -> Result<Option<Duration>, Error> {
+    let there = provider.status.clone().unwrap_or_default();
+    let before = match &memory.written {
+        Some((written, at)) if at.elapsed() < WATCH_LAG => written.clone(),
+        Some(_) | None => there,
+    };
+    let now = Time(Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default());
+    let after = status::status(&Facts { provider, look, outcome }, &before, &now);
+    let only_numbers = status::without_numbers(&before) == status::without_numbers(&after);
+    let since = memory.written.as_ref().map_or(NUMBERS_INTERVAL, |(_, at)| at.elapsed());
+    if before == after {
+        if memory.written.is_none() {
+            memory.written = Some((after, Instant::now()));
+        }
+        return Ok(None);
+    }
+    if only_numbers && since < NUMBERS_INTERVAL {
+        return Ok(Some(NUMBERS_INTERVAL.saturating_sub(since)));
+    }
+    write_status(&shared.ctx.client, provider, &after).await.map_err(|error| Error::Status(Box::new(error)))?;
+    news::tell(&shared.ctx, provider, &before, &after, news).await;
+    memory.written = Some((after, Instant::now()));
+    Ok(None)
+}
+
+/// When to come again, or what to report.
+fn next(outcome: &Outcome, memory: &Memory, numbers_due: Option<Duration>) -> Result<Action, Error> {
+    if let Some(failure) = &outcome.failure {
+        return match failure.kind {
+            FailureKind::Final => Ok(Action::requeue(IDLE_INTERVAL)),
+            FailureKind::Awaited => Ok(Action::requeue(OWN_SECRET_INTERVAL)),
+            FailureKind::Stalled | FailureKind::Transient => {
+                Err(Error::Objects { reason: failure.reason, message: failure.message.clone(), word: failure.word })
+            }
+        };
+    }
+    let until = |at: Timestamp| at.duration_since(Timestamp::now()).try_into().unwrap_or(Duration::ZERO);
+    let waits = [
+        Some(IDLE_INTERVAL),
+        outcome.wake_at.map(until),
+        numbers_due,
+        memory.unconfirmed_since.map(|_| UNCONFIRMED_INTERVAL),
+    ];
+    let soonest = waits.into_iter().flatten().min().unwrap_or(IDLE_INTERVAL);
+    // A moment later than the moment itself, so that it has come.
+    Ok(Action::requeue(soonest + Duration::from_millis(50)))
+}

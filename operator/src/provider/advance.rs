@@ -1,0 +1,176 @@
+//! One pass over a Provider's objects: fetch, validate, build, apply.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::time::Duration;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
+use kube::api::DynamicObject;
+use modelrelay_protocol::secret::Secret;
+
+use super::build::{Desired, Inputs, build};
+use super::fetch::{Fetched, fetch};
+use super::look::Look;
+use super::memory::Memory;
+use super::outcome::{Failure, Outcome, WorkerSecret};
+use super::rotation::{self, Known, Plan};
+use super::validate::{ValidatedProvider, validate};
+use crate::apply::{ApplyError, Owner, apply, delete};
+use crate::context::Context;
+use crate::crd::Provider;
+use crate::manifests::Manifest;
+use crate::names;
+
+/// A user's own Secret tells nobody that it changed.
+pub(super) const OWN_SECRET_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Brings the objects about as far as it goes. What fails is part of the outcome; of the rest as much as possible is done.
+pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, memory: &mut Memory) -> Outcome {
+    let generation = provider.metadata.generation;
+    // What was known before still is, where this pass does not get as far.
+    let kept =
+        Outcome { generation, news: None, failure: None, wake_at: None, ..memory.outcome.clone().unwrap_or_default() };
+    let valid = match validate(provider, &look.pools) {
+        Ok(valid) => valid,
+        Err(error) => return Outcome { failure: Some(Failure::from(&error)), ..kept },
+    };
+    let fetched = match fetch(&ctx.client, provider).await {
+        Ok(fetched) => fetched,
+        Err(error) => return Outcome { failure: Some(Failure::from(&error)), ..kept },
+    };
+    let own_refs = provider.spec.worker_secret_ref.is_some() || provider.spec.relay.admin_token_secret_ref.is_some();
+    let now = Timestamp::now();
+    let (plan, admin_token) = match plan_secrets(provider, &fetched, look, now) {
+        Ok(planned) => planned,
+        Err(failure) => return Outcome { failure: Some(failure), ..kept },
+    };
+    let desired = build(
+        &valid,
+        &Inputs {
+            defaults: &ctx.defaults.relay,
+            operator_namespace: &ctx.namespace,
+            plan: &plan,
+            admin_token: admin_token.as_ref(),
+            has_api_keys: fetched.has_api_keys,
+        },
+    );
+    let applied = apply_all(ctx, &valid, &desired, memory).await;
+    let own_refs_due = own_refs.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
+    Outcome {
+        generation,
+        config_hash: applied.wrote_config.then_some(desired.config_hash).or(kept.config_hash),
+        worker_secret: Some(WorkerSecret::of(
+            &valid.name,
+            &plan,
+            memory.versions.get(&names::worker_secret(&valid.name)).cloned(),
+        )),
+        api_keys_version: valid
+            .spec
+            .relay
+            .require_api_keys
+            .then(|| memory.versions.get(&names::api_keys_secret(&valid.name)).cloned())
+            .flatten(),
+        cold_models: valid.cold_models,
+        ignores_expect_workers: valid.spec.relay.expect_workers && valid.scales_from_zero,
+        news: plan.news.filter(|_| applied.failure.is_none()),
+        wake_at: [plan.wake_at, own_refs_due].into_iter().flatten().min(),
+        failure: applied.failure,
+    }
+}
+
+fn plan_secrets(
+    provider: &Provider,
+    fetched: &Fetched,
+    look: &Look,
+    now: Timestamp,
+) -> Result<(Plan, Option<Secret>), Failure> {
+    let known = Known {
+        worker: fetched.worker.clone(),
+        relay: fetched.relay.clone(),
+        own: fetched.own.clone(),
+        annotation: provider.annotations().get(names::ROTATE_ANNOTATION).cloned(),
+        confirmed: fetched.applied_hash.as_deref().is_some_and(|hash| look.is_confirmed(hash)),
+    };
+    let plan = rotation::plan(now, &known, &fresh()?);
+    let admin_token = match (&provider.spec.relay.admin_token_secret_ref, &fetched.admin_token) {
+        (Some(_), _) => None,
+        (None, Some(token)) => Some(token.clone()),
+        (None, None) => Some(fresh()?),
+    };
+    Ok((plan, admin_token))
+}
+
+/// 32 bytes from the operating system, as 43 characters that no file, header or URL minds.
+fn fresh() -> Result<Secret, Failure> {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut bytes = [0; 33];
+    getrandom::fill(&mut bytes).map_err(|error| Failure::no_random(&error))?;
+    let text: String = bytes
+        .chunks_exact(3)
+        .flat_map(|three| {
+            let bits = u32::from_be_bytes([0, three[0], three[1], three[2]]);
+            [18, 12, 6, 0].map(|shift| char::from(ALPHABET[(bits >> shift & 63) as usize]))
+        })
+        .collect();
+    Ok(Secret::new(text))
+}
+
+struct Applied {
+    /// Whether the configuration is what it should be.
+    wrote_config: bool,
+    failure: Option<Failure>,
+}
+
+/// Secrets first, and nothing that mounts them before they are there and ours. Of the rest, one object's failure does not keep
+/// back the others.
+async fn apply_all(ctx: &Context, valid: &ValidatedProvider, desired: &Desired, memory: &mut Memory) -> Applied {
+    let owner = Owner { kind: "Provider", label: names::PROVIDER_LABEL, name: &valid.name };
+    let mut wrote_config = false;
+    for manifest in &desired.secrets {
+        if let Err(error) = apply_one(ctx, owner, manifest, memory).await {
+            return Applied { wrote_config, failure: Some(Failure::from(&error)) };
+        }
+        wrote_config = true;
+    }
+    let mut failures = Vec::new();
+    for manifest in &desired.objects {
+        if let Err(error) = apply_one(ctx, owner, manifest, memory).await {
+            failures.push(error);
+        }
+    }
+    for manifest in &desired.unwanted {
+        if memory.is_absent(manifest) {
+            continue;
+        }
+        match delete(&ctx.client, owner, manifest).await {
+            Ok(()) => memory.note_absent(manifest),
+            Err(error) => failures.push(error),
+        }
+    }
+    // What a person has to settle is said before what passes by itself.
+    let failures = failures.iter().map(Failure::from);
+    Applied { wrote_config, failure: failures.max_by_key(Failure::stalls) }
+}
+
+async fn apply_one(
+    ctx: &Context,
+    owner: Owner<'_>,
+    manifest: &Manifest,
+    memory: &mut Memory,
+) -> Result<(), ApplyError> {
+    let fingerprint = fingerprint(manifest);
+    if memory.is_applied(manifest, fingerprint) {
+        return Ok(());
+    }
+    memory.note_absent_no_more(manifest);
+    let object: DynamicObject = apply(&ctx.client, owner, manifest).await?;
+    memory.note_applied(manifest, fingerprint, object.resource_version());
+    Ok(())
+}
+
+fn fingerprint(manifest: &Manifest) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    manifest.value.to_string().hash(&mut hasher);
+    hasher.finish()
+}

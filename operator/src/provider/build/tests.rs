@@ -1,0 +1,172 @@
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::crd::{Provider, WorkerPool};
+use crate::defaults::{Defaults, RelayDefaults};
+use crate::manifests::snapshots::assert_matches;
+use crate::provider::rotation::Previous;
+use crate::provider::validate::validate;
+
+fn provider(spec: Value) -> Provider {
+    let value = json!({
+        "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",
+        "metadata": {"name": "local", "namespace": "llm", "uid": "u-1", "generation": 1}, "spec": spec,
+    });
+    serde_json::from_value(value).unwrap()
+}
+
+fn pool(spec: Value) -> std::sync::Arc<WorkerPool> {
+    let value = json!({
+        "apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool",
+        "metadata": {"name": "llama", "namespace": "llm"}, "spec": spec,
+        "status": {"models": ["seen-before"]},
+    });
+    std::sync::Arc::new(serde_json::from_value(value).unwrap())
+}
+
+fn at(text: &str) -> Timestamp {
+    text.parse().unwrap()
+}
+
+fn steady() -> Plan {
+    Plan {
+        current: Secret::new("worker-value"),
+        previous: None,
+        worker: Secret::new("worker-value"),
+        worker_changed_at: at("2026-11-01T00:00:00Z"),
+        acted_on: None,
+        news: None,
+        wake_at: None,
+    }
+}
+
+fn built(spec: Value, pools: &[std::sync::Arc<WorkerPool>], plan: &Plan, defaults: &RelayDefaults) -> Desired {
+    let valid = validate(&provider(spec), pools).unwrap();
+    let token = Secret::new("admin-value");
+    let inputs = Inputs {
+        defaults,
+        operator_namespace: "mr-system",
+        plan,
+        admin_token: valid.spec.relay.admin_token_secret_ref.is_none().then_some(&token),
+        has_api_keys: false,
+    };
+    build(&valid, &inputs)
+}
+
+fn defaults() -> RelayDefaults {
+    RelayDefaults { image: "registry.example/modelrelay-relay:1.2.3".into(), ..RelayDefaults::default() }
+}
+
+/// Secrets are shown decoded, so that a difference can be read.
+fn page(desired: &Desired) -> String {
+    let mut page = String::new();
+    for manifest in desired.secrets.iter().chain(&desired.objects) {
+        let mut value = manifest.value.clone();
+        if let Some(data) = value.get_mut("data").and_then(Value::as_object_mut) {
+            for value in data.values_mut() {
+                let bytes: k8s_openapi::ByteString = serde_json::from_value(value.clone()).unwrap();
+                *value = json!(String::from_utf8(bytes.0).unwrap());
+            }
+        }
+        page += &format!("---\n{}", serde_yaml::to_string(&value).unwrap());
+    }
+    for manifest in &desired.unwanted {
+        page += &format!("--- # not wanted: {}\n", manifest.display());
+    }
+    page
+}
+
+#[test]
+fn an_empty_spec() {
+    let desired = built(json!({}), &[], &steady(), &defaults());
+    assert_matches("provider-empty", &page(&desired));
+}
+
+#[test]
+fn everything_set() {
+    let spec = json!({
+        "models": [{"id": "meta-llama/Llama-3.1-8B-Instruct", "aliases": ["llama3"]}],
+        "queue": {"maxLength": 7, "maxBytes": "1Mi", "timeout": "10s", "coldTimeout": "1m30s"},
+        "requestTimeout": "1m", "maxModelsPerWorker": 4, "requireProtocolVersion": true,
+        "workerSecretRef": {"name": "mine", "key": "k"}, "secretsPolicy": "Delete",
+        "relay": {
+            "replicas": 3, "adminTokenSecretRef": {"name": "t", "key": "x"}, "drainTimeout": "1500ms",
+            "expectWorkers": true, "unreadyWhenSaturated": true, "image": "other/relay:9",
+            "logLevel": "info,modelrelay_relay=debug", "logFormat": "text",
+            "resources": {"requests": {"cpu": "10m"}, "claims": [{"name": "newer-than-us"}]},
+            "service": {"port": 8000, "annotations": {"a": "b"}},
+            "networkPolicy": {"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "metricsFrom": [{"podSelector": {}}]},
+            "podTemplate": {
+                "labels": {"team": "x", "modelrelay.io/provider": "not-yours"},
+                "annotations": {"note": "y", "prometheus.io/scrape": "false"},
+                "nodeSelector": {"disk": "ssd"}, "tolerations": [{"operator": "Exists"}],
+                "affinity": {"nodeAffinity": {"newField": 1}},
+                "topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+                "priorityClassName": "high", "imagePullSecrets": [{"name": "pull"}],
+                "securityContext": {"runAsUser": 1000, "supplementalGroups": [7]}, "runtimeClassName": "gvisor",
+                "env": [{"name": "MAX_REQUEST_BYTES", "value": "1Mi"}],
+                "volumes": [{"name": "extra", "emptyDir": {}}],
+                "volumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+            },
+        },
+    });
+    assert_matches("provider-everything", &page(&built(spec, &[], &steady(), &defaults())));
+}
+
+#[test]
+fn disabled() {
+    assert_matches("provider-disabled", &page(&built(json!({"enabled": false}), &[], &steady(), &defaults())));
+}
+
+#[test]
+fn with_api_keys_and_the_charts_defaults() {
+    let text = "relay:\n  image: r:1\n  imagePullPolicy: Never\n  imagePullSecrets: [{name: p}]\n  nodeSelector: {a: b}\n  \
+                tolerations: [{key: t}]\n  affinity: {x: {}}\n  resources: {limits: {memory: 64Mi}}\n  \
+                priorityClassName: low\n  logLevel: warn\n  logFormat: text\nworker: {image: w:1}\n";
+    let defaults: Defaults = serde_yaml::from_str(text).unwrap();
+    let desired = built(json!({"relay": {"requireApiKeys": true}}), &[], &steady(), &defaults.relay);
+    assert_matches("provider-api-keys", &page(&desired));
+}
+
+#[test]
+fn rotation_under_way() {
+    let until = at("2026-11-02T00:00:00Z");
+    let plan = Plan {
+        current: Secret::new("new-value"),
+        previous: Some(Previous { value: Secret::new("old-value"), until: Some(until) }),
+        worker: Secret::new("new-value"),
+        acted_on: Some("monday".into()),
+        ..steady()
+    };
+    assert_matches("provider-rotating", &page(&built(json!({}), &[], &plan, &defaults())));
+}
+
+#[test]
+fn a_load_balancer_that_workers_use_too() {
+    let service = json!({"type": "LoadBalancer", "workers": true, "loadBalancerClass": "example.com/lb"});
+    let spec = json!({"relay": {"replicas": 2, "service": service, "networkPolicy": {"metricsFrom": []}}});
+    assert_matches("provider-load-balancer", &page(&built(spec, &[], &steady(), &defaults())));
+}
+
+#[test]
+fn models_of_pools_that_may_be_at_zero_are_known_and_workers_are_not_waited_for() {
+    let template = json!({"spec": {"containers": []}});
+    let pools = [
+        pool(json!({"provider": "local", "models": ["b", "a"], "replicas": 0, "template": template})),
+        pool(json!({"provider": "local", "scaling": {"minReplicas": 0, "maxReplicas": 1}, "template": template})),
+        pool(json!({"provider": "local", "models": ["never-at-zero"], "replicas": 1, "template": template})),
+    ];
+    let page = page(&built(json!({"relay": {"expectWorkers": true}}), &pools, &steady(), &defaults()));
+    assert!(page.contains("coldModels:\n      - a\n      - b\n      - seen-before\n"), "{page}");
+    assert!(page.contains("expectWorkers: false"), "{page}");
+}
+
+#[test]
+fn the_same_input_gives_the_same_bytes_and_any_change_another_hash() {
+    let build = |spec: Value| built(spec, &[], &steady(), &defaults());
+    let (one, same) = (build(json!({})), build(json!({})));
+    assert_eq!(page(&one), page(&same));
+    assert_eq!(one.config_hash, same.config_hash);
+    assert_ne!(one.config_hash, build(json!({"enabled": false})).config_hash);
+}

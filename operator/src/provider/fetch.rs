@@ -1,0 +1,145 @@
+//! What a Provider's next step depends on and is not in a cache: its Secrets, read by name, because the operator keeps no
+//! Secret in memory that it does not need.
+
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
+use kube::{Api, Client, ResourceExt};
+use modelrelay_protocol::config_hash::secret_of_file;
+use modelrelay_protocol::secret::Secret as SecretText;
+
+use super::rotation::{Previous, RelaySide, WorkerSide};
+use crate::apply::Owner;
+use crate::crd::{Provider, SecretKeyRef};
+use crate::manifests::config::{PREVIOUS_WORKER_SECRET, RELAY_YAML, WORKER_SECRET, hash_of};
+use crate::manifests::secrets::ADMIN_TOKEN;
+use crate::names;
+
+/// What the Secrets hold.
+#[derive(Debug, Default)]
+pub(super) struct Fetched {
+    /// What workers mount.
+    pub(super) worker: Option<WorkerSide>,
+    /// What relays mount.
+    pub(super) relay: Option<RelaySide>,
+    /// Hash of what relays mount.
+    pub(super) applied_hash: Option<String>,
+    /// The user's own worker secret.
+    pub(super) own: Option<SecretText>,
+    /// The generated admin token.
+    pub(super) admin_token: Option<SecretText>,
+    /// Whether the Secret with the clients' keys is there already.
+    pub(super) has_api_keys: bool,
+}
+
+/// Why something could not be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FetchError {
+    /// The user names a Secret or a key that is not there.
+    #[error("{place}: Secret {secret} {problem}")]
+    SecretNotFound {
+        /// The field of the spec.
+        place: &'static str,
+        /// The Secret.
+        secret: String,
+        /// What is missing of it.
+        problem: String,
+    },
+    /// The API server did not answer.
+    #[error("Secret {secret}: {source}")]
+    Api {
+        /// The Secret.
+        secret: String,
+        /// What went wrong.
+        source: Box<kube::Error>,
+    },
+}
+
+/// A worker secret is a line, and the relay takes none that is longer.
+const MAX_SECRET_CHARS: usize = 4096;
+
+/// Reads them all.
+pub(super) async fn fetch(client: &Client, provider: &Provider) -> Result<Fetched, FetchError> {
+    let name = provider.name_any();
+    let reader =
+        Reader { api: Api::namespaced(client.clone(), &provider.namespace().unwrap_or_default()), name: &name };
+    let mut fetched = Fetched::default();
+    if let Some(reference) = &provider.spec.worker_secret_ref {
+        fetched.own = Some(reader.users("spec.workerSecretRef", reference).await?);
+    }
+    if let Some(reference) = &provider.spec.relay.admin_token_secret_ref {
+        reader.users("spec.relay.adminTokenSecretRef", reference).await?;
+    }
+    if let Some(secret) = reader.ours(&names::relay(&name)).await? {
+        fetched.relay = relay_side(&secret);
+        fetched.applied_hash = applied_hash(&secret);
+    }
+    if let Some(secret) = reader.ours(&names::worker_secret(&name)).await? {
+        fetched.worker = worker_side(&secret);
+    }
+    if let Some(secret) = reader.ours(&names::admin_secret(&name)).await? {
+        fetched.admin_token = text(&secret, ADMIN_TOKEN).map(SecretText::new);
+    }
+    fetched.has_api_keys = reader.ours(&names::api_keys_secret(&name)).await?.is_some();
+    Ok(fetched)
+}
+
+struct Reader<'a> {
+    api: Api<Secret>,
+    name: &'a str,
+}
+
+impl Reader<'_> {
+    async fn get(&self, name: &str) -> Result<Option<Secret>, FetchError> {
+        let fail = |source| FetchError::Api { secret: name.to_owned(), source: Box::new(source) };
+        self.api.get_opt(name).await.map_err(fail)
+    }
+
+    /// Of the operator's own making; a stranger's content is nobody's business.
+    async fn ours(&self, name: &str) -> Result<Option<Secret>, FetchError> {
+        let owner = Owner { kind: "Provider", label: names::PROVIDER_LABEL, name: self.name };
+        Ok(self.get(name).await?.filter(|secret| owner.owns(&secret.metadata)))
+    }
+
+    async fn users(&self, place: &'static str, reference: &SecretKeyRef) -> Result<SecretText, FetchError> {
+        let missing = |problem: String| FetchError::SecretNotFound { place, secret: reference.name.clone(), problem };
+        let Some(secret) = self.get(&reference.name).await? else { return Err(missing("does not exist".to_owned())) };
+        let key = &reference.key;
+        match text(&secret, key) {
+            Some(value) if value.chars().count() <= MAX_SECRET_CHARS => Ok(SecretText::new(value)),
+            Some(_) => Err(missing(format!("has more than {MAX_SECRET_CHARS} characters in the key {key}"))),
+            None => Err(missing(format!("has no text in the key {key}"))),
+        }
+    }
+}
+
+/// A value without the newline that editors and `echo` leave; nothing where there is no text.
+fn text(secret: &Secret, key: &str) -> Option<String> {
+    let bytes = secret.data.as_ref()?.get(key)?;
+    let text = secret_of_file(std::str::from_utf8(&bytes.0).ok()?);
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+fn worker_side(secret: &Secret) -> Option<WorkerSide> {
+    let changed_at = time(secret, names::SECRET_CHANGED_ANNOTATION);
+    Some(WorkerSide { value: SecretText::new(text(secret, WORKER_SECRET)?), changed_at })
+}
+
+fn relay_side(secret: &Secret) -> Option<RelaySide> {
+    let previous = text(secret, PREVIOUS_WORKER_SECRET)
+        .map(|value| Previous { value: SecretText::new(value), until: time(secret, names::PREVIOUS_UNTIL_ANNOTATION) });
+    let acted_on = secret.annotations().get(names::ROTATE_ANNOTATION).cloned();
+    Some(RelaySide { current: SecretText::new(text(secret, WORKER_SECRET)?), previous, acted_on })
+}
+
+fn applied_hash(secret: &Secret) -> Option<String> {
+    let value = |key: &'static str| {
+        let bytes = secret.data.as_ref()?.get(key)?;
+        Some((key, std::str::from_utf8(&bytes.0).ok()?))
+    };
+    let entries = [value(RELAY_YAML)?, value(WORKER_SECRET)?];
+    Some(hash_of(entries.into_iter().chain(value(PREVIOUS_WORKER_SECRET))))
+}
+
+fn time(secret: &Secret, annotation: &str) -> Option<Timestamp> {
+    secret.annotations().get(annotation)?.parse().ok()
+}

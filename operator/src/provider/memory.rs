@@ -1,0 +1,133 @@
+//! What the controller remembers between two passes. All of it may be lost: it only saves questions and writes.
+
+use std::collections::{HashMap, HashSet};
+
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use std::time::Duration;
+use tokio::time::Instant;
+
+use super::outcome::Outcome;
+use crate::crd::ProviderStatus;
+use crate::manifests::Manifest;
+
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// No longer, because nobody tells when a name is free again or a right is granted.
+const LAST_RETRY: Duration = Duration::from_secs(60);
+
+/// Of one Provider.
+#[derive(Default)]
+pub(super) struct Memory {
+    /// Identity of the Provider that all this is about.
+    pub(super) uid: String,
+    /// By kind and name, the fingerprint of what was applied.
+    applied: HashMap<String, u64>,
+    /// Objects that are not wanted and were seen not to be there.
+    absent: HashSet<String>,
+    /// By name, the resourceVersion of an applied Secret.
+    pub(super) versions: HashMap<String, String>,
+    /// What came of the last pass over the objects.
+    pub(super) outcome: Option<Outcome>,
+    /// The status that was written last, and when; the watch may still show the one before.
+    pub(super) written: Option<(ProviderStatus, Instant)>,
+    /// Since when relays have not confirmed the configuration.
+    pub(super) unconfirmed_since: Option<Instant>,
+    /// When a kubelet was last asked to look once more.
+    pub(super) nudged_at: Option<Instant>,
+    retries: Option<ExponentialBackoff>,
+    retry_at: Option<Instant>,
+}
+
+/// The next try.
+pub(super) struct Retry {
+    /// From now.
+    pub(super) after: Duration,
+    /// Whether it was not planned already.
+    pub(super) is_new: bool,
+}
+
+impl Memory {
+    pub(super) fn new(uid: String) -> Self {
+        Self { uid, ..Self::default() }
+    }
+
+    /// Something in the cluster changed: nothing is taken for granted.
+    pub(super) fn forget_objects(&mut self) {
+        self.applied.clear();
+        self.absent.clear();
+    }
+
+    pub(super) fn is_applied(&self, manifest: &Manifest, fingerprint: u64) -> bool {
+        self.applied.get(&manifest.display()) == Some(&fingerprint)
+    }
+
+    pub(super) fn note_applied(&mut self, manifest: &Manifest, fingerprint: u64, version: Option<String>) {
+        self.applied.insert(manifest.display(), fingerprint);
+        if let (true, Some(version)) = (manifest.resource.kind == "Secret", version) {
+            self.versions.insert(manifest.name.clone(), version);
+        }
+    }
+
+    pub(super) fn is_absent(&self, manifest: &Manifest) -> bool {
+        self.absent.contains(&manifest.display())
+    }
+
+    pub(super) fn note_absent(&mut self, manifest: &Manifest) {
+        self.applied.remove(&manifest.display());
+        self.absent.insert(manifest.display());
+    }
+
+    pub(super) fn note_absent_no_more(&mut self, manifest: &Manifest) {
+        self.absent.remove(&manifest.display());
+    }
+
+    /// When to try again after a failure: after twice as long each time, with jitter. A failure before that time, in a pass that a
+    /// change caused, changes nothing, and is none to talk about.
+    pub(super) fn next_retry(&mut self, now: Instant) -> Retry {
+        if let Some(at) = self.retry_at.filter(|at| *at > now) {
+            return Retry { after: at - now, is_new: false };
+        }
+        let fresh = || {
+            let delays = ExponentialBuilder::default().with_min_delay(FIRST_RETRY).with_max_delay(LAST_RETRY);
+            delays.with_factor(2.0).with_jitter().without_max_times().build()
+        };
+        let after = self.retries.get_or_insert_with(fresh).next().unwrap_or(LAST_RETRY);
+        self.retry_at = Some(now + after);
+        Retry { after, is_new: true }
+    }
+
+    /// It went well.
+    pub(super) fn reset_retries(&mut self) {
+        self.retries = None;
+        self.retry_at = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_grow_to_a_minute_and_start_anew_after_a_success() {
+        let (mut memory, mut now) = (Memory::default(), Instant::now());
+        let mut delays = Vec::new();
+        for _ in 0..12 {
+            let retry = memory.next_retry(now);
+            assert!(retry.is_new);
+            delays.push(retry.after);
+            now += retry.after;
+        }
+        assert!(delays[0] >= FIRST_RETRY && delays[0] <= FIRST_RETRY * 2, "{delays:?}");
+        assert!(delays[11] >= LAST_RETRY && delays[11] <= LAST_RETRY * 2, "{delays:?}");
+        memory.reset_retries();
+        assert!(memory.next_retry(now).after <= FIRST_RETRY * 2);
+    }
+
+    #[test]
+    fn a_failure_before_the_next_try_does_not_put_it_off() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let planned = memory.next_retry(now).after;
+        let again = memory.next_retry(now + planned / 2);
+        assert!(!again.is_new);
+        assert_eq!(again.after, planned - planned / 2);
+    }
+}

@@ -1,0 +1,145 @@
+//! What came of bringing a Provider's objects about, and how a failure shows.
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::fetch::FetchError;
+use super::reasons;
+use super::rotation::{News, Plan};
+use super::validate::InvalidSpec;
+use crate::apply::ApplyError;
+use crate::crd::provider::WorkerSecretStatus;
+use crate::names;
+
+/// Of one pass.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Outcome {
+    /// Generation of the spec that was acted on.
+    pub(super) generation: Option<i64>,
+    /// What the relays report once they run the configuration; none before it was ever applied.
+    pub(super) config_hash: Option<String>,
+    /// The worker secret.
+    pub(super) worker_secret: Option<WorkerSecret>,
+    /// resourceVersion of the Secret with the clients' keys, where relays mount it.
+    pub(super) api_keys_version: Option<String>,
+    /// Models of pools that may be at zero.
+    pub(super) cold_models: Vec<String>,
+    /// `expectWorkers` is asked for and ignored.
+    pub(super) ignores_expect_workers: bool,
+    /// What a step of the rotation did.
+    pub(super) news: Option<News>,
+    /// When to go through it all again.
+    pub(super) wake_at: Option<Timestamp>,
+    /// What went wrong.
+    pub(super) failure: Option<Failure>,
+}
+
+/// Where the worker secret stands.
+#[derive(Clone, Debug)]
+pub(super) struct WorkerSecret {
+    /// resourceVersion of the Secret that workers mount.
+    pub(super) version: Option<String>,
+    /// Since when it has its value.
+    pub(super) changed_at: Timestamp,
+    /// Whether the relays have yet to accept a new value.
+    pub(super) awaits_relays: bool,
+    /// For people.
+    pub(super) status: WorkerSecretStatus,
+}
+
+impl WorkerSecret {
+    pub(super) fn of(provider: &str, plan: &Plan, version: Option<String>) -> Self {
+        let previous_until = plan.previous.as_ref().and_then(|previous| previous.until);
+        Self {
+            version,
+            changed_at: plan.worker_changed_at,
+            awaits_relays: plan.awaits_relays(),
+            status: WorkerSecretStatus {
+                name: names::worker_secret(provider),
+                previous_until: previous_until.map(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time),
+                rotation: plan.acted_on.clone(),
+            },
+        }
+    }
+}
+
+/// What went wrong, as conditions show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    /// One of [`reasons`].
+    pub(super) reason: &'static str,
+    /// What is wrong and what to change.
+    pub(super) message: String,
+    /// What happens next.
+    pub(super) kind: FailureKind,
+    /// A word for metrics.
+    pub(super) word: &'static str,
+}
+
+/// What happens after a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FailureKind {
+    /// Nothing, until a person changes the spec.
+    Final,
+    /// A person has to change something that nobody tells the operator of: it looks again, more and more seldom.
+    Stalled,
+    /// The user's Secret is looked for every few seconds.
+    Awaited,
+    /// It is tried again, with a back-off.
+    Transient,
+}
+
+impl Failure {
+    /// Whether nothing goes on without a person.
+    pub(super) fn stalls(&self) -> bool {
+        match self.kind {
+            FailureKind::Final | FailureKind::Stalled => true,
+            FailureKind::Awaited | FailureKind::Transient => false,
+        }
+    }
+
+    /// The operating system gave no random bytes.
+    pub(super) fn no_random(error: &getrandom::Error) -> Self {
+        Self::new(reasons::API_ERROR, FailureKind::Transient, "random", &format!("no random bytes: {error}"))
+    }
+
+    fn new(reason: &'static str, kind: FailureKind, word: &'static str, message: &dyn std::fmt::Display) -> Self {
+        Self { reason, kind, word, message: message.to_string() }
+    }
+}
+
+impl From<&InvalidSpec> for Failure {
+    fn from(error: &InvalidSpec) -> Self {
+        Self::new(reasons::INVALID_SPEC, FailureKind::Final, "invalid_spec", error)
+    }
+}
+
+impl From<&FetchError> for Failure {
+    fn from(error: &FetchError) -> Self {
+        match error {
+            FetchError::SecretNotFound { .. } => {
+                Self::new(reasons::SECRET_NOT_FOUND, FailureKind::Awaited, "secret_not_found", error)
+            }
+            FetchError::Api { source, .. } if is_forbidden(source) => {
+                Self::new(reasons::FORBIDDEN, FailureKind::Transient, "forbidden", error)
+            }
+            FetchError::Api { .. } => Self::new(reasons::API_ERROR, FailureKind::Transient, "api", error),
+        }
+    }
+}
+
+impl From<&ApplyError> for Failure {
+    fn from(error: &ApplyError) -> Self {
+        let (reason, kind) = match error {
+            ApplyError::NameTaken { .. } => (reasons::NAME_TAKEN, FailureKind::Stalled),
+            ApplyError::Terminating { .. } => (reasons::TERMINATING, FailureKind::Transient),
+            ApplyError::Refused { code: 403, .. } => (reasons::FORBIDDEN, FailureKind::Transient),
+            ApplyError::Refused { .. } => (reasons::OBJECT_REFUSED, FailureKind::Stalled),
+            ApplyError::Api { .. } => (reasons::API_ERROR, FailureKind::Transient),
+        };
+        Self::new(reason, kind, error.kind(), error)
+    }
+}
+
+fn is_forbidden(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 403)
+}

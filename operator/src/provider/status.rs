@@ -1,0 +1,277 @@
+//! What a Provider's status says. A pure function of what is known; what differs from the status before is written.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
+
+use super::look::{Look, is_ready};
+use super::outcome::{Failure, Outcome};
+use super::reasons;
+use crate::conditions::{self, PROGRAMMED, READY, RECONCILING, STALLED, Status, Wanted};
+use crate::crd::{Provider, ProviderStatus};
+use crate::names;
+use crate::relay_state::RelaySnapshot;
+
+#[cfg(test)]
+mod tests;
+
+/// As many as a status lists.
+const SHOWN_MODELS: usize = 32;
+/// The longest name that a status lists.
+const MAX_MODEL_CHARS: usize = 256;
+
+/// What there is to say.
+pub(super) struct Facts<'a> {
+    pub(super) provider: &'a Provider,
+    pub(super) look: &'a Look,
+    pub(super) outcome: &'a Outcome,
+}
+
+/// The status; `before` is the one that is there.
+pub(super) fn status(facts: &Facts<'_>, before: &ProviderStatus, now: &Time) -> ProviderStatus {
+    let generation = facts.outcome.generation;
+    let wanted = [facts.ready(), facts.programmed(), facts.reconciling(), facts.stalled()];
+    let numbers = Numbers::of(facts.look);
+    ProviderStatus {
+        observed_generation: generation,
+        conditions: conditions::merge(&before.conditions, &wanted, generation, now),
+        endpoint: Some(endpoint(facts.provider)),
+        worker_endpoint: Some(worker_endpoint(facts.provider)),
+        // What this operator has not looked at yet is as the one before it said.
+        worker_secret: facts.outcome.worker_secret.as_ref().map_or_else(
+            || before.worker_secret.clone(),
+            |secret| Some(secret.status.clone()),
+        ),
+        workers: Some(numbers.workers),
+        models: numbers.models,
+        model_count: Some(numbers.model_count),
+        queue_depth: Some(numbers.queue_depth),
+        in_flight: Some(numbers.in_flight),
+    }
+}
+
+/// The same without what changes with every request.
+pub(super) fn without_numbers(status: &ProviderStatus) -> ProviderStatus {
+    ProviderStatus {
+        workers: None,
+        models: Vec::new(),
+        model_count: None,
+        queue_depth: None,
+        in_flight: None,
+        ..status.clone()
+    }
+}
+
+fn endpoint(provider: &Provider) -> String {
+    let host = format!("{}.{}.svc", provider.name_any(), provider.namespace().unwrap_or_default());
+    match provider.spec.relay.service.port {
+        80 => format!("http://{host}/v1"),
+        port => format!("http://{host}:{port}/v1"),
+    }
+}
+
+fn worker_endpoint(provider: &Provider) -> String {
+    let namespace = provider.namespace().unwrap_or_default();
+    format!("http://{}", names::worker_address(&provider.name_any(), &namespace))
+}
+
+struct Numbers {
+    workers: i32,
+    models: Vec<String>,
+    model_count: i32,
+    queue_depth: i32,
+    in_flight: i32,
+}
+
+impl Numbers {
+    fn of(look: &Look) -> Self {
+        let none = RelaySnapshot::default();
+        let reported = look.reported.as_deref().unwrap_or(&none);
+        let served = || reported.models.iter().filter(|(_, model)| model.workers > 0).map(|(name, _)| name);
+        let fitting = served().filter(|name| name.chars().count() <= MAX_MODEL_CHARS);
+        let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
+        let sum = |number: u64| i32::try_from(number).unwrap_or(i32::MAX);
+        Self {
+            workers: count(reported.workers.len()),
+            models: fitting.take(SHOWN_MODELS).cloned().collect(),
+            model_count: count(served().count()),
+            queue_depth: sum(reported.queue_depth),
+            in_flight: sum(reported.in_flight),
+        }
+    }
+}
+
+impl Facts<'_> {
+    fn ready(&self) -> Wanted {
+        let spec = &self.provider.spec;
+        let no = |reason, message: String| Wanted::new(READY, false, reason, message);
+        if let Some(failure) = self.failure_that_matters() {
+            return no(failure.reason, self.with_consequence(failure));
+        }
+        if !spec.enabled {
+            return no(reasons::DISABLED, "spec.enabled is false: requests are answered with provider_disabled".into());
+        }
+        if spec.relay.replicas == 0 {
+            return no(reasons::SCALED_TO_ZERO, "spec.relay.replicas is 0".into());
+        }
+        let (ready, wanted) = (self.ready_relays(), spec.relay.replicas);
+        if ready == 0 {
+            return no(reasons::NO_RELAY_READY, self.why_none_is_ready());
+        }
+        let message = format!("{ready} of {wanted} relays take requests at {}", endpoint(self.provider));
+        if self.outcome.ignores_expect_workers {
+            let message = format!("{message}; expectWorkers is ignored, because a pool may be at zero");
+            return Wanted::new(READY, true, reasons::SCALES_FROM_ZERO, message);
+        }
+        Wanted::new(READY, true, reasons::SERVING, message)
+    }
+
+    /// A passing error of the API server says nothing about the relays, which go on; before they ever ran, it does.
+    fn failure_that_matters(&self) -> Option<&Failure> {
+        let failure = self.outcome.failure.as_ref()?;
+        let awaited = failure.reason == reasons::SECRET_NOT_FOUND;
+        (failure.stalls() || awaited || self.outcome.config_hash.is_none()).then_some(failure)
+    }
+
+    fn with_consequence(&self, failure: &Failure) -> String {
+        if self.ready_relays() == 0 {
+            return failure.message.clone();
+        }
+        format!("{}. The relays keep serving as they were", failure.message)
+    }
+
+    fn why_none_is_ready(&self) -> String {
+        let Some(pod) = self.look.relay_pods.first() else {
+            return self.stuck().unwrap_or_else(|| "no relay Pod exists yet".to_owned());
+        };
+        let name = pod.name_any();
+        let of_type = |wanted: &str| {
+            let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+            let mut failing = conditions.filter(|condition| condition.type_ == wanted && condition.status == "False");
+            failing.find_map(|condition| condition.message.clone())
+        };
+        match of_type("PodScheduled").or_else(|| of_type("Ready")) {
+            Some(why) => format!("Pod {name}: {why}"),
+            None => format!("Pod {name} is starting"),
+        }
+    }
+
+    fn ready_relays(&self) -> usize {
+        self.look.relay_pods.iter().filter(|pod| is_ready(pod)).count()
+    }
+
+    fn programmed(&self) -> Wanted {
+        let no = |reason, message: String| Wanted::new(PROGRAMMED, false, reason, message);
+        let failure = self.outcome.failure.as_ref();
+        let Some(hash) = &self.outcome.config_hash else {
+            return failure.map_or_else(
+                || no(reasons::WAITING_FOR_RELAYS, "no configuration is written yet".into()),
+                |failure| no(failure.reason, failure.message.clone()),
+            );
+        };
+        if let Some(failure) = failure.filter(|failure| failure.reason == reasons::INVALID_SPEC) {
+            return no(failure.reason, failure.message.clone());
+        }
+        if self.look.relay_pods.is_empty() && self.provider.spec.relay.replicas == 0 {
+            let message = "there is no relay; the next one starts with the newest configuration";
+            return Wanted::new(PROGRAMMED, true, reasons::SCALED_TO_ZERO, message);
+        }
+        match self.first_that_lags(hash) {
+            Some((reason, message)) => no(reason, message),
+            None => {
+                let count = self.look.relay_pods.len();
+                let message = format!("{count} of {count} relay Pods run the newest configuration");
+                Wanted::new(PROGRAMMED, true, reasons::CONFIGURATION_APPLIED, message)
+            }
+        }
+    }
+
+    /// A relay that refuses its configuration says more than one that was not heard yet.
+    fn first_that_lags(&self, hash: &str) -> Option<(&'static str, String)> {
+        let mut waiting = None;
+        for pod in &self.look.relay_pods {
+            let name = pod.name_any();
+            let report = self.look.reported.as_ref().and_then(|reported| reported.relays.get(&name));
+            let why = match report {
+                Some(Ok(report)) if report.config_hash.as_deref() == Some(hash) => continue,
+                Some(Ok(report)) => match &report.config_error {
+                    Some(error) => {
+                        let message = format!("Pod {name} keeps its configuration: {error}");
+                        return Some((reasons::CONFIGURATION_REFUSED, message));
+                    }
+                    None => "runs an older configuration".to_owned(),
+                },
+                Some(Err(why)) => format!("was asked: {why}"),
+                None => "was not asked yet".to_owned(),
+            };
+            waiting.get_or_insert((reasons::WAITING_FOR_RELAYS, format!("Pod {name} {why}")));
+        }
+        let none = || (reasons::WAITING_FOR_RELAYS, "no relay Pod exists yet".to_owned());
+        waiting.or_else(|| self.look.relay_pods.is_empty().then(none))
+    }
+
+    fn reconciling(&self) -> Wanted {
+        let yes = |reason, message: String| Wanted::new(RECONCILING, true, reason, message);
+        if let Some(failure) = &self.outcome.failure {
+            if failure.stalls() {
+                return Wanted::new(RECONCILING, false, failure.reason, "");
+            }
+            return yes(failure.reason, failure.message.clone());
+        }
+        if let Some(message) = self.rolling_out().filter(|_| self.stuck().is_none()) {
+            return yes(reasons::ROLLING_OUT, message);
+        }
+        let programmed = self.programmed();
+        if programmed.status != Status::True {
+            return yes(programmed.reason, programmed.message);
+        }
+        if self.outcome.worker_secret.as_ref().is_some_and(|secret| secret.awaits_relays) {
+            return yes(reasons::ROTATING_SECRET, "the relays are told of a new worker secret".into());
+        }
+        Wanted::new(RECONCILING, false, reasons::AS_EXPECTED, "")
+    }
+
+    fn stalled(&self) -> Wanted {
+        match (&self.outcome.failure, self.stuck()) {
+            (Some(failure), _) if failure.stalls() => {
+                Wanted::new(STALLED, true, failure.reason, failure.message.clone())
+            }
+            (_, Some(message)) => Wanted::new(STALLED, true, reasons::ROLLOUT_STUCK, message),
+            (_, None) => Wanted::new(STALLED, false, reasons::AS_EXPECTED, ""),
+        }
+    }
+
+    fn rolling_out(&self) -> Option<String> {
+        let wanted = self.provider.spec.relay.replicas;
+        let Some(deployment) = self.look.deployment.as_deref() else {
+            return Some("the relay's Deployment is not there yet".to_owned());
+        };
+        let status = deployment.status.clone().unwrap_or_default();
+        let specified = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or_default();
+        let updated = status.updated_replicas.unwrap_or_default();
+        let observed = status.observed_generation >= deployment.metadata.generation && specified == wanted;
+        let available = status.available_replicas.unwrap_or_default();
+        let complete = updated == wanted && status.replicas.unwrap_or_default() == wanted && available >= wanted;
+        (!observed || !complete)
+            .then(|| format!("{updated} of {wanted} relays are up to date, {available} are available"))
+    }
+
+    fn stuck(&self) -> Option<String> {
+        stuck(self.look.deployment.as_deref()?)
+    }
+}
+
+/// What the Deployment's own controller says of a roll-out that does not get on.
+fn stuck(deployment: &Deployment) -> Option<String> {
+    let status = deployment.status.as_ref()?;
+    if status.observed_generation < deployment.metadata.generation {
+        return None;
+    }
+    let mut conditions = status.conditions.iter().flatten();
+    let failed = conditions.find(|condition| {
+        (condition.type_ == "Progressing" && condition.status == "False")
+            || (condition.type_ == "ReplicaFailure" && condition.status == "True")
+    })?;
+    let message = failed.message.as_deref().unwrap_or_default();
+    Some(format!("Deployment {}: {message}", deployment.name_any()))
+}

@@ -1,0 +1,233 @@
+//! What the API server cannot check: what contradicts itself, and what the relay would refuse to load.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+use kube::ResourceExt;
+use modelrelay_protocol::limits::MAX_MODEL_CHARS;
+use serde_json::{Map, Value, json};
+use tracing_subscriber::EnvFilter;
+
+use crate::crd::common::DurationText;
+use crate::crd::provider::{SecretsPolicy, ServiceType};
+use crate::crd::{Provider, ProviderSpec, WorkerPool};
+use crate::manifests::relay::{RESERVED_ENV, RESERVED_PATH, RESERVED_VOLUMES};
+use crate::names::{self, Component};
+
+#[cfg(test)]
+mod tests;
+
+/// As many as the relay takes.
+const MAX_COLD_MODELS: usize = 1024;
+
+/// A spec that can be built.
+#[derive(Clone, Debug)]
+pub struct ValidatedProvider {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its identity, for owner references.
+    pub uid: String,
+    /// What it asks for.
+    pub spec: ProviderSpec,
+    /// How long a stopping relay waits for running requests.
+    pub drain_secs: u64,
+    /// Models of pools that may be at zero.
+    pub cold_models: Vec<String>,
+    /// Whether such a pool exists.
+    pub scales_from_zero: bool,
+}
+
+/// What is wrong, each with its place.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.join("; "))]
+pub(super) struct InvalidSpec(pub(super) Vec<String>);
+
+/// Checks a Provider and the pools that are its.
+pub(super) fn validate(provider: &Provider, pools: &[Arc<WorkerPool>]) -> Result<ValidatedProvider, InvalidSpec> {
+    let spec = &provider.spec;
+    let mut problems = Vec::new();
+    catalogue(spec, &mut problems);
+    queue(spec, &mut problems);
+    let drain_secs = seconds("relay.drainTimeout", &spec.relay.drain_timeout, &mut problems);
+    relay(&provider.name_any(), spec, &mut problems);
+    pod_template(spec, &mut problems);
+    if !problems.is_empty() {
+        return Err(InvalidSpec(problems));
+    }
+    Ok(ValidatedProvider {
+        name: provider.name_any(),
+        namespace: provider.namespace().unwrap_or_default(),
+        uid: provider.uid().unwrap_or_default(),
+        spec: spec.clone(),
+        drain_secs,
+        cold_models: cold_models(pools),
+        scales_from_zero: pools.iter().any(|pool| may_be_at_zero(pool)),
+    })
+}
+
+/// Models for which a pool would be woken: those it lists, else those it last advertised.
+pub(super) fn cold_models(pools: &[Arc<WorkerPool>]) -> Vec<String> {
+    let mut models = BTreeSet::new();
+    for pool in pools.iter().filter(|pool| may_be_at_zero(pool)) {
+        let listed = pool.spec.models.iter().filter(|model| *model != "*");
+        models.extend(listed.cloned());
+        if pool.spec.models.iter().any(|model| model == "*") {
+            models.extend(pool.status.iter().flat_map(|status| status.models.iter().cloned()));
+        }
+    }
+    // A name that the relay would refuse must not cost it the whole configuration.
+    models.into_iter().filter(|model| is_model_name(model)).take(MAX_COLD_MODELS).collect()
+}
+
+fn may_be_at_zero(pool: &WorkerPool) -> bool {
+    pool.metadata.deletion_timestamp.is_none()
+        && (pool.spec.replicas == Some(0)
+            || pool.spec.scaling.as_ref().is_some_and(|scaling| scaling.min_replicas == 0))
+}
+
+impl ValidatedProvider {
+    /// Metadata of an object that goes with the Provider.
+    pub fn metadata(&self, name: &str) -> Map<String, Value> {
+        let mut metadata = self.unowned_metadata(name);
+        metadata.insert("ownerReferences".to_owned(), self.owner_references());
+        metadata
+    }
+
+    /// Metadata of a Secret that outlives the Provider, unless it says otherwise.
+    pub fn retained_metadata(&self, name: &str) -> Map<String, Value> {
+        match self.spec.secrets_policy {
+            SecretsPolicy::Retain => self.unowned_metadata(name),
+            SecretsPolicy::Delete => self.metadata(name),
+        }
+    }
+
+    fn unowned_metadata(&self, name: &str) -> Map<String, Value> {
+        Map::from_iter([
+            ("name".to_owned(), json!(name)),
+            ("namespace".to_owned(), json!(self.namespace)),
+            ("labels".to_owned(), json!(names::provider_labels(Component::Relay, &self.name))),
+        ])
+    }
+
+    /// Without `blockOwnerDeletion`, which asks for rights on finalizers where that is enforced.
+    fn owner_references(&self) -> Value {
+        json!([{
+            "apiVersion": format!("{}/{}", crate::crd::GROUP, crate::crd::VERSION), "kind": "Provider",
+            "name": self.name, "uid": self.uid, "controller": true,
+        }])
+    }
+}
+
+fn catalogue(spec: &ProviderSpec, problems: &mut Vec<String>) {
+    let mut seen = HashSet::new();
+    for (index, model) in spec.models.iter().enumerate() {
+        model_name(&format!("models[{index}].id"), &model.id, &mut seen, problems);
+        for (alias_index, alias) in model.aliases.iter().enumerate() {
+            model_name(&format!("models[{index}].aliases[{alias_index}]"), alias, &mut seen, problems);
+        }
+    }
+}
+
+fn model_name<'a>(place: &str, name: &'a str, seen: &mut HashSet<&'a str>, problems: &mut Vec<String>) {
+    if !is_model_name(name) {
+        problems.push(format!(
+            "spec.{place}: {name:?} is not allowed: at most {MAX_MODEL_CHARS} characters, no control characters, no space \
+             at either end"
+        ));
+    } else if !seen.insert(name) {
+        problems.push(format!("spec.{place}: {name:?} is there already: each id and alias once"));
+    }
+}
+
+fn is_model_name(name: &str) -> bool {
+    let length = name.chars().count();
+    (1..=MAX_MODEL_CHARS).contains(&length) && name.trim() == name && !name.chars().any(char::is_control)
+}
+
+fn queue(spec: &ProviderSpec, problems: &mut Vec<String>) {
+    let durations = [
+        ("queue.timeout", Some(&spec.queue.timeout)),
+        ("queue.coldTimeout", spec.queue.cold_timeout.as_ref()),
+        ("requestTimeout", Some(&spec.request_timeout)),
+    ];
+    for (place, duration) in durations {
+        if let Some(Err(error)) = duration.map(DurationText::parse) {
+            problems.push(format!("spec.{place}: {error}"));
+        }
+    }
+    if let Err(error) = spec.queue.max_bytes.parse() {
+        problems.push(format!("spec.queue.maxBytes: {error}"));
+    }
+}
+
+/// In whole seconds, rounded up: the relay takes no other.
+fn seconds(place: &str, duration: &DurationText, problems: &mut Vec<String>) -> u64 {
+    match duration.parse() {
+        Ok(duration) => duration.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
+        Err(error) => {
+            problems.push(format!("spec.{place}: {error}"));
+            0
+        }
+    }
+}
+
+fn relay(name: &str, spec: &ProviderSpec, problems: &mut Vec<String>) {
+    let relay = &spec.relay;
+    if !relay.service.load_balancer_class.is_empty() && relay.service.type_ != ServiceType::LoadBalancer {
+        problems.push("spec.relay.service.loadBalancerClass: it needs type LoadBalancer".to_owned());
+    }
+    if relay.service.workers && relay.service.port == names::WORKER_PORT {
+        let port = names::WORKER_PORT;
+        problems
+            .push(format!("spec.relay.service.port: {port} is that of the workers; take another or leave out workers"));
+    }
+    if let Some(level) = relay.log_level.as_deref().filter(|level| !is_log_filter(level)) {
+        problems.push(format!(
+            "spec.relay.logLevel: {level:?} is not allowed: error, warn, info, debug, trace, or directives such as \
+             info,modelrelay_relay=debug"
+        ));
+    }
+    let ours = [names::worker_secret(name), names::relay(name), names::api_keys_secret(name)];
+    let references = [
+        ("workerSecretRef", spec.worker_secret_ref.as_ref()),
+        ("relay.adminTokenSecretRef", relay.admin_token_secret_ref.as_ref()),
+    ];
+    for (place, reference) in references {
+        if let Some(taken) = reference.filter(|reference| ours.contains(&reference.name)) {
+            problems
+                .push(format!("spec.{place}.name: {} is a Secret of the operator; keep yours in another", taken.name));
+        }
+    }
+}
+
+/// The relay's own rule: a word that is no level would be read as a target and silence everything else.
+fn is_log_filter(text: &str) -> bool {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let known = |part: &str| part.contains('=') || LEVELS.contains(&part.trim().to_ascii_lowercase().as_str());
+    !text.trim().is_empty() && text.split(',').any(known) && EnvFilter::try_new(text.trim()).is_ok()
+}
+
+fn pod_template(spec: &ProviderSpec, problems: &mut Vec<String>) {
+    let template = &spec.relay.pod_template;
+    let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    for (index, entry) in template.env.iter().enumerate() {
+        let name = text(entry, "name");
+        if RESERVED_ENV.contains(&name.as_str()) {
+            problems.push(format!("spec.relay.podTemplate.env[{index}]: {name} is set by the operator"));
+        }
+    }
+    for (index, volume) in template.volumes.iter().enumerate() {
+        let name = text(volume, "name");
+        if RESERVED_VOLUMES.contains(&name.as_str()) {
+            problems.push(format!("spec.relay.podTemplate.volumes[{index}]: the name {name} is taken by the operator"));
+        }
+    }
+    for (index, mount) in template.volume_mounts.iter().enumerate() {
+        let path = text(mount, "mountPath");
+        if path == RESERVED_PATH || path.starts_with(&format!("{RESERVED_PATH}/")) {
+            problems.push(format!("spec.relay.podTemplate.volumeMounts[{index}]: {path} belongs to the operator"));
+        }
+    }
+}

@@ -1,0 +1,53 @@
+use super::*;
+
+fn problems(spec: Value) -> Vec<String> {
+    let value = json!({
+        "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider", "metadata": {"name": "local", "namespace": "llm"},
+        "spec": spec,
+    });
+    let provider: Provider = serde_json::from_value(value).unwrap();
+    validate(&provider, &[]).err().map(|error| error.0).unwrap_or_default()
+}
+
+#[test]
+fn an_empty_spec_is_valid() {
+    assert_eq!(problems(json!({})), Vec::<String>::new());
+}
+
+#[test]
+fn each_refusal_names_its_place() {
+    let cases = [
+        (json!({"models": [{"id": "a", "aliases": ["b", "b"]}]}), "spec.models[0].aliases[1]: \"b\" is there already"),
+        (json!({"models": [{"id": "a"}, {"id": "b", "aliases": ["a"]}]}), "spec.models[1].aliases[0]: \"a\" is there already"),
+        (json!({"models": [{"id": " a"}]}), "spec.models[0].id: \" a\" is not allowed"),
+        (json!({"models": [{"id": "a\u{7}"}]}), "spec.models[0].id: "),
+        (json!({"relay": {"logLevel": "loud"}}), "spec.relay.logLevel: \"loud\" is not allowed"),
+        (json!({"relay": {"service": {"loadBalancerClass": "x"}}}), "spec.relay.service.loadBalancerClass: it needs type"),
+        (json!({"relay": {"service": {"port": 8081, "workers": true}}}), "spec.relay.service.port: 8081 is that of"),
+        (json!({"workerSecretRef": {"name": "local-worker", "key": "k"}}), "spec.workerSecretRef.name: local-worker is"),
+        (json!({"relay": {"podTemplate": {"env": [{"name": "LISTEN_ADDR"}]}}}), "spec.relay.podTemplate.env[0]: LISTEN_ADDR"),
+        (json!({"relay": {"podTemplate": {"volumes": [{"name": "config"}]}}}), "spec.relay.podTemplate.volumes[0]: the name"),
+        (
+            json!({"relay": {"podTemplate": {"volumeMounts": [{"mountPath": "/etc/modelrelay/config"}]}}}),
+            "spec.relay.podTemplate.volumeMounts[0]: /etc/modelrelay/config belongs",
+        ),
+        (json!({"queue": {"timeout": "1d"}}), "spec.queue.timeout: "),
+    ];
+    for (spec, expected) in cases {
+        let found = problems(spec.clone());
+        assert!(found.len() == 1 && found[0].starts_with(expected), "{spec}: {found:?}");
+    }
+}
+
+#[test]
+fn all_problems_are_told_at_once() {
+    let spec = json!({"models": [{"id": "a"}, {"id": "a"}], "relay": {"logLevel": ""}});
+    assert_eq!(problems(spec).len(), 2);
+}
+
+#[test]
+fn directives_are_log_levels_too() {
+    for level in ["info", "WARN", "off", "info,modelrelay_relay=debug"] {
+        assert_eq!(problems(json!({"relay": {"logLevel": level}})), Vec::<String>::new(), "{level}");
+    }
+}

@@ -1,0 +1,341 @@
+//! Asks every relay what it runs and what it has to do: `GET /admin/state` on the Pod's own address.
+//!
+//! One loop for all Providers. A Provider is looked at every 5 s, every second while a pool of it is scaled by the operator, and
+//! a few times per second for a short while after its configuration or its Pods changed, so that `Programmed` follows at
+//! once. A Provider without a relay Pod costs nothing.
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::FuturesUnordered;
+use futures_util::{StreamExt, future};
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt};
+use modelrelay_protocol::config_hash::secret_of_file;
+use reqwest::header::{AUTHORIZATION, HeaderValue};
+use tokio::time::Instant;
+
+use crate::cache::Caches;
+use crate::context::Context;
+use crate::crd::Provider;
+use crate::manifests::secrets::ADMIN_TOKEN;
+use crate::names;
+use crate::relay_state::{Expectation, RelaySnapshot};
+
+mod state;
+#[cfg(test)]
+mod tests;
+
+use state::RelayState;
+
+const INTERVAL: Duration = Duration::from_secs(5);
+const SCALING_INTERVAL: Duration = Duration::from_secs(1);
+/// While something is about to be confirmed: a kubelet brings a changed Secret within 0.2 to 0.8 s.
+const CLOSE_INTERVAL: Duration = Duration::from_millis(200);
+/// After that the relay is not late but unwell, and looked at like any other.
+const CLOSE_FOR: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// A relay's state has some hundred bytes per worker; a Pod that answers more is no relay.
+const MAX_STATE_BYTES: usize = 32 << 20;
+/// A user's own token may change at any time; a refused one is read again at once.
+const TOKEN_LIVES: Duration = Duration::from_secs(60);
+
+/// Asks for ever; it ends when it is dropped.
+pub async fn run(ctx: Arc<Context>, caches: Caches) {
+    let client = match client() {
+        Ok(client) => client,
+        Err(error) => {
+            tracing::error!(%error, "relays cannot be asked: no HTTP client");
+            return future::pending().await;
+        }
+    };
+    caches.ready().await;
+    let mut schedule = Schedule::default();
+    let mut looks = FuturesUnordered::new();
+    loop {
+        let relays = Relays::of(&caches);
+        schedule.keep_only(&relays, &ctx, &caches);
+        for (key, pods) in relays.by_provider {
+            let entry = schedule.entry(&key);
+            if entry.is_running || entry.due > Instant::now() {
+                continue;
+            }
+            entry.is_running = true;
+            looks.push(look(&ctx, &caches, &client, key, pods, entry.token.clone()));
+        }
+        tokio::select! {
+            Some(seen) = looks.next(), if !looks.is_empty() => seen_by(&ctx, &caches, &mut schedule, seen),
+            () = ctx.relays.attention() => schedule.hurry(&ctx),
+            () = tokio::time::sleep_until(schedule.next_due()) => {}
+        }
+    }
+}
+
+fn client() -> reqwest::Result<reqwest::Client> {
+    reqwest::Client::builder()
+        // Pods are reached directly, whatever proxy the operator itself lives behind.
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .timeout(TIMEOUT)
+        .pool_idle_timeout(Duration::from_secs(30))
+        .build()
+}
+
+/// Namespace and name of a Provider.
+type Key = (String, String);
+
+/// Relay Pods that can be asked, and those that should be.
+#[derive(Default)]
+struct Relays {
+    by_provider: HashMap<Key, Vec<RelayPod>>,
+}
+
+#[derive(Clone, Debug)]
+struct RelayPod {
+    name: String,
+    address: Option<IpAddr>,
+    is_leaving: bool,
+}
+
+impl Relays {
+    fn of(caches: &Caches) -> Self {
+        let mut relays = Self::default();
+        for pod in caches.relay_pods.state() {
+            let Some(provider) = pod.labels().get(names::PROVIDER_LABEL) else { continue };
+            let key = (pod.namespace().unwrap_or_default(), provider.clone());
+            relays.by_provider.entry(key).or_default().push(RelayPod::of(&pod));
+        }
+        relays
+    }
+}
+
+impl RelayPod {
+    fn of(pod: &Pod) -> Self {
+        let status = pod.status.as_ref();
+        let ended = matches!(status.and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed"));
+        Self {
+            name: pod.name_any(),
+            address: status.and_then(|status| status.pod_ip.as_ref()).and_then(|ip| ip.parse().ok()),
+            is_leaving: ended || pod.metadata.deletion_timestamp.is_some(),
+        }
+    }
+}
+
+/// When to look at whom.
+#[derive(Default)]
+struct Schedule {
+    entries: HashMap<Key, Entry>,
+}
+
+struct Entry {
+    due: Instant,
+    is_running: bool,
+    token: Option<Token>,
+    /// What was expected last, and since when.
+    expected: Option<(Expectation, Instant)>,
+}
+
+#[derive(Clone)]
+struct Token {
+    header: HeaderValue,
+    read_at: Instant,
+}
+
+impl Schedule {
+    fn entry(&mut self, key: &Key) -> &mut Entry {
+        let new = || Entry { due: Instant::now(), is_running: false, token: None, expected: None };
+        self.entries.entry(key.clone()).or_insert_with(new)
+    }
+
+    /// Drops Providers without relay Pods. Those that still exist are known to have no workers and no requests.
+    fn keep_only(&mut self, relays: &Relays, ctx: &Context, caches: &Caches) {
+        let gone: Vec<Key> =
+            self.entries.keys().filter(|key| !relays.by_provider.contains_key(*key)).cloned().collect();
+        for key in gone {
+            self.entries.remove(&key);
+            if caches.providers.get(&ObjectRef::new(&key.1).within(&key.0)).is_none() {
+                ctx.relays.forget(&key.0, &key.1);
+            } else if ctx.relays.keep(&key.0, &key.1, RelaySnapshot::default()) {
+                tell(caches, &key);
+            }
+        }
+    }
+
+    /// Looks at once where something new is expected.
+    fn hurry(&mut self, ctx: &Context) {
+        for (key, entry) in &mut self.entries {
+            let expected = ctx.relays.expected(&key.0, &key.1);
+            if expected.as_ref() != entry.expected.as_ref().map(|(expectation, _)| expectation) {
+                entry.expected = expected.map(|expectation| (expectation, Instant::now()));
+                entry.due = Instant::now();
+            }
+        }
+    }
+
+    /// A look takes at most [`TIMEOUT`], and its end wakes the loop; this is for those that wait. New Pods are found by it too.
+    fn next_due(&self) -> Instant {
+        let soonest = self.entries.values().filter(|entry| !entry.is_running).map(|entry| entry.due).min();
+        let at_latest = Instant::now() + SCALING_INTERVAL;
+        soonest.map_or(at_latest, |soonest| soonest.min(at_latest))
+    }
+}
+
+/// What came of a look.
+struct Seen {
+    key: Key,
+    snapshot: RelaySnapshot,
+    token: Option<Token>,
+}
+
+fn look(
+    ctx: &Arc<Context>,
+    caches: &Caches,
+    client: &reqwest::Client,
+    key: Key,
+    pods: Vec<RelayPod>,
+    token: Option<Token>,
+) -> impl Future<Output = Seen> + use<> {
+    let (ctx, client) = (ctx.clone(), client.clone());
+    let provider = caches.providers.get(&ObjectRef::new(&key.1).within(&key.0));
+    async move {
+        let token = match (token.filter(|token| token.read_at.elapsed() < TOKEN_LIVES), provider) {
+            (Some(token), _) => Ok(token),
+            (None, Some(provider)) => read_token(&ctx, &provider).await,
+            (None, None) => Err("its Provider is gone".to_owned()),
+        };
+        let asked = pods.into_iter().map(|pod| ask(&ctx, &client, pod, token.as_ref()));
+        let answers = future::join_all(asked).await;
+        // Refused: somebody changed the token. The next look reads it again.
+        let refused = answers.iter().any(|answer| matches!(answer.answer, Err(Unanswered::Refused(_))));
+        let snapshot = snapshot(&key.1, answers);
+        Seen { key, snapshot, token: token.ok().filter(|_| !refused) }
+    }
+}
+
+fn seen_by(ctx: &Context, caches: &Caches, schedule: &mut Schedule, seen: Seen) {
+    let Seen { key, snapshot, token } = seen;
+    let interval = {
+        let entry = schedule.entry(&key);
+        let close = entry.expected.as_ref().is_some_and(|(expected, since)| {
+            since.elapsed() < CLOSE_FOR && !snapshot.all_run(&expected.pods, &expected.hash)
+        });
+        let scales = || caches.pools_of(&key.0, &key.1).iter().any(|pool| pool.spec.scaling.is_some());
+        match (close, scales()) {
+            (true, _) => CLOSE_INTERVAL,
+            (false, true) => SCALING_INTERVAL,
+            (false, false) => INTERVAL,
+        }
+    };
+    let entry = schedule.entry(&key);
+    entry.is_running = false;
+    entry.token = token;
+    entry.due = Instant::now() + interval;
+    if ctx.relays.keep(&key.0, &key.1, snapshot) {
+        tell(caches, &key);
+    }
+}
+
+fn tell(caches: &Caches, key: &Key) {
+    caches.triggers.provider_reported(&key.0, &key.1);
+    for pool in caches.pools_of(&key.0, &key.1) {
+        caches.triggers.pool(&key.0, &pool.name_any());
+    }
+}
+
+async fn read_token(ctx: &Context, provider: &Provider) -> Result<Token, String> {
+    let generated = || (names::admin_secret(&provider.name_any()), ADMIN_TOKEN.to_owned());
+    let reference = &provider.spec.relay.admin_token_secret_ref;
+    let (name, key) = reference.as_ref().map_or_else(generated, |own| (own.name.clone(), own.key.clone()));
+    let api: Api<Secret> = Api::namespaced(ctx.client.clone(), &provider.namespace().unwrap_or_default());
+    let secret = api.get_opt(&name).await.map_err(|error| format!("the admin token cannot be read: {error}"))?;
+    let bytes = secret.and_then(|secret| secret.data?.remove(&key));
+    let text = bytes.and_then(|bytes| String::from_utf8(bytes.0).ok());
+    let text = text.ok_or_else(|| format!("there is no admin token in Secret {name}, key {key}"))?;
+    let mut header = HeaderValue::try_from(format!("Bearer {}", secret_of_file(&text)))
+        .map_err(|_| format!("the admin token in Secret {name}, key {key}, cannot be sent: it is no single line"))?;
+    header.set_sensitive(true);
+    Ok(Token { header, read_at: Instant::now() })
+}
+
+/// A Pod and what it said.
+struct Answer {
+    pod: RelayPod,
+    answer: Result<RelayState, Unanswered>,
+}
+
+/// Why there is no answer, as a line for people.
+enum Unanswered {
+    /// The token is not the relay's.
+    Refused(String),
+    /// Anything else.
+    Silent(String),
+}
+
+async fn ask(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Result<&Token, &String>) -> Answer {
+    let answer = match (pod.address, token) {
+        (None, _) => Err(Unanswered::Silent("it has no address yet".to_owned())),
+        (Some(_), Err(why)) => Err(Unanswered::Silent(why.clone())),
+        (Some(address), Ok(token)) => {
+            let port = u16::try_from(names::ADMIN_PORT).unwrap_or_default();
+            let (code, answer) = request(client, SocketAddr::new(address, port), token).await;
+            ctx.metrics.relay_asked(code);
+            answer
+        }
+    };
+    Answer { pod, answer }
+}
+
+async fn request(client: &reqwest::Client, address: SocketAddr, token: &Token) -> (u16, Result<RelayState, Unanswered>) {
+    let url = format!("http://{address}/admin/state");
+    let sent = client.get(url).header(AUTHORIZATION, token.header.clone()).send().await;
+    let response = match sent {
+        Ok(response) => response,
+        // Without the URL: a Pod's address changes with every attempt to start it, and messages should not.
+        Err(error) if error.is_timeout() => return (0, Err(Unanswered::Silent("it does not answer".to_owned()))),
+        Err(_) => return (0, Err(Unanswered::Silent("it cannot be connected to".to_owned()))),
+    };
+    let code = response.status().as_u16();
+    let answer = match code {
+        200 => body(response).await.map_err(Unanswered::Silent),
+        401 | 403 => Err(Unanswered::Refused(format!("it refuses the admin token (HTTP {code})"))),
+        _ => Err(Unanswered::Silent(format!("it answers HTTP {code}"))),
+    };
+    (code, answer)
+}
+
+async fn body(mut response: reqwest::Response) -> Result<RelayState, String> {
+    let mut bytes = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|_| "its answer broke off".to_owned())? {
+        if bytes.len() + chunk.len() > MAX_STATE_BYTES {
+            return Err("its answer is too long".to_owned());
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    serde_json::from_slice(&bytes).map_err(|error| format!("its answer is not understood: {error}"))
+}
+
+/// Sums over relays; a worker counts once, however many relays it is attached to.
+fn snapshot(provider: &str, answers: Vec<Answer>) -> RelaySnapshot {
+    let mut snapshot = RelaySnapshot::default();
+    let mut staying: HashSet<String> = HashSet::new();
+    for Answer { pod, answer } in answers {
+        match answer {
+            Ok(state) => {
+                snapshot.relays.insert(pod.name, Ok(state.report()));
+                state.add_to(provider, &mut snapshot, &mut staying);
+            }
+            // Whoever leaves need not answer any more.
+            Err(_) if pod.is_leaving => {}
+            Err(Unanswered::Refused(why) | Unanswered::Silent(why)) => {
+                snapshot.relays.insert(pod.name, Err(why));
+            }
+        }
+    }
+    for (instance, worker) in &mut snapshot.workers {
+        worker.draining = !staying.contains(instance);
+    }
+    snapshot
+}

@@ -1,0 +1,390 @@
+//! API keys in a Kubernetes Secret (`API_KEYS_SECRET`) that several relays share.
+//!
+//! It is read where it is mounted (`API_KEYS_FILE`), each second by content as the configuration is, so that checking a key
+//! never depends on the API server. It is written through the API server: read, changed, and written back only if nobody
+//! else wrote meanwhile, else from the start. Two relays can therefore both make keys and lose none, and a time of last use
+//! from a relay that has not heard of a revocation yet cannot undo it.
+//!
+//! The mount follows the Secret by up to a minute, so what this relay knows may be newer. A mount that lacks keys that are
+//! known here is either old, or somebody took the keys out of the Secret: the API server is asked which, in the background.
+//! Until that is clear every known key counts; a revocation counts as soon as it is seen anywhere, and for good.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use tokio::time::Instant;
+use tracing::{error, info, warn};
+
+use super::{
+    CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, TOUCH_INTERVAL, stored,
+};
+use crate::file_watch::{Content, FileWatch};
+
+mod api;
+mod pace;
+
+pub use api::ClusterAccess;
+
+use api::{ApiError, SecretApi, StoredSecret};
+use pace::Pace;
+
+/// The keys' name in the Secret's data, and with that the name of the mounted file.
+pub const DATA_KEY: &str = "keys.json";
+/// What Kubernetes allows all values of a Secret together.
+const MAX_SECRET_BYTES: usize = 1 << 20;
+/// How long an admin waits for a change at most: the API server may be restarting, a person will not wait for long.
+const CHANGE_PATIENCE: Duration = Duration::from_secs(8);
+/// First wait before the API server is asked about a mount that lacks keys, and the longest between two tries.
+const DOUBT_WAIT: Duration = Duration::from_secs(1);
+const MAX_DOUBT_WAIT: Duration = Duration::from_secs(60);
+
+/// Keys in a Secret.
+#[derive(Clone)]
+pub struct SecretKeyStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    api: SecretApi,
+    mount: PathBuf,
+    keys: ArcSwap<KeySet>,
+    /// One change at a time, over the reading, writing and swapping.
+    turn: tokio::sync::Mutex<()>,
+    error: Mutex<Option<String>>,
+}
+
+/// The Secret's keys, about to be changed.
+struct Draft {
+    records: Vec<KeyRecord>,
+    /// What the Secret holds besides.
+    other_bytes: usize,
+}
+
+/// How one try to change the Secret failed.
+enum Failure {
+    /// It may go better soon.
+    Passing(ApiError),
+    Final(KeyStoreError),
+}
+
+impl SecretKeyStore {
+    /// Reads the mounted keys, none where nothing is mounted yet, and follows them until the store is dropped. The API
+    /// server is not asked. Needs a tokio runtime.
+    pub fn open(mount: &Path, access: ClusterAccess) -> Result<Self, KeyStoreError> {
+        let mut watch = FileWatch::new(mount, MAX_SECRET_BYTES as u64);
+        let records = match watch.look() {
+            Some(Ok(text)) => decode(&text).map_err(|why| {
+                KeyStoreError::Unavailable(format!("{}: {why}; it is left as it is", mount.display()))
+            })?,
+            // An optional mount is empty until there are keys.
+            Some(Err(_)) | None => None,
+        };
+        let keys = ArcSwap::from_pointee(KeySet::default().renewed(records.unwrap_or_default()));
+        let shared = Arc::new(Shared {
+            api: SecretApi::new(access),
+            mount: mount.to_path_buf(),
+            keys,
+            turn: tokio::sync::Mutex::default(),
+            error: Mutex::default(),
+        });
+        tokio::spawn(follow(Arc::downgrade(&shared), watch));
+        Ok(Self { shared })
+    }
+
+    /// Once asked for, a change is finished even if nobody waits for its answer any more.
+    fn run<T, F>(&self, change: impl FnOnce(Arc<Shared>) -> F) -> StoreFuture<'_, T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, KeyStoreError>> + Send + 'static,
+    {
+        let done = tokio::spawn(change(Arc::clone(&self.shared)));
+        Box::pin(async move {
+            done.await.unwrap_or_else(|error| {
+                Err(KeyStoreError::Unavailable(format!("the change was not finished: {error}")))
+            })
+        })
+    }
+}
+
+impl KeyStore for SecretKeyStore {
+    fn snapshot(&self) -> Arc<KeySet> {
+        self.shared.keys.load_full()
+    }
+
+    fn create(&self, request: NewKey) -> StoreFuture<'_, CreatedKey> {
+        self.run(|shared| async move { shared.create(request).await })
+    }
+
+    fn revoke<'a>(&'a self, id: &'a str) -> StoreFuture<'a, bool> {
+        let id = id.to_owned();
+        self.run(|shared| async move { shared.revoke(&id).await })
+    }
+
+    fn flush(&self) -> StoreFuture<'_, ()> {
+        self.run(|shared| async move { shared.flush().await })
+    }
+
+    fn error(&self) -> Option<String> {
+        self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Shared {
+    async fn create(&self, request: NewKey) -> Result<CreatedKey, KeyStoreError> {
+        let fresh = request.into_fresh()?;
+        self.change(|draft| {
+            // An earlier try may have been written although its answer was lost.
+            if draft.records.iter().any(|record| record.id == fresh.record.id) {
+                return Ok((false, ()));
+            }
+            if draft.records.len() >= MAX_KEYS {
+                return Err(KeyStoreError::too_many());
+            }
+            draft.records.push(fresh.record.clone());
+            self.check_size(draft)?;
+            Ok((true, ()))
+        })
+        .await?;
+        self.keys.load().created(fresh)
+    }
+
+    async fn revoke(&self, id: &str) -> Result<bool, KeyStoreError> {
+        let mut was_ours = false;
+        self.change(|draft| {
+            let key = draft.records.iter_mut().find(|record| record.id == id && !record.revoked);
+            let changes = key.map(|record| record.revoked = true).is_some();
+            was_ours |= changes;
+            Ok((changes, was_ours))
+        })
+        .await
+    }
+
+    /// Writes times of last use only where they are a whole interval ahead of what is stored. Of several relays that all
+    /// see a key used, the first to come writes and the others find nothing to do.
+    async fn flush(&self) -> Result<(), KeyStoreError> {
+        let keys = self.keys.load_full();
+        if !keys.keys.values().any(|key| is_ahead(key.record_now().last_used_at, key.record.last_used_at)) {
+            return Ok(());
+        }
+        self.change(|draft| {
+            let ahead = draft.records.iter().any(|record| {
+                let live = keys.lookup(&record.id).and_then(|key| key.record_now().last_used_at);
+                is_ahead(live, record.last_used_at)
+            });
+            Ok((ahead, ()))
+        })
+        .await
+    }
+
+    /// Applies `edit` to the keys that the Secret holds now. It says whether anything is to be written, and may be called
+    /// again with newer keys.
+    async fn change<T>(
+        &self,
+        mut edit: impl FnMut(&mut Draft) -> Result<(bool, T), KeyStoreError>,
+    ) -> Result<T, KeyStoreError> {
+        let mut pace = Pace::new(Instant::now() + CHANGE_PATIENCE);
+        let late = || KeyStoreError::Unavailable("other changes of the API keys take too long".to_owned());
+        let _turn = tokio::time::timeout_at(pace.deadline(), self.turn.lock()).await.map_err(|_| late())?;
+        loop {
+            match self.try_change(&mut edit, pace.deadline()).await {
+                Ok(answer) => return Ok(answer),
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Passing(error)) if pace.wait(error.retry_after()).await => {}
+                Err(Failure::Passing(error)) => return Err(self.unavailable(&error)),
+            }
+        }
+    }
+
+    async fn try_change<T>(
+        &self,
+        edit: &mut impl FnMut(&mut Draft) -> Result<(bool, T), KeyStoreError>,
+        deadline: Instant,
+    ) -> Result<T, Failure> {
+        let secret = self.api.read(deadline).await.map_err(|error| self.judge(error))?;
+        let records = self.records_in(&secret).map_err(Failure::Final)?;
+        // What was lost with its Secret comes back with the next change.
+        let records = self.merged(records.unwrap_or_else(|| self.keys.load().records()));
+        let mut draft = Draft { records, other_bytes: secret.other_bytes };
+        let (is_changed, answer) = edit(&mut draft).map_err(Failure::Final)?;
+        if is_changed {
+            for record in &mut draft.records {
+                let live = self.keys.load().lookup(&record.id).and_then(|key| key.record_now().last_used_at);
+                record.last_used_at = record.last_used_at.max(live);
+            }
+            let text = stored::encode_compact(&draft.records)
+                .map_err(|error| Failure::Final(KeyStoreError::Unavailable(error.to_string())))?;
+            self.api.write(&secret.version, &text, deadline).await.map_err(|error| self.judge(error))?;
+        }
+        // Also without a change of ours: somebody else's, a revocation above all, counts from here on.
+        self.keep(draft.records);
+        Ok(answer)
+    }
+
+    /// `None` where the Secret holds no keys, not even an empty list.
+    fn records_in(&self, secret: &StoredSecret) -> Result<Option<Vec<KeyRecord>>, KeyStoreError> {
+        let Some(text) = &secret.keys else { return Ok(None) };
+        decode(text).map_err(|why| {
+            KeyStoreError::Unavailable(format!("{} in {}: {why}; it is left as it is", DATA_KEY, self.api.name()))
+        })
+    }
+
+    /// What is stored, with the revocations that are known here.
+    fn merged(&self, mut stored: Vec<KeyRecord>) -> Vec<KeyRecord> {
+        let known = self.keys.load();
+        for record in &mut stored {
+            record.revoked |= known.lookup(&record.id).is_some_and(|key| key.record.revoked);
+        }
+        stored
+    }
+
+    fn keep(&self, records: Vec<KeyRecord>) {
+        self.keys.store(Arc::new(self.keys.load().renewed(records)));
+    }
+
+    /// Each key will get a time of last use, for which there must be room too.
+    fn check_size(&self, draft: &Draft) -> Result<(), KeyStoreError> {
+        let mut largest = draft.records.clone();
+        for record in &mut largest {
+            record.last_used_at.get_or_insert(record.created_at);
+        }
+        let text = stored::encode_compact(&largest).map_err(|error| KeyStoreError::Unavailable(error.to_string()))?;
+        if text.len() + draft.other_bytes <= MAX_SECRET_BYTES {
+            return Ok(());
+        }
+        Err(KeyStoreError::Full(format!(
+            "{} is full: with another key it would be larger than the 1 MiB that Kubernetes allows; take revoked keys out of its {DATA_KEY}",
+            self.api.name(),
+        )))
+    }
+
+    fn judge(&self, error: ApiError) -> Failure {
+        match error {
+            ApiError::Conflict | ApiError::Passing { .. } => Failure::Passing(error),
+            ApiError::Refused(_) => Failure::Final(self.unavailable(&error)),
+        }
+    }
+
+    fn unavailable(&self, error: &ApiError) -> KeyStoreError {
+        KeyStoreError::Unavailable(format!("{}: {error}", self.api.name()))
+    }
+
+    /// Takes in what is mounted now. True when it lacks keys that are known here.
+    async fn take_mount(&self, content: Content) -> bool {
+        let _turn = self.turn.lock().await;
+        let known = self.keys.load_full();
+        let records = content.and_then(|text| decode(&text)).and_then(|records| match records {
+            None if !known.is_empty() => Err("the file holds no API keys any more".to_owned()),
+            None => Ok(Vec::new()),
+            Some(records) => Ok(records),
+        });
+        match records {
+            Ok(mut records) => {
+                self.set_error(None);
+                let mounted: HashSet<String> = records.iter().map(|record| record.id.clone()).collect();
+                let lacking: Vec<KeyRecord> = known
+                    .keys
+                    .values()
+                    .map(|key| key.record.clone())
+                    .filter(|key| !mounted.contains(&key.id))
+                    .collect();
+                let lacks = !lacking.is_empty();
+                records.extend(lacking);
+                self.keep(self.merged(records));
+                lacks
+            }
+            // Without keys an optional mount is empty.
+            Err(_) if known.is_empty() && !self.mount.exists() => false,
+            Err(why) => {
+                self.set_error(Some(why));
+                false
+            }
+        }
+    }
+
+    /// Asks the API server which keys there are.
+    async fn look_it_up(&self) -> Result<(), KeyStoreError> {
+        let _turn = self.turn.lock().await;
+        let deadline = Instant::now() + CHANGE_PATIENCE;
+        let secret = self.api.read(deadline).await.map_err(|error| self.unavailable(&error))?;
+        if let Some(records) = self.records_in(&secret)? {
+            self.keep(self.merged(records));
+        }
+        Ok(())
+    }
+
+    fn set_error(&self, now: Option<String>) {
+        let file = self.mount.display();
+        let mut error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        match &now {
+            Some(why) => error!(%file, why, "API keys refused, the last good ones still count"),
+            None if error.is_some() => info!(%file, "API keys are right again"),
+            None => {}
+        }
+        *error = now.map(|why| format!("{file}: {why}"));
+    }
+}
+
+/// Follows the mounted keys until the store is gone.
+async fn follow(store: Weak<Shared>, mut watch: FileWatch) {
+    let mut doubt: Option<Duration> = None;
+    loop {
+        let asking = async {
+            match doubt {
+                Some(wait) => tokio::time::sleep(wait).await,
+                None => std::future::pending().await,
+            }
+        };
+        let content = tokio::select! {
+            content = watch.changed() => Some(content),
+            () = asking => None,
+        };
+        let Some(shared) = store.upgrade() else { return };
+        match (content, doubt) {
+            (Some(content), _) => doubt = shared.take_mount(content).await.then_some(DOUBT_WAIT),
+            (None, wait) => match shared.look_it_up().await {
+                Ok(()) => doubt = None,
+                Err(error) => {
+                    warn!(%error, "which API keys there are cannot be told; all that were known still count");
+                    doubt = wait.map(|wait| (wait * 2).min(MAX_DOUBT_WAIT));
+                }
+            },
+        }
+    }
+}
+
+/// Whether a time of last use is worth a write.
+fn is_ahead(live: Option<SystemTime>, stored: Option<SystemTime>) -> bool {
+    match (live, stored) {
+        (Some(live), Some(stored)) => live.duration_since(stored).is_ok_and(|ahead| ahead >= TOUCH_INTERVAL),
+        (live, None) => live.is_some(),
+        (None, Some(_)) => false,
+    }
+}
+
+/// Who makes an empty Secret may write the key with nothing in it.
+fn decode(text: &[u8]) -> Result<Option<Vec<KeyRecord>>, String> {
+    if text.trim_ascii().is_empty() { Ok(None) } else { stored::decode(text).map(Some) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_of_last_use_is_written_first_and_then_once_an_interval() {
+        let at = |seconds: u64| Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+        assert!(is_ahead(at(1000), None) && is_ahead(at(1060), at(1000)));
+        assert!(!is_ahead(at(1059), at(1000)) && !is_ahead(at(900), at(1000)));
+        assert!(!is_ahead(None, None) && !is_ahead(None, at(1000)));
+    }
+
+    #[test]
+    fn keys_that_nobody_wrote_yet_are_none_and_garbage_is_an_error() {
+        assert_eq!(decode(b" \n"), Ok(None));
+        assert_eq!(decode(br#"{"version":1,"keys":[]}"#), Ok(Some(Vec::new())));
+        assert!(decode(b"garbage").is_err() && decode(br#"{"version":2,"keys":[]}"#).is_err());
+    }
+}

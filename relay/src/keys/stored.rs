@@ -1,0 +1,42 @@
+//! Keys as a file or a Secret holds them.
+
+use serde::{Deserialize, Serialize};
+
+use super::KeyRecord;
+
+/// The only version so far.
+const VERSION: u32 = 1;
+
+/// Unknown fields are an error, as in [`KeyRecord`].
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredKeys {
+    version: u32,
+    keys: Vec<KeyRecord>,
+}
+
+/// What is stored; an error says what is wrong with it.
+pub(super) fn decode(text: &[u8]) -> Result<Vec<KeyRecord>, String> {
+    let stored: StoredKeys =
+        serde_json::from_slice(text).map_err(|error| format!("not a file of API keys: {error}"))?;
+    if stored.version != VERSION {
+        return Err(format!("API keys of version {} are not known, only {VERSION}", stored.version));
+    }
+    Ok(stored.keys)
+}
+
+/// For people to read.
+pub(super) fn encode_pretty(records: &[KeyRecord]) -> serde_json::Result<Vec<u8>> {
+    let mut text = serde_json::to_vec_pretty(&stored(records))?;
+    text.push(b'\n');
+    Ok(text)
+}
+
+/// For where each byte counts.
+pub(super) fn encode_compact(records: &[KeyRecord]) -> serde_json::Result<Vec<u8>> {
+    serde_json::to_vec(&stored(records))
+}
+
+fn stored(records: &[KeyRecord]) -> StoredKeys {
+    StoredKeys { version: VERSION, keys: records.to_vec() }
+}

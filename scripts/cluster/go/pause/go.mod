@@ -1,0 +1,3 @@
+module modelrelay.io/cluster/pause
+
+go 1.26.0

@@ -1,0 +1,124 @@
+# The node: containerd, kubelet, kube-proxy, and the links between them. Sourced by `up`.
+
+NODE_PACKAGES="containerd runc containernetworking-plugins iptables nftables iproute2"
+
+prepare_node() {
+  local command
+  for command in containerd runc iptables nft ip; do
+    has "$command" || { apt_install $NODE_PACKAGES; break; }
+  done
+  for command in containerd ctr runc iptables nft ip; do
+    has "$command" || cannot "$command is missing: on Debian, apt-get install $NODE_PACKAGES"
+  done
+  cni=$(cni_folder) || { apt_install containernetworking-plugins && cni=$(cni_folder); } ||
+    cannot "the CNI plugins are missing: on Debian, apt-get install containernetworking-plugins"
+  modprobe -a overlay br_netfilter veth bridge 2> /dev/null
+  grep -qw overlay /proc/filesystems || cannot "this kernel has no overlay filesystem"
+  [ -e /proc/sys/net/bridge/bridge-nf-call-iptables ] || cannot "this kernel has no br_netfilter"
+  nft list tables > /dev/null 2>&1 || cannot "this kernel has no nf_tables, or these are not root's full rights"
+  ! port_is_taken 10250 || die "a kubelet of somebody else runs on this machine (port 10250)"
+}
+
+cni_folder() {
+  local folder
+  for folder in /usr/lib/cni /opt/cni/bin /usr/libexec/cni; do
+    [ ! -x "$folder/bridge" ] || { echo "$folder"; return; }
+  done
+  return 1
+}
+
+start_containerd() {
+  mkdir -p "$run/containerd" "$run/cni"
+  write_containerd_config > "$run/containerd/config.toml"
+  write_network_config > "$run/cni/10-pods.conflist"
+  start containerd containerd --config "$run/containerd/config.toml"
+  await "containerd to answer" containerd 30 containerd_ctl version
+  local image
+  for image in pause coredns; do
+    [ "$run/$image.tar" -nt "$bin/$image" ] ||
+      "$here/image" "$run/$image.tar" "localhost/$image:dev" "/$image" "$bin/$image=/$image" > /dev/null || die "cannot pack $image"
+    "$here/load" "$run/$image.tar" || exit
+  done
+}
+
+start_node() {
+  link_node
+  write_kubelet_config > "$run/kubelet.yaml"
+  start kubelet "$bin/kubelet" --config "$run/kubelet.yaml" --kubeconfig "$run/pki/node.kubeconfig" \
+    --hostname-override "$NODE_NAME" --node-ip "$NODE_IP" --root-dir "$run/kubelet" --cert-dir "$run/kubelet/pki"
+  start proxy "$bin/kube-proxy" --kubeconfig "$run/pki/proxy.kubeconfig" --hostname-override "$NODE_NAME" \
+    --proxy-mode nftables --cluster-cidr "$POD_RANGE" --conntrack-max-per-core 0
+}
+
+# The node's address, and the way for Pods through a machine that forwards nothing by default, as Docker leaves it.
+link_node() {
+  ip link add "$NODE_LINK" type bridge && ip address add "$NODE_IP/32" dev "$NODE_LINK" && ip link set "$NODE_LINK" up ||
+    die "cannot make the link $NODE_LINK"
+  echo 1 > /proc/sys/net/ipv4/ip_forward
+  echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables
+  iptables -w -I FORWARD -i "$POD_BRIDGE" -j ACCEPT
+  iptables -w -I FORWARD -o "$POD_BRIDGE" -j ACCEPT
+}
+
+# No CAP_SYS_RESOURCE is assumed, which lowering oom_score_adj would need.
+write_containerd_config() {
+  cat << END
+version = 2
+root = "$run/containerd/root"
+state = "$run/containerd/state"
+[grpc]
+  address = "$containerd_socket"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "$run/containerd/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "localhost/pause:dev"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "$cni"
+    conf_dir = "$run/cni"
+END
+}
+
+write_network_config() {
+  cat << END
+{"cniVersion": "0.4.0", "name": "$NETWORK", "plugins": [
+  {"type": "bridge", "bridge": "$POD_BRIDGE", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+   "ipam": {"type": "host-local", "dataDir": "$run/cni/leases", "ranges": [[{"subnet": "$POD_RANGE"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+  {"type": "portmap", "capabilities": {"portMappings": true}}
+]}
+END
+}
+
+# Lenient with the machine: control groups of version 1, swap, full disks. Pods are short-lived, so images stay.
+write_kubelet_config() {
+  cat << END
+kind: KubeletConfiguration
+apiVersion: kubelet.config.k8s.io/v1beta1
+address: $NODE_IP
+authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: $run/pki/ca.crt}}
+authorization: {mode: Webhook}
+tlsCertFile: $run/pki/node.crt
+tlsPrivateKeyFile: $run/pki/node.key
+containerRuntimeEndpoint: unix://$containerd_socket
+podLogsDir: $run/logs/pods
+volumePluginDir: $run/kubelet/plugins
+clusterDNS: [$DNS_SERVICE_IP]
+clusterDomain: cluster.local
+resolvConf: ""
+serializeImagePulls: false
+imageGCHighThresholdPercent: 100
+evictionHard: {}
+cgroupDriver: cgroupfs
+failCgroupV1: false
+failSwapOn: false
+enforceNodeAllocatable: []
+oomScoreAdj: 0
+END
+}

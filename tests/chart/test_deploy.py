@@ -1,0 +1,144 @@
+"""What is deployed without Helm: the kustomize base is the chart, and the examples are what the API server takes."""
+
+import copy
+import re
+import subprocess
+
+import chart
+import jsonschema
+import pytest
+import yaml
+
+BASE = chart.ROOT / "deploy/kustomize/base"
+EXAMPLES = sorted((chart.ROOT / "deploy/examples").glob("*.yaml"))
+HELMS_OWN = {"helm.sh/chart", "app.kubernetes.io/managed-by"}
+
+
+def kustomized(folder):
+    done = subprocess.run([chart.KUBECTL, "kustomize", str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {chart.identity(thing): thing for thing in chart.load_all(done.stdout) if thing["kind"] != "Namespace"}
+
+
+def from_chart(values):
+    """The chart's objects without what only Helm can use."""
+    objects = {}
+    for thing in copy.deepcopy(chart.render(values, namespace="modelrelay-system")):
+        annotations = thing["metadata"].get("annotations", {})
+        if "helm.sh/hook" in annotations:
+            continue
+        for label in HELMS_OWN:
+            thing["metadata"]["labels"].pop(label, None)
+        objects[chart.identity(thing)] = thing
+    return objects
+
+
+def test_the_base_is_the_chart():
+    assert kustomized(BASE) == from_chart({"crds": {"keep": False}}), "run scripts/chart generate"
+
+
+def test_the_local_overlay_is_the_chart_with_local_images():
+    values = {"crds": {"keep": False}, "image": {"tag": "dev", "pullPolicy": "Never"}}
+    overlay, wanted = kustomized(chart.ROOT / "deploy/kustomize/local"), from_chart(values)
+    for objects in [overlay, wanted]:
+        # Of the defaults: what Helm computes and kustomize does not.
+        template = objects["Deployment", "modelrelay-system", "modelrelay-operator"]["spec"]["template"]
+        del template["metadata"]["annotations"]["modelrelay.io/defaults-checksum"]
+        data = objects["ConfigMap", "modelrelay-system", "modelrelay-operator-defaults"]["data"]
+        data["defaults.yaml"] = yaml.safe_load(data["defaults.yaml"])
+    assert overlay == wanted
+
+
+def schemas():
+    """By kind: the definition's schema, made to refuse what the API server would."""
+    found = {}
+    for path in (chart.ROOT / "crds").glob("*.yaml"):
+        [definition] = chart.load_all(path.read_text())
+        [version] = definition["spec"]["versions"]
+        found[definition["spec"]["names"]["kind"]] = strict(version["schema"]["openAPIV3Schema"])
+    return found
+
+
+def strict(schema):
+    """As kubectl's validation does: an unknown key is an error; null where it is allowed."""
+    schema = dict(schema)
+    if "properties" in schema:
+        schema["properties"] = {key: strict(value) for key, value in schema["properties"].items()}
+        if not schema.get("x-kubernetes-preserve-unknown-fields"):
+            schema["additionalProperties"] = False
+    if isinstance(schema.get("additionalProperties"), dict):
+        schema["additionalProperties"] = strict(schema["additionalProperties"])
+    if "items" in schema:
+        schema["items"] = strict(schema["items"])
+    if schema.pop("nullable", False) and "type" in schema:
+        schema["type"] = [schema["type"], "null"]
+    if schema.pop("x-kubernetes-int-or-string", False):
+        schema.pop("type", None)
+    return schema
+
+
+def validate(thing):
+    # The parts that every object has are not in the definition's schema.
+    body = {key: value for key, value in thing.items() if key not in ("apiVersion", "kind", "metadata")}
+    schema = schemas()[thing["kind"]]
+    schema["properties"] = {
+        key: value for key, value in schema["properties"].items() if key not in ("apiVersion", "kind", "metadata")
+    }
+    jsonschema.validate(body, schema)
+
+
+def test_the_demo_is_valid():
+    for thing in chart.demo_resources(chart.render(chart.CASES["everything"])):
+        validate(thing)
+
+
+def test_a_misspelt_key_is_not():
+    [provider, pool] = chart.demo_resources(chart.render({"demo": {"enabled": True}}))
+    pool["spec"]["backend"]["prot"] = pool["spec"]["backend"].pop("port")
+    provider["spec"]["secretPolicy"] = provider["spec"].pop("secretsPolicy")
+    for thing in [provider, pool]:
+        with pytest.raises(jsonschema.ValidationError, match="prot|secretPolicy"):
+            validate(thing)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_says_what_it_is_and_how_to_apply_it(path):
+    header = re.match(r"(#.*\n)+", path.read_text())
+    assert header and f"kubectl apply -n llm -f {path.name}" in header[0]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_valid(path):
+    documents = chart.load_all(path.read_text())
+    assert documents
+    for thing in documents:
+        assert thing["metadata"]["name"] and "namespace" not in thing["metadata"]
+        if thing["apiVersion"].startswith("modelrelay.io/"):
+            validate(thing)
+
+
+def examples(kind):
+    return {
+        thing["metadata"]["name"]: thing
+        for path in EXAMPLES
+        for thing in chart.load_all(path.read_text())
+        if thing["kind"] == kind
+    }
+
+
+def test_pools_name_providers_and_scalers_and_pods_name_pools_that_are_there():
+    providers, pools = examples("Provider"), examples("WorkerPool")
+    assert {pool["spec"]["provider"] for pool in pools.values()} <= providers.keys()
+    for scaler in [*examples("ScaledObject").values(), *examples("HorizontalPodAutoscaler").values()]:
+        pool = pools[scaler["spec"]["scaleTargetRef"]["name"]]
+        assert "template" in pool["spec"] and "scaling" not in pool["spec"]
+    for deployment in examples("Deployment").values():
+        assert deployment["spec"]["template"]["metadata"]["labels"]["modelrelay.io/pool"] in pools
+
+
+def test_routes_name_services_of_providers():
+    services = set(examples("Provider"))
+    [ingress] = examples("Ingress").values()
+    [route] = examples("HTTPRoute").values()
+    assert ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]["name"] in services
+    assert route["spec"]["rules"][0]["backendRefs"][0]["name"] in services

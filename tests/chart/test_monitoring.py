@@ -1,0 +1,177 @@
+"""Alerts and dashboards: what they ask for exists, and what they say can be followed."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import chart
+import pytest
+import yaml
+
+RULES = chart.CHART / "files/rules/modelrelay.yaml"
+TESTS = chart.ROOT / "tests/chart/rules.test.yaml"
+DASHBOARDS = sorted((chart.CHART / "files/dashboards").glob("*.json"))
+PREFIXES = {
+    # The relay's names are written without their prefix, so a worker's could hide behind one of them: longest first.
+    "modelrelay_operator_": ["operator/src"],
+    "modelrelay_worker_": ["worker-sidecar/src/metrics.rs", "relay/src/metrics"],
+    "modelrelay_": ["relay/src/metrics"],
+    "process_": ["relay/src/metrics"],
+}
+
+
+def promtool(*args, **more):
+    return subprocess.run([chart.PROMTOOL, *args], capture_output=True, text=True, **more)
+
+
+def alerts():
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def panels(dashboard):
+    return json.loads(dashboard.read_text())["panels"]
+
+
+def queries(dashboard):
+    """PromQL of a dashboard, with Grafana's own variables filled in."""
+    board = json.loads(dashboard.read_text())
+    found = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    for variable in board["templating"]["list"]:
+        if labels := re.fullmatch(r"label_values\((.+), \w+\)", variable.get("definition", "")):
+            found.append(labels[1])
+    return [query.replace("$__rate_interval", "1m") for query in found]
+
+
+def metrics(query):
+    """Names of series, without the suffixes that a histogram gives to its own."""
+    without_strings = re.sub(r'"[^"]*"', '""', query)
+    names = re.findall(r"\b(?:modelrelay|process)_[a-z_]+", without_strings)
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+
+
+def sources(paths):
+    for path in map(chart.ROOT.joinpath, paths):
+        for file in [path] if path.is_file() else path.rglob("*.rs"):
+            yield file.read_text()
+
+
+def is_defined(name):
+    prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
+    written = [f'"{name}"', f'"{name.removeprefix(prefix)}"', f'"{name.removeprefix("modelrelay_")}"']
+    return any(literal in source for source in sources(PREFIXES[prefix]) for literal in written)
+
+
+def test_the_rules_pass_promtool_and_so_do_their_unit_tests(tmp_path):
+    shutil.copy(RULES, tmp_path)
+    shutil.copy(TESTS, tmp_path)
+    for command in [["check", "rules", RULES.name], ["test", "rules", TESTS.name]]:
+        done = promtool(*command, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_unit_test_in_which_it_fires():
+    cases = [case for test in yaml.safe_load(TESTS.read_text())["tests"] for case in test["alert_rule_test"]]
+    fires = {case["alertname"] for case in cases if case["exp_alerts"]}
+    assert fires == {rule["alert"] for rule in alerts()}
+
+
+def test_every_alert_links_to_a_heading_that_is_there():
+    headings = re.findall(r"^## (\w+)$", (chart.CHART / "RUNBOOKS.md").read_text(), re.MULTILINE)
+    assert headings == [rule["alert"] for rule in alerts()]
+    for rule in alerts():
+        assert rule["annotations"]["runbook_url"].endswith(f"#{rule['alert'].lower()}")
+        assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+def test_the_resource_of_rules_is_the_file_with_other_links():
+    values = {"metrics": {"prometheusRule": {"enabled": True, "runbookUrl": "https://wiki.example/llm/"}}}
+    spec = chart.one(chart.render(values), "PrometheusRule")["spec"]
+    text = RULES.read_text().replace("https://modelrelay.io/runbooks", "https://wiki.example/llm")
+    assert spec == yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("name", sorted({name for rule in alerts() for name in metrics(rule["expr"])}))
+def test_a_metric_of_the_alerts_exists(name):
+    assert is_defined(name)
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
+def test_every_metric_of_a_dashboard_exists(dashboard):
+    missing = {name for query in queries(dashboard) for name in metrics(query) if not is_defined(name)}
+    assert not missing
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
+def test_prometheus_can_read_every_query_of_a_dashboard(dashboard, tmp_path):
+    asked = [re.sub(r"\$\w+", ".*", query) for query in queries(dashboard)]
+    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(asked)]
+    file = tmp_path / "queries.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    done = promtool("check", "rules", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_have_ids_of_their_own_and_do_not_overlap(dashboard):
+    ids = [panel["id"] for panel in panels(dashboard)]
+    assert len(ids) == len(set(ids))
+    taken = set()
+    for panel in panels(dashboard):
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not taken & cells, panel["title"]
+        taken |= cells
+
+
+def test_dashboards_ask_the_data_source_that_was_chosen():
+    for dashboard in DASHBOARDS:
+        for panel in panels(dashboard):
+            for target in panel.get("targets", []):
+                assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, panel["title"]
+    assert len({json.loads(path.read_text())["uid"] for path in DASHBOARDS}) == len(DASHBOARDS) == 3
+
+
+def test_the_config_map_of_dashboards_holds_the_files():
+    config_map = chart.one(chart.render({"metrics": chart.MONITORING}), "ConfigMap", "-dashboards")
+    assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert config_map["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    assert {name: json.loads(text) for name, text in config_map["data"].items()} == {
+        f"modelrelay-{path.name}": json.loads(path.read_text()) for path in DASHBOARDS
+    }
+
+
+def test_monitors_name_the_jobs_that_the_alerts_ask_for():
+    asked = set(re.findall(r'job="([^"]+)"', RULES.read_text()))
+    objects = chart.render({"metrics": chart.MONITORING})
+    named = set()
+    for monitor in chart.of_kind(objects, "PodMonitor", "ServiceMonitor"):
+        for endpoint in monitor["spec"].get("podMetricsEndpoints", []) + monitor["spec"].get("endpoints", []):
+            named |= {rule["replacement"] for rule in endpoint["relabelings"] if rule["targetLabel"] == "job"}
+    scraped = {job["job_name"] for job in scrape_config()["scrape_configs"]}
+    assert named == asked == scraped
+
+
+def test_the_monitor_of_the_operator_selects_one_service():
+    objects = chart.render({"metrics": chart.MONITORING})
+    selector = chart.one(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    services = [
+        thing for thing in chart.of_kind(objects, "Service") if selector.items() <= thing["metadata"]["labels"].items()
+    ]
+    assert [thing["metadata"]["name"] for thing in services] == ["modelrelay-operator-metrics"]
+
+
+def scrape_config():
+    return yaml.safe_load((chart.ROOT / "deploy/prometheus/scrape.yaml").read_text())
+
+
+def test_prometheus_can_read_the_scrape_configuration(tmp_path):
+    # Debian's Prometheus is built without Kubernetes' service discovery; everything else is read by it.
+    config = scrape_config()
+    for job in config["scrape_configs"]:
+        assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    shutil.copy(RULES, tmp_path / config["rule_files"][0])
+    done = promtool("check", "config", "prometheus.yml", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,86 @@
+"""The operator may do what it needs, and no more."""
+
+import chart
+import pytest
+
+cases = pytest.mark.parametrize("values", chart.CASES.values(), ids=chart.CASES.keys())
+
+
+def rules(objects, name):
+    [role] = [
+        thing for thing in chart.of_kind(objects, "ClusterRole", "Role") if thing["metadata"]["name"] == name
+    ]
+    return role["rules"] or []
+
+
+@cases
+def test_nothing_is_granted_by_wildcard(values):
+    for role in chart.of_kind(chart.render(values), "ClusterRole", "Role"):
+        for rule in role["rules"]:
+            granted = rule["apiGroups"] + rule["resources"] + rule["verbs"]
+            assert "*" not in granted, role["metadata"]["name"]
+            assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+
+
+@cases
+def test_every_binding_binds_a_role_that_is_there_to_an_account_that_is_there(values):
+    objects = chart.render(values)
+    names = set(map(chart.identity, objects))
+    for binding in chart.of_kind(objects, "ClusterRoleBinding", "RoleBinding"):
+        ref = binding["roleRef"]
+        namespace = "" if ref["kind"] == "ClusterRole" else binding["metadata"]["namespace"]
+        assert (ref["kind"], namespace, ref["name"]) in names
+        for subject in binding["subjects"]:
+            assert ("ServiceAccount", subject["namespace"], subject["name"]) in names
+
+
+@pytest.mark.parametrize("webhook", [True, False])
+def test_with_namespaces_the_only_cluster_wide_right_is_to_its_own_webhook(webhook):
+    values = {"watchNamespaces": ["a", "b"], "webhook": {"enabled": webhook}, "rbac": {"aggregate": False}}
+    objects = chart.render(values)
+    cluster_roles = chart.of_kind(objects, "ClusterRole")
+    if not webhook:
+        assert cluster_roles == []
+        return
+    configuration = chart.one(objects, "MutatingWebhookConfiguration")["metadata"]["name"]
+    [role] = cluster_roles
+    [rule] = role["rules"]
+    assert rule["resourceNames"] == [configuration]
+    assert rule["verbs"] == ["get", "patch", "watch"]
+
+
+def test_roles_in_namespaces_grant_what_the_cluster_role_grants():
+    everywhere = rules(chart.render({"webhook": {"enabled": False}}), "modelrelay-operator.mr-system")
+    objects = chart.render({"webhook": {"enabled": False}, "watchNamespaces": ["a", "b"]})
+    for namespace in ["a", "b"]:
+        [role] = [
+            thing for thing in chart.of_kind(objects, "Role") if thing["metadata"]["namespace"] == namespace
+        ]
+        assert role["rules"] == everywhere
+
+
+def test_the_operator_can_grant_what_a_relay_gets():
+    granted = {"get", "update", "patch"}
+    secrets = [rule for rule in rules(chart.render(), "modelrelay-operator.mr-system") if "secrets" in rule["resources"]]
+    assert any(granted <= set(rule["verbs"]) and "resourceNames" not in rule for rule in secrets)
+
+
+def test_a_certificate_of_somebody_else_is_only_read():
+    for values in [chart.CASES["cert-manager"], chart.CASES["own-certificate"]]:
+        own = rules(chart.render(values), "modelrelay-operator")
+        [secrets] = [rule for rule in own if "secrets" in rule["resources"]]
+        assert secrets["verbs"] == ["get", "watch"]
+        assert len(secrets["resourceNames"]) == 1
+
+
+def test_people_who_may_edit_may_write_both_kinds_and_scale_pools():
+    objects = chart.render()
+    edit, view = (
+        chart.one(objects, "ClusterRole", f"-{role}.mr-system") for role in ["edit", "view"]
+    )
+    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    writes = {(resource, verb) for rule in edit["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    assert {("providers", "create"), ("workerpools", "delete"), ("workerpools/scale", "patch")} <= writes
+    reads = {verb for rule in view["rules"] for verb in rule["verbs"]}
+    assert reads == {"get", "list", "watch"}

@@ -1,0 +1,233 @@
+"""What the chart makes of many sets of values, with both Helms."""
+
+import re
+
+import chart
+import pytest
+import yaml
+
+helms = pytest.mark.parametrize("program", chart.HELMS, ids=["helm3", "helm4"])
+cases = pytest.mark.parametrize("values", chart.CASES.values(), ids=chart.CASES.keys())
+
+
+@helms
+def test_lint_finds_nothing(program):
+    done = chart.helm(program, "lint", str(chart.CHART), "--strict", "--kube-version", chart.KUBE_VERSION)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@cases
+def test_both_helms_make_the_same_objects(values):
+    by_helm = [{chart.identity(thing): thing for thing in chart.render(values, program=p)} for p in chart.HELMS]
+    assert by_helm[0] == by_helm[1]
+
+
+@cases
+def test_no_object_is_there_twice(values):
+    names = [chart.identity(thing) for thing in chart.render(values)]
+    assert len(names) == len(set(names))
+
+
+@cases
+def test_every_container_is_restricted(values):
+    for name, spec in chart.pod_specs(chart.render(values)):
+        pod = spec["securityContext"]
+        assert pod["runAsNonRoot"] and pod["runAsUser"] == 65532, name
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert spec["automountServiceAccountToken"] is (spec.get("serviceAccountName") is not None), name
+        for container in spec["containers"] + spec.get("initContainers", []):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "runAsNonRoot": True,
+                "capabilities": {"drop": ["ALL"]},
+                "seccompProfile": {"type": "RuntimeDefault"},
+            }, f"{name}/{container['name']}"
+
+
+@cases
+def test_nothing_names_the_webhooks_ca(values):
+    assert "caBundle" not in yaml.safe_dump(chart.render(values))
+
+
+@cases
+def test_the_webhook_the_service_and_the_operator_agree(values):
+    objects = chart.render(values)
+    deployment = chart.one(objects, "Deployment")
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    env = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert env["OPERATOR_DEFAULTS"] == "/etc/modelrelay-operator/defaults.yaml"
+    chart.one(objects, "ConfigMap", "-defaults")
+    assert chart.one(objects, "Lease")["metadata"]["name"] == env["LEASE_NAME"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert env["LISTEN_ADDR"] == f"0.0.0.0:{ports['metrics']}"
+    if not values.get("webhook", {}).get("enabled", True):
+        assert not chart.of_kind(objects, "MutatingWebhookConfiguration")
+        assert not [name for name in env if name.startswith(("WEBHOOK", "CERTIFICATE", "EXTERNAL"))]
+        return
+    configuration = chart.one(objects, "MutatingWebhookConfiguration")
+    service = configuration["webhooks"][0]["clientConfig"]["service"]
+    assert configuration["metadata"]["name"] == env["WEBHOOK_CONFIGURATION"]
+    assert service["name"] == env["WEBHOOK_SERVICE"]
+    assert env["WEBHOOK_LISTEN_ADDR"] == f"0.0.0.0:{ports['webhook']}"
+    [port] = chart.one(objects, "Service", service["name"])["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (service["port"], "webhook")
+    for certificate in chart.of_kind(objects, "Certificate"):
+        assert certificate["spec"]["secretName"] == env["CERTIFICATE_SECRET"]
+        assert f"{service['name']}.{service['namespace']}.svc" in certificate["spec"]["dnsNames"]
+    external = {"existingSecret", "certManager"} & values.get("webhook", {}).keys()
+    assert env.get("EXTERNAL_CERTIFICATES") == ("true" if external else None)
+
+
+@cases
+def test_selectors_select_the_operator_and_nothing_else(values):
+    objects = chart.render(values)
+    deployment = chart.one(objects, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    selector = deployment["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= labels.items()
+    assert not {"app.kubernetes.io/version", "helm.sh/chart"} & labels.keys(), "an upgrade would restart the operator"
+    selected = [thing["spec"]["selector"] for thing in chart.of_kind(objects, "Service")]
+    selected += [thing["spec"]["selector"]["matchLabels"] for thing in chart.of_kind(objects, "PodDisruptionBudget")]
+    selected += [thing["spec"]["podSelector"]["matchLabels"] for thing in chart.of_kind(objects, "NetworkPolicy")]
+    assert all(these == selector for these in selected)
+    others = [thing["spec"]["template"]["metadata"]["labels"] for thing in chart.of_kind(objects, "Job")]
+    others += [thing["metadata"]["labels"] for thing in chart.of_kind(objects, "Pod")]
+    assert not any(selector.items() <= these.items() for these in others)
+
+
+@pytest.mark.parametrize("release", ["modelrelay", "my-modelrelay", "llm", "a" * 53])
+def test_any_release_name_and_namespace_will_do(release):
+    values = {"demo": {"enabled": True}, "metrics": chart.MONITORING, "watchNamespaces": ["elsewhere"]}
+    objects = chart.render(values, release=release, namespace="elsewhere")
+    for kind, namespace, name in map(chart.identity, objects):
+        cluster_wide = kind in (
+            "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "MutatingWebhookConfiguration"
+        )
+        assert namespace == ("" if cluster_wide else "elsewhere"), (kind, name)
+        assert len(name) <= (253 if "." in name else 63), (kind, name)
+    service = {chart.identity(thing)[2] for thing in chart.of_kind(objects, "Service")}
+    assert all(len(name) <= 63 for name in service)
+
+
+def test_releases_with_namespaces_of_their_own_share_nothing_but_the_definitions():
+    first = chart.render({"watchNamespaces": ["a"]}, release="modelrelay", namespace="one")
+    for release, namespace in [("modelrelay", "two"), ("other", "one")]:
+        second = chart.render({"watchNamespaces": ["b"]}, release=release, namespace=namespace)
+        shared = set(map(chart.identity, first)) & set(map(chart.identity, second))
+        assert {kind for kind, _, _ in shared} <= {"CustomResourceDefinition"}
+
+
+def test_definitions_are_kept_on_uninstall_unless_told_otherwise():
+    def annotations(values):
+        return [
+            thing["metadata"].get("annotations", {}).get("helm.sh/resource-policy")
+            for thing in chart.of_kind(chart.render(values), "CustomResourceDefinition")
+        ]
+
+    assert set(annotations({})) == {"keep"}
+    assert set(annotations({"crds": {"keep": False}})) == {None}
+    assert annotations({"crds": {"install": False}}) == []
+
+
+def test_the_charts_definitions_are_the_repositorys():
+    def contents(folder):
+        return {path.name: path.read_text() for path in folder.glob("*.yaml")}
+
+    assert contents(chart.CHART / "files/crds") == contents(chart.ROOT / "crds")
+    names = {thing["metadata"]["name"] for thing in chart.of_kind(chart.render(), "CustomResourceDefinition")}
+    assert names == {"providers.modelrelay.io", "workerpools.modelrelay.io"}
+
+
+def test_defaults_hold_what_was_given_and_nothing_empty():
+    defaults = yaml.safe_load(chart.one(chart.render(), "ConfigMap", "-defaults")["data"]["defaults.yaml"])
+    assert defaults["relay"].keys() == {"image", "imagePullPolicy", "resources", "logLevel", "logFormat"}
+    assert defaults["worker"].keys() == {"image", "imagePullPolicy", "resources", "logLevel", "logFormat"}
+    given = chart.CASES["everything"]
+    defaults = yaml.safe_load(chart.one(chart.render(given), "ConfigMap", "-defaults")["data"]["defaults.yaml"])
+    assert given["relay"].items() <= defaults["relay"].items()
+    assert defaults["worker"]["image"] == "registry.example:5000/llm/modelrelay-worker:1.2.3"
+    assert all(part["imagePullSecrets"] == [{"name": "pull-secret"}] for part in defaults.values())
+
+
+def operator_source(file):
+    return (chart.ROOT / "operator/src" / file).read_text()
+
+
+def test_the_operator_knows_every_variable_and_subcommand_that_the_chart_gives_it():
+    variables = set(re.findall(r'env = "(\w+)"', operator_source("cli.rs")))
+    subcommands = {name.lower() for name in re.findall(r"^    (\w+)(?:\(| \{)", operator_source("cli.rs"), re.MULTILINE)}
+    for values in chart.CASES.values():
+        objects = chart.render(values)
+        [container] = chart.one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+        given = {entry["name"] for entry in container["env"]}
+        users_own = {entry["name"] for entry in values.get("operator", {}).get("env", [])}
+        assert given - users_own <= variables
+        for name, spec in chart.pod_specs(chart.of_kind(objects, "Job", "Pod")):
+            assert all(container["args"][0] in subcommands for container in spec["containers"]), name
+
+
+def test_the_operator_knows_every_default_that_the_chart_gives_it():
+    text = operator_source("defaults.rs")
+    config_map = chart.one(chart.render(chart.CASES["everything"]), "ConfigMap", "-defaults")
+    for program, given in yaml.safe_load(config_map["data"]["defaults.yaml"]).items():
+        body = text.split(f"pub struct {program.capitalize()}Defaults")[1].split("\n}")[0]
+        fields = {re.sub(r"_(\w)", lambda at: at[1].upper(), name) for name in re.findall(r"pub (\w+):", body)}
+        assert given.keys() <= fields
+
+
+def test_new_defaults_restart_the_operator_and_a_new_chart_version_alone_does_not():
+    def annotations(values):
+        return chart.one(chart.render(values), "Deployment")["spec"]["template"]["metadata"]["annotations"]
+
+    assert annotations({}) == annotations({"operator": {"replicas": 5}})
+    assert annotations({}) != annotations({"relay": {"logLevel": "debug"}})
+
+
+def test_the_webhook_sees_labelled_pods_of_watched_namespaces():
+    objects = chart.render({"watchNamespaces": ["team-a"]})
+    [webhook] = chart.one(objects, "MutatingWebhookConfiguration")["webhooks"]
+    assert webhook["namespaceSelector"]["matchExpressions"] == [
+        {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system"]},
+        {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team-a"]},
+    ]
+    assert webhook["objectSelector"]["matchExpressions"] == [
+        {"key": "modelrelay.io/pool", "operator": "Exists"},
+        {"key": "modelrelay.io/pool", "operator": "NotIn", "values": ["none"]},
+    ]
+
+
+def test_on_the_nodes_network_replicas_do_not_meet():
+    spec = chart.one(chart.render(chart.CASES["host-network"]), "Deployment")["spec"]
+    assert spec["template"]["spec"]["hostNetwork"] is True
+    assert spec["template"]["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_the_demos_jobs_run_what_their_role_allows():
+    objects = chart.render({"demo": {"enabled": True}})
+    jobs = {thing["metadata"]["annotations"]["helm.sh/hook"]: thing for thing in chart.of_kind(objects, "Job")}
+    assert jobs.keys() == {"post-install,post-upgrade,post-rollback", "pre-delete"}
+    account = chart.one(objects, "ServiceAccount", "-demo")["metadata"]["name"]
+    for job in jobs.values():
+        spec = job["spec"]["template"]["spec"]
+        assert spec["serviceAccountName"] == account
+        assert spec["volumes"][0]["configMap"]["name"] == chart.one(objects, "ConfigMap", "-demo")["metadata"]["name"]
+    resources = chart.demo_resources(objects)
+    assert [(thing["kind"], thing["metadata"]["name"]) for thing in resources] == [
+        ("Provider", "demo"),
+        ("WorkerPool", "demo"),
+    ]
+    assert resources[0]["spec"]["secretsPolicy"] == "Delete"
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"demo": {"enabled": True}, "watchNamespaces": ["b"]}, "add it to watchNamespaces"),
+        ({"webhook": {"existingSecret": "s", "certManager": {"enabled": True}}}, "exclude each other"),
+        ({"webhook": {"port": 8080}}, "are both 8080"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_with_the_reason(values, says):
+    assert says in chart.refusal(values)

@@ -1,0 +1,93 @@
+"""values.yaml and its schema say the same."""
+
+import json
+
+import chart
+import pytest
+import values_table
+import yaml
+
+VALUES = yaml.safe_load((chart.CHART / "values.yaml").read_text())
+SCHEMA = json.loads((chart.CHART / "values.schema.json").read_text())
+# Not this chart's: Helm gives it to every part of a parent chart.
+GLOBAL = "global"
+
+
+def objects(schema, path=()):
+    """Every object of the schema whose keys are named."""
+    if "properties" in schema:
+        yield path, schema
+        for key, value in schema["properties"].items():
+            yield from objects(resolved(value), (*path, key))
+
+
+def resolved(schema):
+    return SCHEMA["definitions"][schema["$ref"].split("/")[-1]] if "$ref" in schema else schema
+
+
+def at(values, path):
+    for key in path:
+        values = values[key]
+    return values
+
+
+def nested(path, value):
+    for key in reversed(path):
+        value = {key: value}
+    return value
+
+
+OBJECTS = [(path, schema) for path, schema in objects(SCHEMA) if path[-1:] != ("resources",)]
+
+
+@pytest.mark.parametrize("path,schema", OBJECTS, ids=[".".join(path) or "(top)" for path, _ in OBJECTS])
+def test_the_schema_names_every_value_and_no_other(path, schema):
+    named = set(schema["properties"]) - ({GLOBAL} if not path else set())
+    assert named == set(at(VALUES, path))
+    assert schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("path", [path for path, _ in OBJECTS], ids=[".".join(path) or "(top)" for path, _ in OBJECTS])
+def test_an_unknown_value_is_refused_by_name(path):
+    assert "nosuchvalue" in chart.refusal(nested((*path, "nosuchvalue"), 1))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"image": {"pullPolicy": "Sometimes"}},
+        {"operator": {"replicas": "two"}},
+        {"operator": {"resources": {"request": {"cpu": "1"}}}},
+        {"webhook": {"failurePolicy": "fail"}},
+        {"webhook": {"port": 443}},
+        {"watchNamespaces": "llm"},
+        {"watchNamespaces": ["Llm"]},
+        {"watchNamespaces": ["llm", "llm"]},
+        {"imagePullSecrets": ["name"]},
+        {"relay": {"logFormat": "xml"}},
+        {"metrics": {"podMonitor": {"interval": "often"}}},
+    ],
+)
+def test_a_wrong_value_is_refused(values):
+    chart.refusal(values)
+
+
+def test_a_parent_charts_global_values_are_let_pass():
+    assert chart.render({GLOBAL: {"anything": 1}}) == chart.render()
+
+
+def leaves(values, path=()):
+    for key, value in values.items():
+        named = {at for at, _ in OBJECTS}
+        if (*path, key) in named:
+            yield from leaves(value, (*path, key))
+        else:
+            yield ".".join((*path, key))
+
+
+def test_every_value_has_a_comment():
+    assert [row.name for row in values_table.rows()] == list(leaves(VALUES))
+
+
+def test_the_table_in_the_readme_is_that_of_the_values():
+    assert values_table.table() in (chart.CHART / "README.md").read_text(), "run scripts/chart generate"

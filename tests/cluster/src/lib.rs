@@ -1,0 +1,170 @@
+//! Tests on a real cluster, and what they stand on.
+//!
+//! `tests/cluster/run` brings the cluster up, loads the images, installs the chart once and runs the tests; a test alone
+//! only connects. To write and repeat one by hand:
+//!
+//! ```text
+//! scripts/images && scripts/cluster/up && scripts/cluster/load target/images/*.tar
+//! cargo test -p modelrelay-cluster --test by_hand
+//! scripts/cluster/down
+//! ```
+//!
+//! A test asks for a [`Namespace`] of its own, applies manifests as text, waits for what it expects with a deadline, and
+//! keeps clients busy meanwhile:
+//!
+//! ```no_run
+//! # use modelrelay_cluster::{Cluster, traffic::Traffic, manifests};
+//! # use std::time::Duration;
+//! # async fn test() {
+//! let cluster = Cluster::connect().await;
+//! let namespace = cluster.namespace("example").await;         // removed on drop; after a panic its state is printed
+//! namespace.apply(&manifests::demo_backend("vllm", 2)).await;
+//! namespace.rolled_out("deployment/vllm").await;
+//! let service = namespace.service_address("vllm").await;      // the ClusterIP, which this machine reaches
+//! let traffic = Traffic::to(service).streams(50).start();     // request after request, each checked word by word
+//! traffic.wait_for_underway(50).await;
+//! namespace.kubectl("delete pod --selector app=vllm").await;
+//! traffic.finish().await.expect_all_answered();
+//! # }
+//! ```
+//!
+//! Rules:
+//! - Nothing of our own programs is linked, and nothing waits without a deadline that names what it waited for.
+//! - Tests of one binary run side by side, each in its namespace, so they touch nothing that is the cluster's; one that
+//!   must (an upgrade of the chart, say) is a binary of its own, for binaries run one after the other.
+//! - Commands run as tokio processes: a blocked thread would stall the clients of the same test.
+
+pub mod command;
+pub mod manifests;
+pub mod namespace;
+pub mod traffic;
+
+use std::{env, fs, path::PathBuf, time::Duration};
+
+use kube::{Client, Config, config::KubeConfigOptions, config::Kubeconfig};
+
+pub use command::{Command, Output};
+pub use namespace::Namespace;
+
+/// How long anything may take on a busy machine before a test fails.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Namespace that `tests/cluster/run` installs the chart into.
+pub const SYSTEM_NAMESPACE: &str = "mr-system";
+
+/// The running cluster.
+#[derive(Clone)]
+pub struct Cluster {
+    /// Speaks to its API server as an administrator.
+    pub client: Client,
+    dir: PathBuf,
+}
+
+impl Cluster {
+    /// The cluster that `scripts/cluster/up` brought up, in `MODELRELAY_CLUSTER_DIR` or at its default.
+    ///
+    /// # Panics
+    /// When there is none: these tests have nothing else to test.
+    pub async fn connect() -> Self {
+        // Whichever test comes first installs it; the others find it done.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let dir = cluster_dir();
+        let path = dir.join("admin.kubeconfig");
+        let hint = "start one with scripts/cluster/up, or run all of this by tests/cluster/run";
+        assert!(path.exists(), "there is no cluster: {} does not exist; {hint}", path.display());
+        let kubeconfig = Kubeconfig::read_from(&path).expect("the kubeconfig is one");
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+        let client = Client::try_from(config.expect("the kubeconfig is whole")).expect("a client needs no network");
+        if let Err(error) = client.apiserver_version().await {
+            panic!("the cluster of {} does not answer ({error}); {hint}", dir.display());
+        }
+        Self { client, dir }
+    }
+
+    /// A new namespace whose name begins with `prefix`; it enforces the Pod security standard `restricted`.
+    pub async fn namespace(&self, prefix: &str) -> Namespace {
+        Namespace::create(self, prefix, "restricted").await
+    }
+
+    /// As [`Self::namespace`], under another Pod security standard.
+    pub async fn namespace_with(&self, prefix: &str, pod_security: &str) -> Namespace {
+        Namespace::create(self, prefix, pod_security).await
+    }
+
+    /// `kubectl` with these arguments, split at white space.
+    #[must_use]
+    pub fn kubectl(&self, arguments: &str) -> Command {
+        self.program("kubectl").args(arguments.split_whitespace())
+    }
+
+    /// Helm of a major version (3 or 4) with these arguments, split at white space.
+    #[must_use]
+    pub fn helm(&self, major: u8, arguments: &str) -> Command {
+        let home = self.dir.join(format!("helm{major}"));
+        let command = self.program(&format!("helm{major}")).args(arguments.split_whitespace());
+        let folders = [("HELM_CACHE_HOME", "cache"), ("HELM_CONFIG_HOME", "config"), ("HELM_DATA_HOME", "data")];
+        folders.into_iter().fold(command, |command, (name, folder)| command.env(name, home.join(folder)))
+    }
+
+    /// What Pods were refused by the API server so far, one audit record a line: who, verb, what. Those of one namespace's
+    /// ServiceAccounts, for telling whether a program's rights suffice.
+    #[must_use]
+    pub fn refusals(&self, namespace: &str) -> Vec<String> {
+        let log = fs::read_to_string(self.dir.join("logs/audit.log")).unwrap_or_default();
+        let user = format!("system:serviceaccount:{namespace}:");
+        log.lines().filter_map(|line| refusal(line, &user)).collect()
+    }
+
+    /// A program of the cluster's own folder, with its kubeconfig.
+    fn program(&self, name: &str) -> Command {
+        Command::new(self.dir.join("bin").join(name)).env("KUBECONFIG", self.dir.join("admin.kubeconfig"))
+    }
+}
+
+/// Asks until `condition` holds; a deadline that passes is a panic that names `what`. For what cannot be watched.
+pub async fn wait_until(what: &str, deadline: Duration, mut condition: impl AsyncFnMut() -> bool) {
+    let asking = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    if tokio::time::timeout(deadline, asking).await.is_err() {
+        panic!("waited {deadline:?} in vain for: {what}");
+    }
+}
+
+fn cluster_dir() -> PathBuf {
+    let from = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    from("MODELRELAY_CLUSTER_DIR").unwrap_or_else(|| {
+        let cache = from("XDG_CACHE_HOME").or_else(|| Some(from("HOME")?.join(".cache")));
+        cache.expect("HOME is set").join("modelrelay/cluster/run")
+    })
+}
+
+fn refusal(record: &str, user: &str) -> Option<String> {
+    let record: serde_json::Value = serde_json::from_str(record).ok()?;
+    let name = record["user"]["username"].as_str().filter(|name| name.starts_with(user))?;
+    let refused = record["responseStatus"]["code"] == 403;
+    refused.then(|| format!("{name} {} {}", record["verb"], record["requestURI"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_told_from_other_records() {
+        let record = |user: &str, code: u16| {
+            serde_json::json!({
+                "user": {"username": user}, "verb": "get", "requestURI": "/api/v1/nodes", "responseStatus": {"code": code},
+            })
+            .to_string()
+        };
+        let of = "system:serviceaccount:mr-system:";
+        let refused = refusal(&record("system:serviceaccount:mr-system:operator", 403), of).expect("a refusal");
+        assert!(refused.contains("operator") && refused.contains("/api/v1/nodes"), "{refused}");
+        assert_eq!(refusal(&record("system:serviceaccount:mr-system:operator", 200), of), None);
+        assert_eq!(refusal(&record("system:serviceaccount:kube-system:coredns", 403), of), None);
+        assert_eq!(refusal("not JSON", of), None);
+    }
+}

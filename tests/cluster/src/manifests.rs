@@ -1,0 +1,67 @@
+//! Manifests that many tests apply: what a user would have, not what the operator makes.
+
+use serde_json::{Value, json};
+
+/// The image of the worker, which also holds the demo backend.
+pub const WORKER_IMAGE: &str = "localhost/modelrelay-worker:dev";
+
+/// The image of the relay.
+pub const RELAY_IMAGE: &str = "localhost/modelrelay-relay:dev";
+
+/// Name of the only model that the demo backend serves.
+pub const DEMO_MODEL: &str = "demo";
+
+/// What `restricted` asks of a container, plus a read-only root.
+#[must_use]
+pub fn container_security() -> Value {
+    json!({
+        "allowPrivilegeEscalation": false,
+        "readOnlyRootFilesystem": true,
+        "runAsNonRoot": true,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    })
+}
+
+/// A container `vllm` with the demo backend on port 8000, which takes 40 ms for each word.
+#[must_use]
+pub fn demo_container() -> Value {
+    json!({
+        "name": "vllm",
+        "image": WORKER_IMAGE,
+        "imagePullPolicy": "Never",
+        "args": ["demo", "--listen", "0.0.0.0:8000"],
+        "ports": [{"containerPort": 8000}],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 1},
+        "securityContext": container_security(),
+    })
+}
+
+/// A Deployment of demo backends with its Service on port 80, labelled `app: NAME`. Nothing of ours is in it; add
+/// `modelrelay.io/pool` to the template's labels, or edit it otherwise, before it is applied.
+#[must_use]
+pub fn demo_backend(name: &str, replicas: u32) -> Vec<Value> {
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {
+                "metadata": {"labels": {"app": name}},
+                "spec": {"automountServiceAccountToken": false, "containers": [demo_container()]},
+            },
+        },
+    });
+    vec![deployment, service(name, name, 80, 8000)]
+}
+
+/// A Service of type ClusterIP that sends `port` to `target` of the Pods labelled `app: APP`.
+#[must_use]
+pub fn service(name: &str, app: &str, port: u16, target: u16) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"selector": {"app": app}, "ports": [{"name": "http", "port": port, "targetPort": target}]},
+    })
+}

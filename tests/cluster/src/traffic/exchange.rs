@@ -1,0 +1,164 @@
+//! One request and its answer, judged.
+
+use std::{fmt::Write, net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{Request, Response, StatusCode, body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+
+use super::Traffic;
+
+/// Silence that counts as failure: longer than any queue of these tests, shorter than a test's patience.
+const SILENCE: Duration = Duration::from_secs(75);
+
+/// What became of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was answered wholly and rightly.
+    Answered,
+    /// It was turned away before an answer began, in a way that every SDK retries.
+    Retryable(String),
+    /// Its answer broke off.
+    Cut(String),
+    /// Anything else.
+    Failed(String),
+}
+
+/// How far a request came.
+pub(super) enum Stage {
+    /// The first bytes of the answer are here.
+    Begun,
+}
+
+/// A request, and what its answer must say.
+pub(super) struct Exchange {
+    to: SocketAddr,
+    request: Request<Full<Bytes>>,
+    expected: String,
+}
+
+impl Exchange {
+    /// A request that no other shares its prompt with: it begins with `mark`.
+    pub(super) fn new(settings: &Traffic, mark: &str) -> Self {
+        let mut prompt = mark.to_owned();
+        for word in 1..settings.words {
+            let _ = write!(prompt, " {word:03}");
+        }
+        let messages = json!([{"role": "user", "content": prompt}]);
+        let body = json!({"model": settings.model, "stream": true, "messages": messages}).to_string();
+        let mut request = Request::post("/v1/chat/completions")
+            .header("host", settings.service.to_string())
+            .header("content-type", "application/json");
+        if let Some(key) = &settings.api_key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let request = request.body(Full::new(body.into())).expect("the request is well-formed");
+        let expected = format!("This is ModelRelay's built-in demo backend, not a model. You said: {prompt}");
+        Self { to: settings.service, request, expected }
+    }
+
+    /// Sends it and reads the answer to its end.
+    pub(super) async fn run(self, told: impl FnMut(Stage)) -> Outcome {
+        let (to, request, expected) = (self.to, self.request, self.expected);
+        let answer = match tokio::time::timeout(SILENCE, send(to, request)).await {
+            Ok(Ok(answer)) => answer,
+            // Nothing was answered: SDKs take that for a connection error.
+            Ok(Err(error)) => return Outcome::Retryable(error),
+            Err(_) => return Outcome::Failed(format!("no answer within {SILENCE:?}")),
+        };
+        if answer.status() == StatusCode::OK { read(answer, &expected, told).await } else { refusal(answer).await }
+    }
+}
+
+impl Outcome {
+    /// Adds to a bad outcome when it came.
+    pub(super) fn after(self, time: Duration) -> Self {
+        let late = |why: String| format!("after {:.1} s: {why}", time.as_secs_f32());
+        match self {
+            Self::Answered => Self::Answered,
+            Self::Retryable(why) => Self::Retryable(late(why)),
+            Self::Cut(why) => Self::Cut(late(why)),
+            Self::Failed(why) => Self::Failed(late(why)),
+        }
+    }
+}
+
+async fn send(to: SocketAddr, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, String> {
+    let stream = TcpStream::connect(to).await.map_err(|error| format!("cannot connect: {error}"))?;
+    let (mut sender, connection) =
+        http1::handshake(TokioIo::new(stream)).await.map_err(|error| format!("no HTTP connection: {error}"))?;
+    // It ends with the body; an error of it reaches the reader of the answer.
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))
+}
+
+/// Judges an answer other than 200 as the SDKs do.
+async fn refusal(answer: Response<Incoming>) -> Outcome {
+    let status = answer.status();
+    let said = answer.headers().get("x-should-retry").map(|value| value == "true");
+    let usual = matches!(status.as_u16(), 408 | 409 | 429) || status.is_server_error();
+    let body = tokio::time::timeout(SILENCE, answer.into_body().collect()).await;
+    let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let why = format!("{status}: {}", String::from_utf8_lossy(&body));
+    if said.unwrap_or(usual) { Outcome::Retryable(why) } else { Outcome::Failed(why) }
+}
+
+async fn read(answer: Response<Incoming>, expected: &str, mut told: impl FnMut(Stage)) -> Outcome {
+    let mut body = answer.into_body();
+    let mut text = Vec::new();
+    loop {
+        let frame = match tokio::time::timeout(SILENCE, body.frame()).await {
+            Ok(frame) => frame,
+            Err(_) => return Outcome::Failed(format!("silence after {:?}", tail(&text))),
+        };
+        match frame {
+            Some(Ok(frame)) => {
+                if text.is_empty() {
+                    told(Stage::Begun);
+                }
+                text.extend_from_slice(frame.data_ref().map_or(&[], |data| data));
+            }
+            Some(Err(error)) => return Outcome::Cut(format!("{error}, after {:?}", tail(&text))),
+            None => return judge(&String::from_utf8_lossy(&text), expected),
+        }
+    }
+}
+
+/// Judges a whole event stream: every frame must be a chunk, their contents the expected text, and the last one `[DONE]`.
+pub(super) fn judge(stream: &str, expected: &str) -> Outcome {
+    let mut said = String::new();
+    let mut done = false;
+    for event in stream.split("\n\n").filter(|event| !event.is_empty()) {
+        let Some(data) = event.strip_prefix("data: ").filter(|_| !done) else {
+            return Outcome::Failed(format!("not an event of an answer: {event:?}"));
+        };
+        if data == "[DONE]" {
+            done = true;
+            continue;
+        }
+        let chunk: Value = serde_json::from_str(data).unwrap_or_default();
+        if !chunk["error"].is_null() {
+            return Outcome::Cut(format!("error in the stream: {data}"));
+        }
+        match chunk["choices"][0]["delta"].as_object() {
+            Some(delta) => said += delta.get("content").and_then(Value::as_str).unwrap_or_default(),
+            None => return Outcome::Failed(format!("not a chunk of an answer: {event:?}")),
+        }
+    }
+    if said == expected && done {
+        Outcome::Answered
+    } else if !done && expected.starts_with(&said) {
+        Outcome::Cut(format!("ended after {:?}", tail(said.as_bytes())))
+    } else {
+        Outcome::Failed(format!("wrong answer {said:?}, expected {expected:?}"))
+    }
+}
+
+fn tail(text: &[u8]) -> String {
+    String::from_utf8_lossy(&text[text.len().saturating_sub(120)..]).into_owned()
+}

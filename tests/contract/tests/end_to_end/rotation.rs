@@ -1,0 +1,119 @@
+//! Worker secrets change under load, and no request fails.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use modelrelay_harness::client::Request;
+use modelrelay_harness::fake_backend::{Answer, FakeBackend};
+use modelrelay_harness::process::Log;
+use modelrelay_harness::relay::Relay;
+use modelrelay_harness::worker_process::{WorkerProcess, wait_for_model};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const ONE: &str = "providers:\n- name: local\n  workerSecrets: [{file: worker-secret}]\n";
+const BOTH: &str =
+    "providers:\n- name: local\n  workerSecrets: [{file: worker-secret}, {file: worker-secret-previous}]\n";
+
+/// Clients that ask all the time until they are told to stop.
+struct Load {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicUsize>,
+    clients: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Load {
+    fn start(relay: &Relay, clients: usize) -> Self {
+        let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let clients = (0..clients).map(|_| {
+            let (stop, answered, to) = (Arc::clone(&stop), Arc::clone(&answered), relay.addr());
+            tokio::spawn(async move {
+                let log = Log::new("a client");
+                while !stop.load(Ordering::SeqCst) {
+                    let asked = Request::post(CHAT, &json!({"model": "m"}));
+                    let _ = asked.fetch(to, &log).await.with_status(200);
+                    answered.fetch_add(1, Ordering::SeqCst);
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            })
+        });
+        Self { clients: clients.collect(), stop, answered }
+    }
+
+    /// Waits for further answers.
+    async fn goes_on(&self, relay: &Relay) {
+        let before = self.answered.load(Ordering::SeqCst);
+        relay
+            .eventually("requests are answered", || async { self.answered.load(Ordering::SeqCst) > before + 20 })
+            .await;
+    }
+
+    async fn end(self) {
+        self.stop.store(true, Ordering::SeqCst);
+        for client in self.clients {
+            client.await.expect("every request was answered with 200");
+        }
+    }
+}
+
+fn write(path: &Path, secret: &str) {
+    let fresh = path.with_extension("new");
+    std::fs::write(&fresh, secret).expect("a writable directory");
+    std::fs::rename(fresh, path).expect("a file can be renamed");
+}
+
+async fn hash(relay: &Relay) -> Value {
+    relay.admin_json("/admin/state").await["config_hash"].clone()
+}
+
+/// Replaces files of the relay, and waits until they count.
+async fn configure(relay: &Relay, files: &[(&str, &str)]) {
+    let before = hash(relay).await;
+    for (name, content) in files {
+        relay.replace_file(name, content);
+    }
+    relay.eventually("the configuration counts", || async { hash(relay).await != before }).await;
+}
+
+#[tokio::test]
+async fn a_rotated_worker_secret_costs_no_request() {
+    let relay = Relay::builder().config(ONE).file("worker-secret", "the-first-secret").start().await;
+    let mut backend = FakeBackend::start().await;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let mounted = directory.path().join("worker-secret");
+    write(&mounted, "the-first-secret\n");
+    let worker = WorkerProcess::builder().relay(format!("http://{}", relay.addr())).backend(backend.url());
+    let worker = worker.without("WORKER_SECRET").file("WORKER_SECRET_FILE", &mounted).concurrency(4).start().await;
+    wait_for_model(&relay, "m").await;
+    let streamed = relay.begin(Request::post(CHAT, &json!({"model": "m", "stream": true})));
+    let mut call = backend.call().await;
+    call.start_stream().await;
+    call.chunk(b"data: 1\n\n").await;
+    backend.answer_with(|_, body| Answer::new(200, &[], body));
+    let load = Load::start(&relay, 6);
+    load.goes_on(&relay).await;
+    // Both admit; then workers are given the new one; then the old one admits nobody.
+    let both = [("worker-secret-previous", "the-first-secret"), ("worker-secret", "the-second-secret")];
+    for (name, content) in both {
+        relay.replace_file(name, content);
+    }
+    configure(&relay, &[("relay.yaml", BOTH)]).await;
+    load.goes_on(&relay).await;
+    write(&mounted, "the-second-secret\n");
+    configure(&relay, &[("relay.yaml", ONE)]).await;
+    // The worker came in with the old secret: it finishes what it holds, comes back with the new one, and goes on.
+    worker.process.wait_for_line("graceful shutdown").await;
+    call.chunk(b"data: 2\n\n").await;
+    call.end_stream().await;
+    assert_eq!(streamed.reply().await.with_status(200).text(), "data: 1\n\ndata: 2\n\n");
+    worker.process.wait_for_line("worker authentication failed").await;
+    load.goes_on(&relay).await;
+    load.end().await;
+    assert_eq!(worker.process.log().count_of("registered"), 2, "{}", worker.log());
+    assert_eq!(relay.dial().secret("the-first-secret").refused().await.status, 401);
+    for secret in ["the-first-secret", "the-second-secret"] {
+        assert!(!relay.log().contains(secret) && !worker.log().contains(secret), "{secret} was logged");
+    }
+}

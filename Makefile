@@ -1,7 +1,7 @@
 # What people and CI run. Everything works from a fresh clone; tools that are missing are fetched into
 # $XDG_CACHE_HOME/modelrelay (default ~/.cache/modelrelay), never into the repository.
 
-.PHONY: help run check test test-clients generate
+.PHONY: help run check test test-clients test-cluster images cluster cluster-down generate
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -13,10 +13,22 @@ check: ## The quick inner loop: format, lints, unit tests
 	@scripts/test fmt clippy unit
 
 test: ## Everything that CI runs
-	@scripts/test fmt clippy build unit histories contract clients chart
+	@scripts/test fmt clippy build unit histories contract clients chart images cluster
 
 test-clients: ## The real OpenAI and Anthropic SDKs against relay and worker
 	@scripts/test build clients
+
+test-cluster: ## The programs on a real Kubernetes cluster, on Linux as root; its binaries take ten minutes the first time
+	@scripts/test images cluster
+
+images: ## Container images of the three programs in target/images, without a container engine
+	@scripts/images
+
+cluster: ## A real local cluster with the chart and its demo, on Linux as root
+	@scripts/cluster/demo
+
+cluster-down: ## End that cluster and remove it
+	@scripts/cluster/down
 
 generate: ## Write the CRDs and their reference from the Rust types, and what is made from the chart
 	cargo build --quiet --locked -p modelrelay-operator

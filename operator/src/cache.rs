@@ -240,7 +240,7 @@ fn provider_changes(triggers: &Triggers) -> impl FnMut(&Provider, Now) + Send + 
     let triggers = triggers.clone();
     let mut seen = Fingerprints::default();
     move |provider, now| {
-        if seen.is_new(provider, now, &()) {
+        if seen.is_new(provider, &(), now) {
             triggers.provider(&provider.namespace().unwrap_or_default(), &provider.name_any());
         }
     }
@@ -252,7 +252,7 @@ fn pool_changes(triggers: &Triggers) -> impl FnMut(&WorkerPool, Now) + Send + 's
     let mut seen = Fingerprints::default();
     move |pool, now| {
         // Models that a pool last advertised are what a request may wake it for.
-        if seen.is_new(pool, now, &pool.status.as_ref().map(|status| &status.models)) {
+        if seen.is_new(pool, &pool.status.as_ref().map(|status| &status.models), now) {
             let namespace = pool.namespace().unwrap_or_default();
             triggers.pool(&namespace, &pool.name_any());
             triggers.provider(&namespace, &pool.spec.provider);
@@ -267,7 +267,7 @@ struct Fingerprints {
 }
 
 impl Fingerprints {
-    fn is_new(&mut self, object: &impl ResourceExt, now: Now, more: &impl Hash) -> bool {
+    fn is_new(&mut self, object: &impl ResourceExt, more: &impl Hash, now: Now) -> bool {
         let meta = object.meta();
         let uid = meta.uid.clone().unwrap_or_default();
         if now == Now::Gone || meta.deletion_timestamp.is_some() {

@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwapOption;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
@@ -52,8 +51,8 @@ pub struct Settings {
     pub service: String,
     /// The MutatingWebhookConfiguration that is told.
     pub configuration: String,
-    /// Goes when the release goes, and takes the Secret along.
-    pub owner: Option<OwnerReference>,
+    /// The Lease by which the replicas agree who leads. It goes when the release goes, and takes the Secret along.
+    pub lease: Option<String>,
 }
 
 impl Settings {
@@ -181,7 +180,7 @@ mod tests {
             secret: "s".to_owned(),
             service: "hook".to_owned(),
             configuration: "c".to_owned(),
-            owner: None,
+            lease: None,
         };
         let names = ["hook.mr-system.svc", "hook.mr-system.svc.cluster.local", "hook.mr-system", "hook"];
         assert_eq!(settings.names(), names);

@@ -120,10 +120,6 @@ pub struct RunArgs {
     #[arg(long, env = "CERTIFICATE_LIFETIME", value_name = "DURATION", default_value = "2160h", value_parser = duration)]
     pub certificate_lifetime: Duration,
 
-    /// How long the value before a rotation still admits workers.
-    #[arg(long, env = "SECRET_OVERLAP", value_name = "DURATION", default_value = "24h", value_parser = duration)]
-    pub secret_overlap: Duration,
-
     /// Lease by which the replicas agree who leads.
     #[arg(long, env = "LEASE_NAME", value_name = "NAME", default_value = "modelrelay-operator")]
     pub lease_name: String,

@@ -127,7 +127,7 @@ pub enum LookupError {
         pool: String,
     },
     /// It answered with something else.
-    #[error("WorkerPool {namespace}/{pool} could not be read: {source}")]
+    #[error("WorkerPool {namespace}/{pool} could not be read: {}", said(.source))]
     Failed {
         /// Where.
         namespace: String,
@@ -136,6 +136,16 @@ pub enum LookupError {
         /// What was said.
         source: Box<kube::Error>,
     },
+}
+
+/// What the API server said; kube's own text repeats the whole status.
+pub(crate) fn said(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error
+        && !status.message.is_empty()
+    {
+        return status.message.clone();
+    }
+    error.to_string()
 }
 
 async fn lookup(client: &Client, namespace: &str, pool: &str) -> Result<Lookup, LookupError> {

@@ -288,7 +288,11 @@ async fn ask(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Resu
     Answer { pod, answer }
 }
 
-async fn request(client: &reqwest::Client, address: SocketAddr, token: &Token) -> (u16, Result<RelayState, Unanswered>) {
+async fn request(
+    client: &reqwest::Client,
+    address: SocketAddr,
+    token: &Token,
+) -> (u16, Result<RelayState, Unanswered>) {
     let url = format!("http://{address}/admin/state");
     let sent = client.get(url).header(AUTHORIZATION, token.header.clone()).send().await;
     let response = match sent {

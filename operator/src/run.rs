@@ -7,13 +7,15 @@ use std::sync::Arc;
 use futures_util::future;
 use kube::Client;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::cache;
 use crate::cli::RunArgs;
 use crate::context::{Context, Span};
 use crate::defaults::{Defaults, DefaultsError};
-use crate::{lead, probe};
+use crate::{cache, lead, probe, provider, relay_client, worker_pool};
+use webhook::Webhook;
+
+mod webhook;
 
 /// Why the operator cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -45,24 +47,31 @@ pub async fn run(args: RunArgs) -> Result<(), RunError> {
     let client = Client::try_default().await?;
     let instance = args.instance();
     let context = Context::new(client.clone(), defaults, args.namespace.clone(), instance.clone());
-    let listener = listen("--listen-addr", args.listen_addr).await?;
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let probes = listen("--listen-addr", args.listen_addr).await?;
+    let mut stop = Stop::listen()?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), instance, "starting");
 
-    let probes = tokio::spawn(probe::serve(listener, context.clone(), Arc::new(|| Ok(()))));
-    let election = lead::stand(&client, &args.namespace, &args.lease_name, &instance).await;
-    let spans = spans(&args);
-    let controllers = {
-        let context = context.clone();
-        tokio::spawn(lead::while_leading(election.leading.clone(), move || control(context.clone(), spans.clone())))
+    let webhook = Webhook::start(&args, &context).await?;
+    let probes = tokio::spawn(probe::serve(probes, context.clone(), webhook.readiness()));
+    // A signal counts while the election is still out: nothing is held then.
+    let election = tokio::select! {
+        election = lead::stand(&client, &args.namespace, &args.lease_name, &instance) => Some(election),
+        () = stop.recv() => None,
     };
-    tokio::select! {
-        _ = terminate.recv() => tracing::info!("SIGTERM"),
-        _ = interrupt.recv() => tracing::info!("SIGINT"),
+    if let Some(election) = election {
+        let leading = election.leading.clone();
+        let certificates = tokio::spawn(webhook.manage(&args, &client, leading.clone()));
+        let (context, spans) = (context.clone(), spans(&args));
+        let work = lead::while_leading(leading, move || control(context.clone(), spans.clone()));
+        let controllers = tokio::spawn(work);
+        stop.recv().await;
+        for task in [controllers, certificates] {
+            task.abort();
+            let _ = task.await;
+        }
+        election.resign().await;
     }
-    controllers.abort();
-    let _ = controllers.await;
-    election.resign().await;
+    webhook.finish().await;
     probes.abort();
     Ok(())
 }
@@ -83,11 +92,17 @@ async fn control(context: Arc<Context>, spans: Vec<Span>) {
     let parts = spans.into_iter().map(|span| {
         let context = context.clone();
         async move {
-            let (_caches, _requests, watches) = cache::start(&context.client, &span);
-            watches.await;
+            let (caches, requests, watches) = cache::start(&context.client, &span);
+            // The first to end ends all: a watch that is gone would leave the others on old news.
+            tokio::select! {
+                () = watches => {}
+                () = provider::run(context.clone(), caches.clone(), requests.providers) => {}
+                () = worker_pool::run(context.clone(), caches.clone(), requests.pools) => {}
+                () = relay_client::run(context.clone(), caches.clone()) => {}
+            }
         }
     });
-    future::join_all(parts).await;
+    future::select_all(parts.map(Box::pin)).await;
 }
 
 struct Resigned(Arc<Context>);
@@ -95,5 +110,25 @@ struct Resigned(Arc<Context>);
 impl Drop for Resigned {
     fn drop(&mut self) {
         self.0.metrics.leader.set(0);
+    }
+}
+
+/// SIGTERM and SIGINT; the first one asks, and the kubelet's patience ends the rest.
+struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    fn listen() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn recv(&mut self) {
+        let name = tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        };
+        tracing::info!(signal = name, "stopping");
     }
 }

@@ -23,7 +23,7 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/modelrelay/cluster
 sources=$(cat "$here"/go/*/* | sha256sum)
 bin=$cache/$KUBERNETES-${sources:0:8}/bin
 
-run=${MODELRELAY_CLUSTER_DIR:-$cache/run}
+run=$(realpath -m "${MODELRELAY_CLUSTER_DIR:-$cache/run}")
 port=${MODELRELAY_CLUSTER_PORT:-6443}
 etcd_port=$((port + 1))
 etcd_peer_port=$((port + 2))
@@ -60,8 +60,9 @@ apt_install() {
 start() {
   local name=$1
   shift
-  mkdir -p "$run/pids" "$run/logs"
-  setsid "$@" > "$run/logs/$name.log" 2>&1 < /dev/null &
+  mkdir -p "$run/pids" "$run/commands" "$run/logs"
+  printf '%q ' "$@" > "$run/commands/$name"
+  setsid "$@" >> "$run/logs/$name.log" 2>&1 < /dev/null &
   echo "$! $(birth_of "$!")" > "$run/pids/$name"
 }
 
@@ -113,4 +114,5 @@ kube() { "$bin/kubectl" --kubeconfig "$run/admin.kubeconfig" "$@"; }
 
 containerd_ctl() { ctr -a "$containerd_socket" -n k8s.io "$@"; }
 
-port_is_taken() { (exec 3<> "/dev/tcp/127.0.0.1/$1") 2> /dev/null; }
+# PORT [ADDRESS]
+port_is_taken() { (exec 3<> "/dev/tcp/${2:-127.0.0.1}/$1") 2> /dev/null; }

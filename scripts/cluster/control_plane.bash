@@ -2,24 +2,25 @@
 
 CONTROL_PLANE_PROGRAMS="kube-apiserver kube-controller-manager kube-scheduler kubectl"
 
+# ADDRESS: where the API server listens. Nothing of a throw-away cluster belongs on a real network.
 prepare_control_plane() {
   has etcd || apt_install etcd-server
   has etcd || cannot "etcd is missing: on Debian, apt-get install etcd-server"
   local taken
   for taken in "$port" "$etcd_port" "$etcd_peer_port" "$controllers_port" "$scheduler_port"; do
-    ! port_is_taken "$taken" || die "port $taken is taken: another cluster? MODELRELAY_CLUSTER_PORT chooses other ports ($port to $((port + 4)))"
+    ! port_is_taken "$taken" && ! port_is_taken "$taken" "$1" || die "port $taken is taken: another cluster? MODELRELAY_CLUSTER_PORT chooses other ports ($port to $((port + 4)))"
   done
-  "$here/pki" || exit
+  "$here/pki" "$1" || exit
 }
 
-# NODE or nothing: whether Pods will need to reach the API server.
+# ADDRESS as above.
 start_control_plane() {
   local client=http://127.0.0.1:$etcd_port peer=http://127.0.0.1:$etcd_peer_port
   # Nothing here outlives the machine, so nothing has to reach the disk.
   start etcd etcd --data-dir "$run/etcd" --unsafe-no-fsync \
     --listen-client-urls "$client" --advertise-client-urls "$client" \
     --listen-peer-urls "$peer" --initial-advertise-peer-urls "$peer" --initial-cluster "default=$peer"
-  start_api_server "${1:-}"
+  start_api_server "$1"
   await "the API server to be ready" apiserver 120 kube get --raw /readyz
   start controllers "$bin/kube-controller-manager" --kubeconfig "$run/pki/controllers.kubeconfig" \
     --secure-port "$controllers_port" --bind-address 127.0.0.1 --leader-elect=false \
@@ -30,8 +31,9 @@ start_control_plane() {
 }
 
 start_api_server() {
-  local pki=$run/pki reach=(--bind-address 127.0.0.1 --endpoint-reconciler-type none)
-  [ -z "$1" ] || reach=(--bind-address 0.0.0.0)
+  local pki=$run/pki publish=(--advertise-address "$1")
+  # Pods cannot come to it here, and it insists on an address that is not the loopback's.
+  [ "$1" != 127.0.0.1 ] || publish=(--advertise-address "$NODE_IP" --endpoint-reconciler-type none)
   cat > "$run/audit.yaml" << END
 # Who among the Pods asked for what, and whether it was allowed: tests look for refusals.
 apiVersion: audit.k8s.io/v1
@@ -41,8 +43,8 @@ rules:
 - {level: Metadata, userGroups: ["system:serviceaccounts"]}
 - {level: None}
 END
-  start apiserver "$bin/kube-apiserver" "${reach[@]}" \
-    --advertise-address "$NODE_IP" --secure-port "$port" --etcd-servers "http://127.0.0.1:$etcd_port" \
+  start apiserver "$bin/kube-apiserver" --bind-address "$1" "${publish[@]}" \
+    --secure-port "$port" --etcd-servers "http://127.0.0.1:$etcd_port" \
     --tls-cert-file "$pki/apiserver.crt" --tls-private-key-file "$pki/apiserver.key" --client-ca-file "$pki/ca.crt" \
     --service-cluster-ip-range "$SERVICE_RANGE" --authorization-mode Node,RBAC --enable-admission-plugins NodeRestriction \
     --allow-privileged --audit-policy-file "$run/audit.yaml" --audit-log-path "$run/logs/audit.log" \

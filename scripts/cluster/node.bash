@@ -42,12 +42,11 @@ start_containerd() {
 }
 
 start_node() {
-  link_node
   write_kubelet_config > "$run/kubelet.yaml"
   start kubelet "$bin/kubelet" --config "$run/kubelet.yaml" --kubeconfig "$run/pki/node.kubeconfig" \
     --hostname-override "$NODE_NAME" --node-ip "$NODE_IP" --root-dir "$run/kubelet" --cert-dir "$run/kubelet/pki"
   start proxy "$bin/kube-proxy" --kubeconfig "$run/pki/proxy.kubeconfig" --hostname-override "$NODE_NAME" \
-    --proxy-mode nftables --cluster-cidr "$POD_RANGE" --conntrack-max-per-core 0
+    --proxy-mode nftables --cluster-cidr "$POD_RANGE" --conntrack-max-per-core 0 --healthz-bind-address 127.0.0.1:10256
 }
 
 # The node's address, and the way for Pods through a machine that forwards nothing by default, as Docker leaves it.

@@ -16,6 +16,8 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use crate::inject::said;
+
 /// For one watch; then the object is read again, which also finds a deletion that fell between two watches.
 const WATCH_SECS: u32 = 290;
 /// A connection that died without a word is noticed after this.
@@ -36,7 +38,12 @@ where
     loop {
         let began = Instant::now();
         if let Err(error) = once(api, name, &mut see).await {
-            warn!(name, path = api.resource_url(), %error, "an object could not be followed; it is tried again");
+            warn!(
+                name,
+                path = api.resource_url(),
+                error = said(&error),
+                "an object could not be followed; it is tried again"
+            );
         }
         pause = if began.elapsed() >= LASTED { PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
         tokio::time::sleep(pause).await;

@@ -5,9 +5,11 @@ use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -16,6 +18,7 @@ use tracing::{error, info, warn};
 use super::follow::follow;
 use super::plan::{self, Action, Held, Published};
 use super::{Policy, Settings, material};
+use crate::inject::said;
 use crate::names::{FIELD_MANAGER, MANAGED_BY};
 
 /// The Secret's type; it cannot be changed later.
@@ -53,7 +56,7 @@ impl<K> From<Option<K>> for Seen<K> {
 /// Why a write did not happen.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    #[error("{0}")]
+    #[error("{}", said(.0))]
     Api(#[from] kube::Error),
     #[error("a certificate could not be made: {0}")]
     Certificate(#[from] rcgen::Error),
@@ -63,6 +66,7 @@ struct Manager<'a> {
     settings: &'a Settings,
     policy: Policy,
     secrets: Api<Secret>,
+    leases: Api<Lease>,
     configurations: Api<MutatingWebhookConfiguration>,
     secret: watch::Sender<Seen<Secret>>,
     configuration: watch::Sender<Seen<MutatingWebhookConfiguration>>,
@@ -83,6 +87,7 @@ impl<'a> Manager<'a> {
             settings,
             policy,
             secrets: Api::namespaced(client.clone(), &settings.namespace),
+            leases: Api::namespaced(client.clone(), &settings.namespace),
             configurations: Api::all(client.clone()),
             secret: watch::Sender::new(Seen::Unknown),
             configuration: watch::Sender::new(Seen::Unknown),
@@ -170,7 +175,8 @@ impl<'a> Manager<'a> {
         let exists = old.is_some();
         let mut secret = old.map_or_else(Secret::default, |secret| *secret);
         let what = change(secret.data.get_or_insert_default(), action, now, &self.policy, &self.settings.names())?;
-        self.dress(&mut secret);
+        let owner = self.owner().await?;
+        self.dress(&mut secret, owner);
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let written = if exists {
             self.secrets.replace(&self.settings.secret, &params, &secret).await
@@ -187,14 +193,21 @@ impl<'a> Manager<'a> {
             Err(kube::Error::Api(status)) if status.code == 409 => self.look_again().await,
             // Its type is not ours, or it is immutable: it cannot be changed, only made anew.
             Err(kube::Error::Api(status)) if status.code == 422 && exists => {
-                warn!(secret = self.settings.secret, error = %status, "the certificate Secret is made anew");
+                warn!(secret = self.settings.secret, error = status.message, "the certificate Secret is made anew");
                 self.delete(&secret).await
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    fn dress(&self, secret: &mut Secret) {
+    /// The Lease as the Secret's owner. It is read at each write: an owner of another uid would have the Secret collected.
+    async fn owner(&self) -> Result<Option<OwnerReference>, Failure> {
+        let Some(lease) = &self.settings.lease else { return Ok(None) };
+        let found = self.leases.get_opt(lease).await?;
+        Ok(found.and_then(|lease| lease.owner_ref(&())))
+    }
+
+    fn dress(&self, secret: &mut Secret, owner: Option<OwnerReference>) {
         let metadata = &mut secret.metadata;
         metadata.name = Some(self.settings.secret.clone());
         metadata.namespace = Some(self.settings.namespace.clone());
@@ -203,8 +216,8 @@ impl<'a> Manager<'a> {
         for (key, value) in labels_of(&self.settings.service) {
             labels.insert(key.to_owned(), value);
         }
-        if let Some(owner) = &self.settings.owner {
-            metadata.owner_references = Some(vec![owner.clone()]);
+        if let Some(owner) = owner {
+            metadata.owner_references = Some(vec![owner]);
         }
         secret.type_.get_or_insert_with(|| SECRET_TYPE.to_owned());
     }
@@ -250,7 +263,7 @@ impl<'a> Manager<'a> {
             }
             // It was deleted, or its list changed under us (a `test` of the patch failed).
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409 | 422) => {
-                warn!(configuration = name, error = %status, "the webhook configuration changed meanwhile");
+                warn!(configuration = name, error = status.message, "the webhook configuration changed meanwhile");
                 let now = self.configurations.get_opt(name).await?;
                 self.configuration.send_replace(now.into());
                 tokio::time::sleep(FIRST_PAUSE).await;

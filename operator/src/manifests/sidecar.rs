@@ -72,12 +72,16 @@ pub fn add_to_pod(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Ref
     let mut spec = take_object(root, "spec")?;
 
     check(&spec, inputs)?;
+    let worker = container(inputs, false);
     let mut notes = backend::add_hooks(&mut spec, &metadata, inputs)?;
+    if is_guaranteed(&spec)? && !has_equal_limits(&worker) {
+        notes.push(Note::LosesGuaranteed);
+    }
     let list = match inputs.spec().inject_mode {
         InjectMode::NativeSidecar => "initContainers",
         InjectMode::Container => "containers",
     };
-    array(&mut spec, list)?.push(container(inputs, false));
+    array(&mut spec, list)?.push(worker);
     if inputs.spec().inject_mode == InjectMode::Container && may_complete(&spec) {
         notes.push(Note::NeverCompletes);
     }
@@ -190,6 +194,20 @@ fn may_complete(spec: &Map<String, Value>) -> bool {
 /// Whether an init container is one that stays.
 fn restarts(container: &Value) -> bool {
     container.get("restartPolicy").and_then(Value::as_str) == Some("Always")
+}
+
+/// Whether the kubelet would count the Pod as Guaranteed: every container has equal requests and limits.
+fn is_guaranteed(spec: &Map<String, Value>) -> Result<bool, Refusal> {
+    Ok(items(spec, "containers")?.iter().chain(items(spec, "initContainers")?).all(has_equal_limits))
+}
+
+/// Whether a container has limits of cpu and memory, and no requests besides them.
+fn has_equal_limits(container: &Value) -> bool {
+    let amount = |kind: &str, resource: &str| container.get("resources")?.get(kind)?.get(resource);
+    ["cpu", "memory"].into_iter().all(|resource| {
+        let limit = amount("limits", resource);
+        limit.is_some() && amount("requests", resource).is_none_or(|request| Some(request) == limit)
+    })
 }
 
 fn add_pull_secrets(spec: &mut Map<String, Value>, inputs: &Inputs<'_>) -> Result<(), Refusal> {

@@ -38,10 +38,11 @@ pub(super) fn status(facts: &Facts<'_>, before: &ProviderStatus, now: &Time) -> 
         endpoint: Some(endpoint(facts.provider)),
         worker_endpoint: Some(worker_endpoint(facts.provider)),
         // What this operator has not looked at yet is as the one before it said.
-        worker_secret: facts.outcome.worker_secret.as_ref().map_or_else(
-            || before.worker_secret.clone(),
-            |secret| Some(secret.status.clone()),
-        ),
+        worker_secret: facts
+            .outcome
+            .worker_secret
+            .as_ref()
+            .map_or_else(|| before.worker_secret.clone(), |secret| Some(secret.status.clone())),
         workers: Some(numbers.workers),
         models: numbers.models,
         model_count: Some(numbers.model_count),

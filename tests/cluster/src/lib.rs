@@ -49,7 +49,10 @@ pub use namespace::Namespace;
 /// How long anything may take on a busy machine before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Namespace that `tests/cluster/run` installs the chart into.
+/// Name of the release that `tests/cluster/run` installs the chart as, with the images `localhost/modelrelay-*:dev`.
+pub const RELEASE: &str = "modelrelay";
+
+/// Namespace of that release.
 pub const SYSTEM_NAMESPACE: &str = "mr-system";
 
 /// The running cluster.
@@ -92,18 +95,24 @@ impl Cluster {
     }
 
     /// `kubectl` with these arguments, split at white space.
-    #[must_use]
     pub fn kubectl(&self, arguments: &str) -> Command {
         self.program("kubectl").args(arguments.split_whitespace())
     }
 
     /// Helm of a major version (3 or 4) with these arguments, split at white space.
-    #[must_use]
     pub fn helm(&self, major: u8, arguments: &str) -> Command {
         let home = self.dir.join(format!("helm{major}"));
         let command = self.program(&format!("helm{major}")).args(arguments.split_whitespace());
         let folders = [("HELM_CACHE_HOME", "cache"), ("HELM_CONFIG_HOME", "config"), ("HELM_DATA_HOME", "data")];
         folders.into_iter().fold(command, |command, (name, folder)| command.env(name, home.join(folder)))
+    }
+
+    /// Kills `apiserver`, `controllers`, `scheduler`, `etcd`, `kubelet`, `proxy` or `containerd`, and starts it again
+    /// `down_for` later; comes back once the API server answers. For binaries of their own: every test feels it.
+    pub async fn restart(&self, process: &str, down_for: Duration) {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/cluster/restart");
+        let seconds = down_for.as_secs_f32().to_string();
+        Command::new(script).env("MODELRELAY_CLUSTER_DIR", &self.dir).args([process, &seconds]).await;
     }
 
     /// What Pods were refused by the API server so far, one audit record a line: who, verb, what. Those of one namespace's

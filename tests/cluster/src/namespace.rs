@@ -11,7 +11,9 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use crate::{Cluster, Command, PATIENCE};
+use tokio::net::TcpStream;
+
+use crate::{Cluster, Command, PATIENCE, wait_until};
 
 /// Set it to keep the namespaces of tests, to look at them afterwards.
 const KEEP: &str = "MODELRELAY_KEEP_NAMESPACES";
@@ -144,10 +146,11 @@ impl Namespace {
         self.kubectl(&format!("rollout status --timeout {}s {workload}", PATIENCE.as_secs())).await;
     }
 
-    /// The address of a Service's first port at its ClusterIP, which is reached from this machine as from a Pod.
+    /// The address of a Service's first port at its ClusterIP, which is reached from this machine as from a Pod. Waits
+    /// until somebody accepts connections there: a Pod that is ready is not yet an endpoint, nor that yet a rule.
     ///
     /// # Panics
-    /// When it has none.
+    /// When there is none.
     pub async fn service_address(&self, name: &str) -> SocketAddr {
         let service = self.api::<v1::Service>().get(name).await;
         let spec =
@@ -155,7 +158,11 @@ impl Namespace {
         let ip = spec.cluster_ip.unwrap_or_default();
         let port = spec.ports.unwrap_or_default().first().map(|port| port.port);
         let port = port.and_then(|port| u16::try_from(port).ok()).expect("the Service has a port");
-        SocketAddr::new(ip.parse().unwrap_or_else(|_| panic!("Service {name} has no ClusterIP but {ip:?}")), port)
+        let ip = ip.parse().unwrap_or_else(|_| panic!("Service {name} has no ClusterIP but {ip:?}"));
+        let address = SocketAddr::new(ip, port);
+        let accepts = async || TcpStream::connect(address).await.is_ok();
+        wait_until(&format!("connections to Service {name}"), PATIENCE, accepts).await;
+        address
     }
 
     /// The Pods with these labels (`app=NAME`) that are not being deleted.

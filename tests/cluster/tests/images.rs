@@ -59,7 +59,6 @@ async fn files_of(root: &str) -> Vec<String> {
     files
 }
 
-/// Programs that have been packed; all of them where the suite `images` ran.
 fn has_buildah() -> bool {
     let found =
         std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|it| it.join("buildah").exists()));
@@ -75,7 +74,7 @@ async fn the_dockerfiles_make_the_images_that_are_packed() {
     if !has_buildah() {
         return;
     }
-    for program in ["relay", "worker"] {
+    for program in ["relay", "worker", "operator"] {
         same_image_both_ways(program).await;
     }
 }

@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex};
 
 use http::{Request, Response};
 use http_body_util::BodyExt;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::client::Body;
 use serde_json::Value;
 
@@ -44,6 +44,7 @@ fn accept(what: &str, sent: &Value) -> (u16, Value) {
             (200, object)
         }
         Some("PATCH") => (200, serde_json::to_value(configuration(None)).unwrap()),
+        Some("GET") if what.contains("/leases/") => (200, json!({"metadata": {"name": "operator", "uid": "u"}})),
         _ => failure(404, "NotFound"),
     }
 }
@@ -54,13 +55,7 @@ fn settings() -> Settings {
         secret: "cert".to_owned(),
         service: "webhook".to_owned(),
         configuration: "mr".to_owned(),
-        owner: Some(OwnerReference {
-            api_version: "coordination.k8s.io/v1".to_owned(),
-            kind: "Lease".to_owned(),
-            name: "operator".to_owned(),
-            uid: "u".to_owned(),
-            ..OwnerReference::default()
-        }),
+        lease: Some("operator".to_owned()),
     }
 }
 
@@ -115,6 +110,17 @@ fn manager<'a>(
     manager
 }
 
+/// What it was asked to change.
+fn writes(requests: &Asked) -> Vec<String> {
+    asked(requests).into_iter().filter(|what| !what.starts_with("GET")).collect()
+}
+
+/// The first body that was sent by `method`.
+fn sent(requests: &Asked, method: &str) -> Value {
+    let requests = requests.lock().unwrap();
+    requests.iter().find(|(what, _)| what.starts_with(method)).unwrap().1.clone()
+}
+
 fn asked(asked: &Asked) -> Vec<String> {
     asked.lock().unwrap().iter().map(|(what, _)| what.clone()).collect()
 }
@@ -130,11 +136,12 @@ async fn a_missing_secret_is_made_and_published_and_then_all_is_well() {
     let mut memory = Memory::default();
     assert!(manager.step(&mut memory).await.unwrap());
     assert!(manager.step(&mut memory).await.unwrap());
-    assert_eq!(asked(&requests), [format!("POST {SECRETS}"), format!("PATCH {CONFIGURATION}")]);
+    assert_eq!(writes(&requests), [format!("POST {SECRETS}"), format!("PATCH {CONFIGURATION}")]);
 
-    let made: Secret = serde_json::from_value(requests.lock().unwrap()[0].1.clone()).unwrap();
+    let made: Secret = serde_json::from_value(sent(&requests, "POST")).unwrap();
     assert_eq!(made.type_.as_deref(), Some("kubernetes.io/tls"));
-    assert_eq!(made.metadata.owner_references, Some(vec![settings.owner.clone().unwrap()]));
+    let owner = &made.metadata.owner_references.as_ref().unwrap()[0];
+    assert_eq!((owner.kind.as_str(), owner.name.as_str(), owner.uid.as_str()), ("Lease", "operator", "u"));
     assert!(matches!(held(Some(&made), &settings.names()), Held::Ours(contents) if contents.can_sign));
 
     manager.configuration.send_replace(Some(configuration(Some(&bundle_of(&made)))).into());
@@ -151,10 +158,9 @@ async fn publishing_touches_nothing_but_the_bundle_of_each_webhook() {
         .step(&mut Memory::default())
         .await
         .unwrap();
-    let (what, patch) = requests.lock().unwrap()[0].clone();
-    assert_eq!(what, format!("PATCH {CONFIGURATION}"));
+    assert_eq!(asked(&requests), [format!("PATCH {CONFIGURATION}")]);
     assert_eq!(
-        patch,
+        sent(&requests, "PATCH"),
         json!([
             {"op": "test", "path": "/webhooks/0/name", "value": "one.modelrelay.io"},
             {"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle},
@@ -171,6 +177,7 @@ async fn when_another_leader_was_faster_its_secret_counts() {
     let answer = serde_json::to_value(&theirs).unwrap();
     let (client, requests) = server(move |what, _| match what.split(' ').next() {
         Some("POST" | "PUT") => failure(409, "Conflict"),
+        _ if what.contains("/leases/") => failure(404, "NotFound"),
         _ => (200, answer.clone()),
     });
     let settings = settings();
@@ -179,8 +186,9 @@ async fn when_another_leader_was_faster_its_secret_counts() {
         assert!(manager.step(&mut Memory::default()).await.unwrap());
         assert!(!manager.step(&mut Memory::default()).await.unwrap(), "nothing is left to do");
     }
+    let tries = asked(&requests).into_iter().filter(|what| !what.contains("/leases/")).collect::<Vec<_>>();
     let [get, post, put] = [format!("GET {SECRETS}/cert"), format!("POST {SECRETS}"), format!("PUT {SECRETS}/cert")];
-    assert_eq!(asked(&requests), [post, get.clone(), put, get]);
+    assert_eq!(tries, [post, get.clone(), put, get]);
 }
 
 #[tokio::test]
@@ -191,8 +199,8 @@ async fn a_renewal_keeps_what_others_wrote_and_names_the_version_it_saw() {
     old.metadata.annotations = Some(BTreeMap::from([("theirs".to_owned(), "x".to_owned())]));
     let authority = old.data.as_ref().unwrap()[keys::AUTHORITY].clone();
     manager(&client, &settings, Some(old), None).step(&mut Memory::default()).await.unwrap();
-    let (what, sent) = requests.lock().unwrap()[0].clone();
-    assert_eq!(what, format!("PUT {SECRETS}/cert"));
+    assert_eq!(writes(&requests), [format!("PUT {SECRETS}/cert")]);
+    let sent = sent(&requests, "PUT");
     assert_eq!(sent["metadata"]["resourceVersion"], "1");
     assert_eq!(sent["metadata"]["annotations"], json!({"theirs": "x"}));
     assert_eq!(sent["data"]["ca.crt"], json!(authority));
@@ -210,9 +218,9 @@ async fn a_secret_that_cannot_be_changed_is_made_anew() {
     let mut memory = Memory::default();
     manager.step(&mut memory).await.unwrap();
     manager.step(&mut memory).await.unwrap();
-    let writes: Vec<_> = asked(&requests);
+    let writes = writes(&requests);
     assert_eq!(writes, [format!("PUT {SECRETS}/cert"), format!("DELETE {SECRETS}/cert"), format!("POST {SECRETS}")]);
-    assert_eq!(requests.lock().unwrap()[1].1["preconditions"]["resourceVersion"], "1");
+    assert_eq!(sent(&requests, "DELETE")["preconditions"]["resourceVersion"], "1");
 }
 
 #[tokio::test]

@@ -16,6 +16,8 @@ pub enum Note {
     NoSlotContainer,
     /// The Pod should end some day, and this worker would not.
     NeverCompletes,
+    /// The Pod had the best quality of service, and with this worker it has not.
+    LosesGuaranteed,
 }
 
 impl fmt::Display for Note {
@@ -33,6 +35,10 @@ impl fmt::Display for Note {
             Self::NeverCompletes => f.write_str(
                 "injectMode Container keeps a Pod with restartPolicy Never or OnFailure from completing, because the \
                  worker goes on: use NativeSidecar",
+            ),
+            Self::LosesGuaranteed => f.write_str(
+                "the Pod's quality of service is no longer Guaranteed, which CPU pinning needs: give spec.sidecar.resources \
+                 of the pool equal requests and limits of cpu and memory",
             ),
         }
     }

@@ -308,6 +308,17 @@ fn a_plain_container_in_a_pod_that_should_complete_is_told() {
 }
 
 #[test]
+fn a_pod_that_is_guaranteed_no_longer_is_told() {
+    let equal = json!({"limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": 1}, "requests": {"cpu": "4"}});
+    let mut pod = json!({"spec": {"containers": [{"name": "vllm", "resources": equal}]}});
+    assert_eq!(added(pod.clone(), &json!({})).1, [Note::LosesGuaranteed]);
+    let worker = json!({"sidecar": {"resources": {"limits": {"cpu": "100m", "memory": "64Mi"}}}});
+    assert_eq!(added(pod.clone(), &worker).1, []);
+    pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("1");
+    assert_eq!(added(pod, &json!({})).1, []);
+}
+
+#[test]
 fn members_of_a_group_that_answer_no_requests_are_exempt() {
     let exempt = |labels: Value| exemption(Some(&labels)).is_some();
     assert!(exempt(json!({"leaderworkerset.sigs.k8s.io/worker-index": "1"})));

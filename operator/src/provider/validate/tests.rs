@@ -18,15 +18,30 @@ fn an_empty_spec_is_valid() {
 fn each_refusal_names_its_place() {
     let cases = [
         (json!({"models": [{"id": "a", "aliases": ["b", "b"]}]}), "spec.models[0].aliases[1]: \"b\" is there already"),
-        (json!({"models": [{"id": "a"}, {"id": "b", "aliases": ["a"]}]}), "spec.models[1].aliases[0]: \"a\" is there already"),
+        (
+            json!({"models": [{"id": "a"}, {"id": "b", "aliases": ["a"]}]}),
+            "spec.models[1].aliases[0]: \"a\" is there already",
+        ),
         (json!({"models": [{"id": " a"}]}), "spec.models[0].id: \" a\" is not allowed"),
         (json!({"models": [{"id": "a\u{7}"}]}), "spec.models[0].id: "),
         (json!({"relay": {"logLevel": "loud"}}), "spec.relay.logLevel: \"loud\" is not allowed"),
-        (json!({"relay": {"service": {"loadBalancerClass": "x"}}}), "spec.relay.service.loadBalancerClass: it needs type"),
+        (
+            json!({"relay": {"service": {"loadBalancerClass": "x"}}}),
+            "spec.relay.service.loadBalancerClass: it needs type",
+        ),
         (json!({"relay": {"service": {"port": 8081, "workers": true}}}), "spec.relay.service.port: 8081 is that of"),
-        (json!({"workerSecretRef": {"name": "local-worker", "key": "k"}}), "spec.workerSecretRef.name: local-worker is"),
-        (json!({"relay": {"podTemplate": {"env": [{"name": "LISTEN_ADDR"}]}}}), "spec.relay.podTemplate.env[0]: LISTEN_ADDR"),
-        (json!({"relay": {"podTemplate": {"volumes": [{"name": "config"}]}}}), "spec.relay.podTemplate.volumes[0]: the name"),
+        (
+            json!({"workerSecretRef": {"name": "local-worker", "key": "k"}}),
+            "spec.workerSecretRef.name: local-worker is",
+        ),
+        (
+            json!({"relay": {"podTemplate": {"env": [{"name": "LISTEN_ADDR"}]}}}),
+            "spec.relay.podTemplate.env[0]: LISTEN_ADDR",
+        ),
+        (
+            json!({"relay": {"podTemplate": {"volumes": [{"name": "config"}]}}}),
+            "spec.relay.podTemplate.volumes[0]: the name",
+        ),
         (
             json!({"relay": {"podTemplate": {"volumeMounts": [{"mountPath": "/etc/modelrelay/config"}]}}}),
             "spec.relay.podTemplate.volumeMounts[0]: /etc/modelrelay/config belongs",

@@ -1,0 +1,144 @@
+//! The webhook of one replica: its server, its certificate, and whether it can answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::{Api, Client, Resource, ResourceExt};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::{RunError, listen};
+use crate::certs::{self, Certificates, Policy, Settings};
+use crate::cli::RunArgs;
+use crate::context::Context;
+use crate::inject;
+use crate::probe::Readiness;
+
+/// Between two tries to find the webhook's configuration, which may come a moment after the operator.
+const RETRY: Duration = Duration::from_secs(2);
+/// How often the metric of the certificate's end is brought up to date.
+const METRIC_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Running, or switched off.
+pub(super) struct Webhook {
+    running: Option<Running>,
+}
+
+struct Running {
+    certificates: Arc<Certificates>,
+    shutdown: CancellationToken,
+    server: JoinHandle<Result<(), rustls::Error>>,
+    helpers: Vec<JoinHandle<()>>,
+}
+
+impl Webhook {
+    /// Begins to serve, if the webhook is wanted; handshakes fail until there is a certificate.
+    pub(super) async fn start(args: &RunArgs, context: &Arc<Context>) -> Result<Self, RunError> {
+        if args.webhook_configuration.is_empty() {
+            return Ok(Self { running: None });
+        }
+        let listener = listen("--webhook-listen-addr", args.webhook_listen_addr).await?;
+        let certificates = Arc::new(Certificates::default());
+        let shutdown = CancellationToken::new();
+        let observer = context.clone();
+        let router = inject::router(inject::Webhook {
+            client: context.client.clone(),
+            defaults: Arc::new(context.defaults.worker.clone()),
+            observe: Arc::new(move |result| observer.metrics.injections.with_label_values(&[result]).inc()),
+        });
+        let served =
+            inject::server::serve(listener, router, certificates.clone(), args.shutdown_grace, shutdown.clone());
+        let reader = certs::run_reader(context.client.clone(), settings(args, None), certificates.clone());
+        let helpers = vec![tokio::spawn(reader), tokio::spawn(show_expiry(context.clone(), certificates.clone()))];
+        Ok(Self { running: Some(Running { certificates, shutdown, server: tokio::spawn(served), helpers }) })
+    }
+
+    /// Without a certificate the API server's reviews would fail here.
+    pub(super) fn readiness(&self) -> Readiness {
+        let Some(running) = &self.running else { return Arc::new(|| Ok(())) };
+        let certificates = running.certificates.clone();
+        Arc::new(
+            move || {
+                if certificates.is_ready() { Ok(()) } else { Err("the webhook has no certificate yet".to_owned()) }
+            },
+        )
+    }
+
+    /// What the leader does for the certificates; nothing where somebody else does it.
+    pub(super) fn manage(
+        &self,
+        args: &RunArgs,
+        client: &Client,
+        leading: watch::Receiver<bool>,
+    ) -> BoxFuture<'static, ()> {
+        if self.running.is_none() || args.external_certificates {
+            return std::future::pending().boxed();
+        }
+        let (args, client, policy) = (args.clone(), client.clone(), Policy::of(args.certificate_lifetime));
+        async move {
+            let owner = owner(&client, &args.webhook_configuration).await;
+            certs::run_manager(client, settings(&args, Some(owner)), policy, leading).await;
+        }
+        .boxed()
+    }
+
+    /// Answers for the grace, then ends.
+    pub(super) async fn finish(self) {
+        let Some(running) = self.running else { return };
+        running.shutdown.cancel();
+        match running.server.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "the webhook could not be served"),
+            Err(error) => tracing::error!(%error, "the webhook's server ended"),
+        }
+        for helper in running.helpers {
+            helper.abort();
+        }
+    }
+}
+
+fn settings(args: &RunArgs, owner: Option<OwnerReference>) -> Settings {
+    Settings {
+        namespace: args.namespace.clone(),
+        secret: args.certificate_secret.clone(),
+        service: args.webhook_service.clone(),
+        configuration: args.webhook_configuration.clone(),
+        owner,
+    }
+}
+
+/// The configuration owns the Secret: when the release goes, so does the certificate that nobody needs any more.
+async fn owner(client: &Client, configuration: &str) -> OwnerReference {
+    let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    loop {
+        match api.get(configuration).await {
+            Ok(found) => {
+                return OwnerReference {
+                    api_version: MutatingWebhookConfiguration::api_version(&()).into_owned(),
+                    kind: MutatingWebhookConfiguration::kind(&()).into_owned(),
+                    name: configuration.to_owned(),
+                    uid: found.uid().unwrap_or_default(),
+                    ..OwnerReference::default()
+                };
+            }
+            Err(error) => {
+                tracing::warn!(configuration, %error, "the webhook's configuration cannot be read; trying again");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+async fn show_expiry(context: Arc<Context>, certificates: Arc<Certificates>) {
+    loop {
+        let seconds = certificates.expires_at().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+        let seconds = seconds.and_then(|since| i64::try_from(since.as_secs()).ok()).unwrap_or_default();
+        context.metrics.certificate_expiry.set(seconds);
+        tokio::time::sleep(METRIC_INTERVAL).await;
+    }
+}

@@ -1,0 +1,200 @@
+//! What the API server takes and refuses of the two kinds, and with which words: the first help that a person gets.
+
+use modelrelay_cluster::{Cluster, Namespace};
+use serde_json::{Value, json};
+
+fn provider(name: &str, spec: &Value) -> Value {
+    json!({"apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider", "metadata": {"name": name}, "spec": spec})
+}
+
+fn pool(name: &str, spec: &Value) -> Value {
+    // A Provider that does not exist: nothing is made of these.
+    let mut spec = spec.clone();
+    if spec.get("provider").is_none() {
+        spec["provider"] = json!("nobody");
+    }
+    json!({"apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool", "metadata": {"name": name}, "spec": spec})
+}
+
+/// A template that suffices.
+fn template() -> Value {
+    json!({"spec": {"containers": [{"name": "vllm", "image": "example/vllm"}]}})
+}
+
+async fn assert_refused(namespace: &Namespace, resource: Value, words: &str) {
+    let said =
+        namespace.kubectl("apply --dry-run=server --filename -").input(resource.to_string()).expect_failure().await;
+    assert!(said.contains(words), "{resource}\nis refused, but without the words {words:?}:\n{said}");
+}
+
+async fn assert_taken(namespace: &Namespace, resource: Value) {
+    namespace.kubectl("apply --dry-run=server --filename -").input(resource.to_string()).await;
+}
+
+#[tokio::test]
+async fn a_provider_needs_nothing_and_is_given_every_default() {
+    let cluster = Cluster::connect().await;
+    let namespace = cluster.namespace("admit").await;
+    let given = namespace
+        .kubectl("create --dry-run=server --output json --filename -")
+        .input(provider("local", &json!({})).to_string())
+        .await;
+    let given: Value = serde_json::from_str(&given).unwrap();
+    assert_eq!(
+        given["spec"],
+        json!({
+            "enabled": true,
+            "maxModelsPerWorker": 256,
+            "queue": {"maxBytes": "256Mi", "maxLength": 100, "timeout": "30s"},
+            "relay": {
+                "drainTimeout": "30s", "expectWorkers": false, "networkPolicy": {"enabled": true}, "podTemplate": {},
+                "replicas": 1, "requireApiKeys": false, "unreadyWhenSaturated": false,
+                "service": {"port": 80, "type": "ClusterIP", "workers": false},
+            },
+            "requestTimeout": "5m",
+            "requireProtocolVersion": false,
+            "secretsPolicy": "Retain",
+        })
+    );
+}
+
+#[tokio::test]
+async fn a_providers_mistakes_are_refused_where_they_are_made() {
+    let cluster = Cluster::connect().await;
+    let namespace = cluster.namespace("admit").await;
+    let long = "a".repeat(53);
+    let cases = [
+        (provider("local-workers", &json!({})), "names that end in -workers"),
+        (provider("9local", &json!({})), "the first a letter"),
+        (provider("a.b", &json!({})), "at most 52 of a-z"),
+        (provider(&long, &json!({})), "at most 52"),
+        (provider("p", &json!({"requestTimeout": "1d"})), "spec.requestTimeout"),
+        (provider("p", &json!({"requestTimeout": "0s"})), "from 1ms to 87600h"),
+        (provider("p", &json!({"requestTimeout": "1.5h"})), "spec.requestTimeout"),
+        (provider("p", &json!({"queue": {"maxBytes": "256m"}})), "spec.queue.maxBytes"),
+        (provider("p", &json!({"queue": {"maxBytes": 0}})), "spec.queue.maxBytes"),
+        (provider("p", &json!({"queue": {"maxLength": -1}})), "spec.queue.maxLength"),
+        (provider("p", &json!({"queue": {"maxlength": 1}})), "unknown field \"spec.queue.maxlength\""),
+        (provider("p", &json!({"models": [{"id": "a"}, {"id": "a"}]})), "Duplicate value"),
+        (provider("p", &json!({"secretsPolicy": "Keep"})), "supported values: \"Retain\", \"Delete\""),
+        (provider("p", &json!({"relay": {"service": {"type": "ExternalName"}}})), "spec.relay.service.type"),
+        (provider("p", &json!({"workerSecretRef": {"name": "s"}})), "spec.workerSecretRef.key: Required value"),
+    ];
+    for (resource, words) in cases {
+        assert_refused(&namespace, resource, words).await;
+    }
+}
+
+#[tokio::test]
+async fn sizes_and_durations_are_taken_as_people_write_them() {
+    let cluster = Cluster::connect().await;
+    let namespace = cluster.namespace("admit").await;
+    for queue in [
+        json!({"maxBytes": 1_048_576, "timeout": "500ms", "coldTimeout": "1h30m"}),
+        json!({"maxBytes": "512Ki", "timeout": "1ms", "coldTimeout": "87600h"}),
+        json!({"maxBytes": "2Gi", "maxLength": 0}),
+    ] {
+        assert_taken(&namespace, provider("p", &json!({"queue": queue}))).await;
+    }
+}
+
+#[tokio::test]
+async fn a_pools_mistakes_are_refused_where_they_are_made() {
+    let cluster = Cluster::connect().await;
+    let namespace = cluster.namespace("admit").await;
+    let cases = [
+        (pool("none", &json!({})), "none is what a Pod's label says"),
+        (pool("a.b", &json!({})), "at most 52 of a-z"),
+        (
+            json!({"apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool", "metadata": {"name": "p"}, "spec": {}}),
+            "spec.provider: Required value",
+        ),
+        (pool("p", &json!({"template": template(), "standalone": {}})), "template and standalone exclude each other"),
+        (pool("p", &json!({"standalone": {}})), "a standalone pool needs backend.url"),
+        (pool("p", &json!({"backend": {"url": "http://a"}})), "backend.url is for standalone pools"),
+        (pool("p", &json!({"backend": {"url": "ftp://a"}, "standalone": {}})), "spec.backend.url"),
+        (pool("p", &json!({"replicas": 2})), "replicas needs standalone, or a template of kind Deployment"),
+        (
+            pool("p", &json!({"replicas": 2, "template": {"kind": "DaemonSet", "spec": {"containers": []}}})),
+            "replicas needs standalone, or a template of kind Deployment",
+        ),
+        (pool("p", &json!({"scaling": {"maxReplicas": 2}})), "scaling needs a template of kind Deployment"),
+        (
+            pool("p", &json!({"template": template(), "scaling": {"minReplicas": 3, "maxReplicas": 2}})),
+            "minReplicas is greater than maxReplicas",
+        ),
+        (
+            pool(
+                "p",
+                &json!({"backend": {}, "multiplexer": {"slots": [{"id": "g", "driver": "ollama", "url": "http://o", "models": [{"id": "m"}]}]}}),
+            ),
+            "backend and multiplexer.slots exclude each other",
+        ),
+        (
+            pool(
+                "p",
+                &json!({"multiplexer": {"slots": [{"id": "g", "driver": "kubernetes", "models": [{"id": "m", "deployment": "d"}]}]}}),
+            ),
+            "the driver kubernetes needs standalone",
+        ),
+        (pool("p", &json!({"backend": {"engine": "tgi"}})), "spec.backend.engine"),
+        (pool("p", &json!({"backend": {"port": 0}})), "spec.backend.port"),
+        (pool("p", &json!({"maxConcurency": 4})), "unknown field \"spec.maxConcurency\""),
+        (pool("p", &json!({"models": []})), "spec.models"),
+    ];
+    for (resource, words) in cases {
+        assert_refused(&namespace, resource, words).await;
+    }
+}
+
+#[tokio::test]
+async fn a_pool_stays_what_it_is() {
+    let cluster = Cluster::connect().await;
+    let namespace = cluster.namespace("admit").await;
+    namespace.apply(&[pool("injecting", &json!({})), pool("templated", &json!({"template": template()}))]).await;
+    let elsewhere = pool("injecting", &json!({"provider": "somebody"}));
+    assert_refused(&namespace, elsewhere, "provider is immutable").await;
+    let templated = pool("injecting", &json!({"template": template()}));
+    assert_refused(&namespace, templated, "a pool stays what it is").await;
+    let daemon_set = pool("templated", &json!({"template": {"kind": "DaemonSet", "spec": {"containers": []}}}));
+    assert_refused(&namespace, daemon_set, "template.kind is immutable").await;
+}
+
+#[tokio::test]
+async fn a_template_keeps_fields_that_this_version_does_not_know() {
+    let cluster = Cluster::connect().await;
+    let namespace = cluster.namespace("admit").await;
+    let spec = json!({
+        "containers": [{"name": "vllm", "image": "example/vllm", "newField": {"a": [1, 2]}}],
+        "tomorrow": {"is": "another day"},
+    });
+    let given = namespace
+        .kubectl("create --dry-run=server --output json --filename -")
+        .input(pool("p", &json!({"template": {"spec": spec}})).to_string())
+        .await;
+    let given: Value = serde_json::from_str(&given).unwrap();
+    assert_eq!(given["spec"]["template"]["spec"], spec);
+}
+
+#[tokio::test]
+async fn two_writers_share_a_template() {
+    let cluster = Cluster::connect().await;
+    let namespace = cluster.namespace("admit").await;
+    namespace.apply(&[pool("shared", &json!({"template": template()}))]).await;
+    let more =
+        pool("shared", &json!({"template": {"spec": {"containers": [{"name": "logs", "image": "example/logs"}]}}}));
+    namespace.kubectl("apply --server-side --field-manager=somebody --filename -").input(more.to_string()).await;
+    let names = namespace.kubectl("get wp shared --output jsonpath={.spec.template.spec.containers[*].name}").await;
+    assert_eq!(names, "vllm logs");
+}
+
+#[tokio::test]
+async fn pools_are_found_by_their_provider_and_both_kinds_by_their_category() {
+    let cluster = Cluster::connect().await;
+    let namespace = cluster.namespace("admit").await;
+    namespace.apply(&[pool("one", &json!({"provider": "a"})), pool("two", &json!({"provider": "b"}))]).await;
+    let found = namespace.kubectl("get workerpools --field-selector spec.provider=b --output name").await;
+    assert_eq!(found.trim(), "workerpool.modelrelay.io/two");
+    let found = namespace.kubectl("get modelrelay --output name").await;
+    assert_eq!(found.lines().count(), 2, "{found}");
+}

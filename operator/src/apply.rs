@@ -39,7 +39,7 @@ pub enum ApplyError {
         message: String,
     },
     /// The API server could not be asked, or not now.
-    #[error("{object}: {source}")]
+    #[error("{object}: {}", shown(source))]
     Api {
         /// Kind and name.
         object: String,
@@ -159,14 +159,56 @@ fn check_ownership(
     Ok(())
 }
 
+/// What went wrong, for people: the API server's own sentence, without the structure around it.
+pub fn shown(error: &kube::Error) -> String {
+    let kube::Error::Api(status) = error else { return error.to_string() };
+    format!("HTTP {}: {}", status.code, shorten(&status.message))
+}
+
 /// A template that the API server cannot even type is answered with 500, like a failure of its own, which only its words
-/// tell apart.
+/// tell apart: a field of the wrong kind, and a quantity that is none.
 fn is_untypeable(status: &kube::core::Status) -> bool {
-    status.code == 500 && status.message.starts_with("failed to create typed patch object")
+    let words = ["failed to create typed patch object", "failed to convert new object"];
+    status.code == 500 && words.iter().any(|words| status.message.starts_with(words))
 }
 
 /// Refusals of a Pod template repeat half the template.
 fn shorten(message: &str) -> String {
     const SHOWN_CHARS: usize = 1024;
     message.chars().take(SHOWN_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(code: u16, message: &str) -> ApplyError {
+        let status = kube::core::Status { code, message: message.to_owned(), ..kube::core::Status::default() };
+        ApplyError::api("Deployment d".to_owned(), kube::Error::Api(Box::new(status)))
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_typed_is_told_from_a_server_that_fails() {
+        let refused = [
+            (422, "spec.ports: Required value"),
+            (403, "exceeded quota"),
+            (500, "failed to create typed patch object (llm/d; apps/v1): .spec.x: field not declared in schema"),
+            (500, "failed to convert new object (llm/d; apps/v1) to proper version: quantities must match"),
+        ];
+        for (code, message) in refused {
+            assert!(matches!(error(code, message), ApplyError::Refused { .. }), "{code} {message}");
+        }
+        let passing = [(500, "etcdserver: request timed out"), (409, "conflict"), (429, "slow down"), (503, "later")];
+        for (code, message) in passing {
+            assert!(matches!(error(code, message), ApplyError::Api { .. }), "{code} {message}");
+        }
+    }
+
+    #[test]
+    fn errors_show_the_servers_sentence_and_no_structure() {
+        assert_eq!(
+            error(409, "the object has been modified").to_string(),
+            "Deployment d: HTTP 409: the object has been modified"
+        );
+    }
 }

@@ -49,10 +49,8 @@ pub struct Settings {
     pub secret: String,
     /// The Service under whose names the API server calls.
     pub service: String,
-    /// The MutatingWebhookConfiguration that is told.
+    /// The MutatingWebhookConfiguration that is told. It owns the Secret: both go with the release.
     pub configuration: String,
-    /// The Lease by which the replicas agree who leads. It goes when the release goes, and takes the Secret along.
-    pub lease: Option<String>,
 }
 
 impl Settings {
@@ -180,7 +178,6 @@ mod tests {
             secret: "s".to_owned(),
             service: "hook".to_owned(),
             configuration: "c".to_owned(),
-            lease: None,
         };
         let names = ["hook.mr-system.svc", "hook.mr-system.svc.cluster.local", "hook.mr-system", "hook"];
         assert_eq!(settings.names(), names);

@@ -17,8 +17,6 @@ pub mod sidecar;
 #[cfg(test)]
 pub(crate) mod snapshot;
 #[cfg(test)]
-pub(crate) mod snapshots;
-#[cfg(test)]
 pub(crate) mod testing;
 pub mod worker_config;
 

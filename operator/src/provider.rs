@@ -18,7 +18,7 @@ use kube::runtime::{Controller, watcher};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
-use crate::apply::write_status;
+use crate::apply::{shown, write_status};
 use crate::cache::Caches;
 use crate::conditions::{self, READY};
 use crate::context::Context;
@@ -74,10 +74,10 @@ enum Error {
         word: &'static str,
     },
     /// The status could not be written.
-    #[error("the status could not be written: {0}")]
+    #[error("the status could not be written: {}", shown(.0))]
     Status(#[source] Box<kube::Error>),
     /// A Pod could not be annotated.
-    #[error("a Pod could not be annotated: {0}")]
+    #[error("a Pod could not be annotated: {}", shown(.0))]
     Pods(#[source] Box<kube::Error>),
 }
 
@@ -138,28 +138,39 @@ impl Shared {
     fn put(&self, key: Key, memory: Memory) {
         let ready = memory.written.as_ref().is_some_and(|(status, _)| conditions::is_true(&status.conditions, READY));
         let mut ledger = self.ledger();
-        ledger.ready.insert(key.clone(), ready);
+        let before = ledger.ready.insert(key.clone(), ready);
         ledger.memories.insert(key, memory);
-        self.count(&ledger);
+        self.count(before, Some(ready));
     }
 
     fn forget(&self, key: &Key) {
         let mut ledger = self.ledger();
-        ledger.ready.remove(key);
         ledger.memories.remove(key);
-        self.count(&ledger);
+        let before = ledger.ready.remove(key);
+        self.count(before, None);
     }
 
-    fn count(&self, ledger: &Ledger) {
-        for (label, state) in [("true", true), ("false", false)] {
-            let count = ledger.ready.values().filter(|ready| **ready == state).count();
-            let gauge = self.ctx.metrics.resources.with_label_values(&["Provider", label]);
-            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+    /// By differences, because there may be a controller for each of several namespaces.
+    fn count(&self, before: Option<bool>, after: Option<bool>) {
+        let gauge = |ready: bool| self.ctx.metrics.resources.with_label_values(&["Provider", &ready.to_string()]);
+        if let Some(ready) = before {
+            gauge(ready).dec();
+        }
+        if let Some(ready) = after {
+            gauge(ready).inc();
         }
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    /// Whoever leads next counts for itself.
+    fn drop(&mut self) {
+        let ready = std::mem::take(&mut self.ledger().ready);
+        ready.into_values().for_each(|ready| self.count(Some(ready), None));
     }
 }
 

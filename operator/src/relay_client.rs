@@ -55,6 +55,7 @@ pub async fn run(ctx: Arc<Context>, caches: Caches) {
     caches.ready().await;
     let mut schedule = Schedule::default();
     let mut looks = FuturesUnordered::new();
+    let mut expectations = ctx.relays.expectations();
     loop {
         let relays = Relays::of(&caches);
         schedule.keep_only(&relays, &ctx, &caches);
@@ -68,7 +69,7 @@ pub async fn run(ctx: Arc<Context>, caches: Caches) {
         }
         tokio::select! {
             Some(seen) = looks.next(), if !looks.is_empty() => seen_by(&ctx, &caches, &mut schedule, seen),
-            () = ctx.relays.attention() => schedule.hurry(&ctx),
+            Ok(()) = expectations.changed() => schedule.hurry(&ctx),
             () = tokio::time::sleep_until(schedule.next_due()) => {}
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 /// Of every Provider, by namespace and name.
 #[derive(Debug, Default)]
@@ -11,7 +11,7 @@ pub struct RelayStates {
     // Both are held for a look-up or an insertion, never over an await.
     by_provider: Mutex<HashMap<(String, String), Arc<RelaySnapshot>>>,
     expected: Mutex<HashMap<(String, String), Expectation>>,
-    attention: Notify,
+    news: watch::Sender<()>,
 }
 
 /// What relays are about to report.
@@ -104,7 +104,7 @@ impl RelayStates {
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         if expected.get(&key) != Some(&expectation) {
             expected.insert(key, expectation);
-            self.attention.notify_one();
+            self.news.send_replace(());
         }
     }
 
@@ -114,9 +114,9 @@ impl RelayStates {
         self.expected.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
     }
 
-    /// Ends when somebody expects something new.
-    pub async fn attention(&self) {
-        self.attention.notified().await;
+    /// Changes when somebody expects something new.
+    pub fn expectations(&self) -> watch::Receiver<()> {
+        self.news.subscribe()
     }
 
     /// Forgets a Provider that is gone.

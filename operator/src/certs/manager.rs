@@ -5,7 +5,6 @@ use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration};
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
@@ -66,7 +65,6 @@ struct Manager<'a> {
     settings: &'a Settings,
     policy: Policy,
     secrets: Api<Secret>,
-    leases: Api<Lease>,
     configurations: Api<MutatingWebhookConfiguration>,
     secret: watch::Sender<Seen<Secret>>,
     configuration: watch::Sender<Seen<MutatingWebhookConfiguration>>,
@@ -87,7 +85,6 @@ impl<'a> Manager<'a> {
             settings,
             policy,
             secrets: Api::namespaced(client.clone(), &settings.namespace),
-            leases: Api::namespaced(client.clone(), &settings.namespace),
             configurations: Api::all(client.clone()),
             secret: watch::Sender::new(Seen::Unknown),
             configuration: watch::Sender::new(Seen::Unknown),
@@ -165,17 +162,26 @@ impl<'a> Manager<'a> {
                 return Ok(false);
             }
             (Action::Publish, _) => self.publish(configuration.as_deref(), &bundle).await?,
-            (action, secret) => self.write(action, secret, now).await?,
+            (action, secret) => {
+                // Of the configuration that is there now: an owner of another uid would have the Secret collected.
+                let owner = configuration.and_then(|configuration| configuration.owner_ref(&()));
+                self.write(action, secret, owner, now).await?;
+            }
         }
         Ok(true)
     }
 
     /// Writes the Secret that `action` asks for.
-    async fn write(&self, action: Action, old: Option<Box<Secret>>, now: SystemTime) -> Result<(), Failure> {
+    async fn write(
+        &self,
+        action: Action,
+        old: Option<Box<Secret>>,
+        owner: Option<OwnerReference>,
+        now: SystemTime,
+    ) -> Result<(), Failure> {
         let exists = old.is_some();
         let mut secret = old.map_or_else(Secret::default, |secret| *secret);
         let what = change(secret.data.get_or_insert_default(), action, now, &self.policy, &self.settings.names())?;
-        let owner = self.owner().await?;
         self.dress(&mut secret, owner);
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let written = if exists {
@@ -198,13 +204,6 @@ impl<'a> Manager<'a> {
             }
             Err(error) => Err(error.into()),
         }
-    }
-
-    /// The Lease as the Secret's owner. It is read at each write: an owner of another uid would have the Secret collected.
-    async fn owner(&self) -> Result<Option<OwnerReference>, Failure> {
-        let Some(lease) = &self.settings.lease else { return Ok(None) };
-        let found = self.leases.get_opt(lease).await?;
-        Ok(found.and_then(|lease| lease.owner_ref(&())))
     }
 
     fn dress(&self, secret: &mut Secret, owner: Option<OwnerReference>) {

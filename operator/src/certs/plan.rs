@@ -143,6 +143,8 @@ impl fmt::Display for Reason {
 /// What comes next.
 pub fn plan(now: SystemTime, held: &Held, published: Published, policy: &Policy) -> Action {
     let contents = match held {
+        // Nobody calls, and the configuration is to own the Secret.
+        Held::Nothing if published == Published::NoConfiguration => return Action::Wait,
         Held::Nothing => return Action::Replace(Reason::Missing),
         Held::Foreign => return Action::Refuse,
         Held::Ours(contents) => contents,

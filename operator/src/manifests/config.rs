@@ -1,9 +1,7 @@
 //! The relay's configuration: `relay.yaml` beside the worker secrets that it names, and the hash by which a relay says that it
 //! runs it.
 
-use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
-use kube::core::ApiResource;
 use modelrelay_protocol::config_hash::config_hash;
 use serde::Serialize;
 use serde_json::json;
@@ -48,7 +46,7 @@ pub fn relay_config(provider: &ValidatedProvider, plan: &Plan) -> RelayConfig {
     if !annotations.is_empty() {
         metadata.insert("annotations".to_owned(), annotations.into());
     }
-    RelayConfig { manifest: secret(ApiResource::erase::<Secret>(&()), metadata, data(entries)), hash }
+    RelayConfig { manifest: secret(metadata, data(entries)), hash }
 }
 
 /// The hash that relays report for a configuration Secret with these entries, in this order: `relay.yaml` names first the

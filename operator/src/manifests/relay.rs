@@ -117,13 +117,16 @@ fn pod_metadata(provider: &ValidatedProvider) -> Value {
     let template = &provider.spec.relay.pod_template;
     let mut labels = template.labels.clone();
     labels.extend(names::provider_labels(Component::Relay, &provider.name));
-    let mut annotations = template.annotations.clone();
-    let ours = [
+    // Who scrapes by other means may say no; what the operator itself reads, nobody else says.
+    let defaults = [
         ("prometheus.io/scrape", "true".to_owned()),
         ("prometheus.io/port", names::ADMIN_PORT.to_string()),
         ("prometheus.io/path", "/metrics".to_owned()),
     ];
-    annotations.extend(ours.map(|(key, value)| (key.to_owned(), value)));
+    let mut annotations: BTreeMap<String, String> =
+        defaults.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    let users = template.annotations.iter().filter(|(key, _)| !key.starts_with("modelrelay.io/"));
+    annotations.extend(users.map(|(key, value)| (key.clone(), value.clone())));
     json!({"labels": labels, "annotations": annotations})
 }
 

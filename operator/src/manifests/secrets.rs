@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::Manifest;
 use super::config::WORKER_SECRET;
+use super::network::object;
 use crate::names;
 use crate::provider::ValidatedProvider;
 use crate::provider::rotation::Plan;
@@ -20,30 +21,28 @@ pub fn worker_secret(provider: &ValidatedProvider, plan: &Plan) -> Manifest {
     let mut metadata = provider.retained_metadata(&names::worker_secret(&provider.name));
     let changed_at = plan.worker_changed_at.to_string();
     metadata.insert("annotations".to_owned(), json!({names::SECRET_CHANGED_ANNOTATION: changed_at}));
-    secret(ApiResource::erase::<Secret>(&()), metadata, data([(WORKER_SECRET, plan.worker.expose())]))
+    secret(metadata, data([(WORKER_SECRET, plan.worker.expose())]))
 }
 
 /// The token of the relay's admin API, where the user names none.
 pub fn admin_secret(provider: &ValidatedProvider, token: &SecretText) -> Manifest {
     let metadata = provider.retained_metadata(&names::admin_secret(&provider.name));
-    secret(ApiResource::erase::<Secret>(&()), metadata, data([(ADMIN_TOKEN, token.expose())]))
+    secret(metadata, data([(ADMIN_TOKEN, token.expose())]))
 }
 
 /// The clients' keys. Their content is the relays' alone; here is only where they may write it.
 pub fn api_keys_secret(provider: &ValidatedProvider) -> Manifest {
     let metadata = provider.retained_metadata(&names::api_keys_secret(&provider.name));
-    secret(ApiResource::erase::<Secret>(&()), metadata, Map::new())
+    secret(metadata, Map::new())
 }
 
 /// A Secret with these values.
-pub(super) fn secret(resource: ApiResource, metadata: Map<String, Value>, data: Map<String, Value>) -> Manifest {
-    let mut value = json!({
-        "apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "type": "Opaque",
-    });
-    if let (Some(object), false) = (value.as_object_mut(), data.is_empty()) {
-        object.insert("data".to_owned(), Value::Object(data));
+pub(super) fn secret(metadata: Map<String, Value>, data: Map<String, Value>) -> Manifest {
+    let mut manifest = object(ApiResource::erase::<Secret>(&()), metadata, "type", json!("Opaque"));
+    if let (Some(secret), false) = (manifest.value.as_object_mut(), data.is_empty()) {
+        secret.insert("data".to_owned(), Value::Object(data));
     }
-    Manifest::of_json(resource, value)
+    manifest
 }
 
 /// Values as a Secret's `data` carries them.

@@ -50,9 +50,9 @@ pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desire
     let mut unwanted = Vec::new();
     let rights = [relay::role(provider), relay::role_binding(provider)];
     if relay.require_api_keys {
-        objects.extend(rights)
+        objects.extend(rights);
     } else {
-        unwanted.extend(rights)
+        unwanted.extend(rights);
     }
     objects.extend([
         network::client_service(provider),
@@ -61,9 +61,9 @@ pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desire
     ]);
     let policy = network::network_policy(provider, inputs.operator_namespace);
     if relay.network_policy.enabled {
-        objects.push(policy)
+        objects.push(policy);
     } else {
-        unwanted.push(policy)
+        unwanted.push(policy);
     }
     objects.push(relay::deployment(provider, inputs.defaults));
     Desired { secrets, objects, unwanted, config_hash: config.hash }

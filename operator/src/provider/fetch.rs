@@ -8,7 +8,7 @@ use modelrelay_protocol::config_hash::secret_of_file;
 use modelrelay_protocol::secret::Secret as SecretText;
 
 use super::rotation::{Previous, RelaySide, WorkerSide};
-use crate::apply::Owner;
+use crate::apply::{Owner, shown};
 use crate::crd::{Provider, SecretKeyRef};
 use crate::manifests::config::{PREVIOUS_WORKER_SECRET, RELAY_YAML, WORKER_SECRET, hash_of};
 use crate::manifests::secrets::ADMIN_TOKEN;
@@ -45,7 +45,7 @@ pub(super) enum FetchError {
         problem: String,
     },
     /// The API server did not answer.
-    #[error("Secret {secret}: {source}")]
+    #[error("Secret {secret}: {}", shown(source))]
     Api {
         /// The Secret.
         secret: String,

@@ -1,1 +1,316 @@
+//! Whole passes against an API server in memory.
 
+#![allow(clippy::needless_pass_by_value, reason = "values are written where they are used")]
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::{reflector, watcher};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::cache::{Requests, Triggers};
+use crate::defaults::{Defaults, RelayDefaults};
+use crate::relay_state::{RelayReport, RelaySnapshot};
+
+mod api;
+
+use api::FakeApi;
+
+const SECRETS: &str = "/api/v1/namespaces/llm/secrets";
+
+struct World {
+    api: FakeApi,
+    shared: Arc<Shared>,
+    pods: Writer<Pod>,
+    // The other ends of the triggers; without them nothing can be asked for.
+    _requests: Requests,
+}
+
+impl World {
+    fn new() -> Self {
+        let api = FakeApi::default();
+        let relay = RelayDefaults { image: "r:1".into(), ..RelayDefaults::default() };
+        let defaults = Defaults { relay, ..Defaults::default() };
+        let ctx = Context::new(api.client(), defaults, "mr-system".into(), "test".into());
+        let (triggers, requests) = Triggers::channels();
+        let (relay_pods, pods) = reflector::store();
+        let caches = Caches {
+            providers: reflector::store().0,
+            pools: reflector::store().0,
+            relay_pods,
+            pool_pods: reflector::store().0,
+            deployments: reflector::store().0,
+            daemon_sets: reflector::store().0,
+            triggers,
+        };
+        let shared = Arc::new(Shared { ctx, caches, ledger: Mutex::default() });
+        Self { api, shared, pods, _requests: requests }
+    }
+
+    /// A pass after a change in the cluster.
+    async fn changed(&self, provider: &Provider) -> Result<Action, Error> {
+        self.shared.caches.triggers.provider("llm", "local");
+        self.pass(provider).await
+    }
+
+    async fn pass(&self, provider: &Provider) -> Result<Action, Error> {
+        reconcile(Arc::new(provider.clone()), self.shared.clone()).await
+    }
+
+    /// Status and reason of a condition as it was written last.
+    fn condition(&self, type_: &str) -> (String, String) {
+        let status = self.api.object("providers/local/status").unwrap_or_default();
+        let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+        let found = conditions.iter().find(|condition| condition["type"] == type_);
+        let text = |key: &str| found.and_then(|found| found[key].as_str()).unwrap_or_default().to_owned();
+        (text("status"), text("reason"))
+    }
+
+    fn value(&self, secret: &str, key: &str) -> Option<String> {
+        let bytes: ByteString =
+            serde_json::from_value(self.api.object(&format!("secrets/{secret}"))?["data"].get(key)?.clone()).unwrap();
+        Some(String::from_utf8(bytes.0).unwrap())
+    }
+
+    /// A relay Pod that reports this configuration.
+    fn relay(&mut self, hash: &str) {
+        let pod = json!({
+            "metadata": {"name": "relay-1", "namespace": "llm", "labels": {"modelrelay.io/provider": "local"}},
+            "spec": {"nodeName": "n", "containers": []},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        });
+        self.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
+        let report = RelayReport { config_hash: Some(hash.to_owned()), ..RelayReport::default() };
+        let snapshot =
+            RelaySnapshot { relays: [("relay-1".to_owned(), Ok(report))].into(), ..RelaySnapshot::default() };
+        self.shared.ctx.relays.keep("llm", "local", snapshot);
+    }
+
+    fn expected_hash(&self) -> String {
+        self.shared.ctx.relays.expected("llm", "local").map(|expected| expected.hash).unwrap_or_default()
+    }
+}
+
+fn provider(spec: Value) -> Provider {
+    with_metadata(json!({}), spec)
+}
+
+fn with_metadata(more: Value, spec: Value) -> Provider {
+    let mut metadata = json!({"name": "local", "namespace": "llm", "uid": "u-1", "generation": 1});
+    for (key, value) in more.as_object().cloned().unwrap_or_default() {
+        metadata[key] = value;
+    }
+    let value = json!({"apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider", "metadata": metadata, "spec": spec});
+    serde_json::from_value(value).unwrap()
+}
+
+fn foreign(kind: &str, name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": "llm", "labels": {"app": "theirs"}}})
+}
+
+#[tokio::test]
+async fn the_first_pass_makes_everything_secrets_first_and_the_second_writes_nothing() {
+    let world = World::new();
+    world.changed(&provider(json!({}))).await.unwrap();
+    let writes = world.api.take_writes();
+    let expected = [
+        "PATCH secrets/local-relay",
+        "PATCH secrets/local-worker",
+        "PATCH secrets/local-admin",
+        "PATCH serviceaccounts/local-relay",
+        "PATCH services/local",
+        "PATCH services/local-workers",
+        "PATCH poddisruptionbudgets/local-relay",
+        "PATCH networkpolicies/local-relay",
+        "PATCH deployments/local-relay",
+        "PATCH providers/local/status",
+    ];
+    assert_eq!(writes, expected);
+    assert_eq!(world.value("local-worker", "worker-secret"), world.value("local-relay", "worker-secret"));
+    assert_eq!(world.value("local-admin", "token").map(|token| token.len()), Some(44));
+    assert_eq!(world.condition("Ready"), ("False".into(), "NoRelayReady".into()));
+    world.pass(&provider(json!({}))).await.unwrap();
+    assert_eq!(world.api.take_writes(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_provider_made_again_adopts_the_secrets_of_the_one_before() {
+    let world = World::new();
+    world.changed(&provider(json!({}))).await.unwrap();
+    let kept = [world.value("local-worker", "worker-secret"), world.value("local-admin", "token")];
+    world.api.0.lock().unwrap().objects.remove(&format!("{SECRETS}/local-relay"));
+    let successor = with_metadata(json!({"uid": "u-2"}), json!({}));
+    world.changed(&successor).await.unwrap();
+    assert_eq!([world.value("local-worker", "worker-secret"), world.value("local-admin", "token")], kept);
+    assert_eq!(world.value("local-relay", "worker-secret"), kept[0]);
+}
+
+#[tokio::test]
+async fn a_taken_name_stalls_and_the_rest_is_made_all_the_same() {
+    let world = World::new();
+    world.api.put("/api/v1/namespaces/llm/services/local", foreign("Service", "local"));
+    let error = world.changed(&provider(json!({}))).await.unwrap_err();
+    assert!(error.to_string().contains("Service local exists and does not belong to this Provider"), "{error}");
+    let writes = world.api.take_writes();
+    assert!(!writes.contains(&"PATCH services/local".to_owned()), "{writes:?}");
+    assert!(writes.contains(&"PATCH deployments/local-relay".to_owned()), "{writes:?}");
+    assert_eq!(world.condition("Stalled"), ("True".into(), "NameTaken".into()));
+    assert_eq!(world.condition("Reconciling").0, "False");
+    // It is free again: only what was missing is made.
+    world.api.0.lock().unwrap().objects.remove("/api/v1/namespaces/llm/services/local");
+    world.pass(&provider(json!({}))).await.unwrap();
+    assert_eq!(world.api.take_writes(), ["PATCH services/local", "PATCH providers/local/status"]);
+    assert_eq!(world.condition("Stalled").0, "False");
+}
+
+#[tokio::test]
+async fn a_strangers_secret_is_neither_read_nor_mounted() {
+    let world = World::new();
+    let mut theirs = foreign("Secret", "local-admin");
+    theirs["data"] = json!({"token": ByteString(b"theirs".to_vec())});
+    world.api.put(&format!("{SECRETS}/local-admin"), theirs);
+    world.changed(&provider(json!({}))).await.unwrap_err();
+    let writes = world.api.take_writes();
+    assert!(!writes.iter().any(|write| write.contains("deployments") || write.contains("local-admin")), "{writes:?}");
+    assert_eq!(world.condition("Stalled"), ("True".into(), "NameTaken".into()));
+}
+
+#[tokio::test]
+async fn what_the_server_refuses_is_tried_again_less_and_less_often() {
+    let cases = [
+        (409, "ApiError", "True"),
+        (429, "ApiError", "True"),
+        (503, "ApiError", "True"),
+        (403, "Forbidden", "True"),
+        (422, "ObjectRefused", "False"),
+    ];
+    for (code, reason, reconciling) in cases {
+        let world = World::new();
+        world.api.refuse(move |method, path| {
+            (method == "PATCH" && path.ends_with("deployments/local-relay")).then_some(code)
+        });
+        let provider = provider(json!({}));
+        let error = world.changed(&provider).await.unwrap_err();
+        assert_eq!(world.condition("Reconciling"), (reconciling.into(), reason.into()), "{code}");
+        world.api.take_writes();
+
+        let first = retry(Arc::new(provider.clone()), &error, world.shared.clone());
+        assert_ne!(first, Action::await_change(), "{code}");
+        // The same failure writes no status, and touches no other object.
+        world.pass(&provider).await.unwrap_err();
+        assert_eq!(world.api.take_writes(), ["PATCH deployments/local-relay"], "{code}");
+        world.api.refuse(|_, _| None);
+        world.pass(&provider).await.unwrap();
+        let writes = world.api.take_writes();
+        assert_eq!(writes, ["PATCH deployments/local-relay", "PATCH providers/local/status"], "{code}");
+    }
+}
+
+#[tokio::test]
+async fn an_unreadable_secret_stops_before_anything_is_written() {
+    let world = World::new();
+    world.api.refuse(|method, path| (method == "GET" && path.contains("/secrets/")).then_some(500));
+    world.changed(&provider(json!({}))).await.unwrap_err();
+    assert_eq!(world.api.take_writes(), ["PATCH providers/local/status"]);
+    assert_eq!(world.condition("Ready"), ("False".into(), "ApiError".into()));
+}
+
+#[tokio::test]
+async fn a_status_that_cannot_be_written_is_an_error() {
+    let world = World::new();
+    world.api.refuse(|method, path| (method == "PATCH" && path.ends_with("/status")).then_some(429));
+    let error = world.changed(&provider(json!({}))).await.unwrap_err();
+    assert_eq!(error.word(), "status");
+}
+
+#[tokio::test]
+async fn a_provider_that_is_being_deleted_is_left_alone() {
+    let world = World::new();
+    let leaving = with_metadata(json!({"deletionTimestamp": "2026-11-01T00:00:00Z"}), json!({}));
+    world.changed(&leaving).await.unwrap();
+    assert_eq!(world.api.take_writes(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn an_invalid_spec_touches_nothing_that_runs() {
+    let world = World::new();
+    world.changed(&provider(json!({}))).await.unwrap();
+    world.api.take_writes();
+    let invalid = with_metadata(json!({"generation": 2}), json!({"models": [{"id": "a"}, {"id": "a"}]}));
+    world.changed(&invalid).await.unwrap();
+    assert_eq!(world.api.take_writes(), ["PATCH providers/local/status"]);
+    assert_eq!(world.condition("Stalled"), ("True".into(), "InvalidSpec".into()));
+    let status = world.api.object("providers/local/status").unwrap();
+    assert_eq!((&status["observedGeneration"], &status["workerSecret"]["name"]), (&json!(2), &json!("local-worker")));
+}
+
+#[tokio::test]
+async fn a_users_secret_is_awaited_and_its_change_rotates() {
+    let mut world = World::new();
+    let provider = provider(json!({"workerSecretRef": {"name": "mine", "key": "k"}}));
+    let action = world.changed(&provider).await.unwrap();
+    assert_eq!(action, Action::requeue(OWN_SECRET_INTERVAL));
+    assert_eq!(world.condition("Reconciling"), ("True".into(), "SecretNotFound".into()));
+    assert_eq!(world.condition("Stalled").0, "False");
+
+    let mine = |value: &str| {
+        let mut secret = foreign("Secret", "mine");
+        secret["data"] = json!({"k": ByteString(format!("{value}\n").into_bytes())});
+        secret
+    };
+    world.api.put(&format!("{SECRETS}/mine"), mine("first"));
+    world.changed(&provider).await.unwrap();
+    assert_eq!(world.value("local-worker", "worker-secret").as_deref(), Some("first"));
+
+    world.api.put(&format!("{SECRETS}/mine"), mine("second"));
+    world.relay(&world.expected_hash());
+    world.changed(&provider).await.unwrap();
+    // The relay has not reported the configuration with both values yet.
+    world.pass(&provider).await.unwrap();
+    assert_eq!(world.value("local-worker", "worker-secret").as_deref(), Some("first"));
+    assert_eq!(world.value("local-relay", "worker-secret-previous").as_deref(), Some("first"));
+    world.relay(&world.expected_hash());
+    world.pass(&provider).await.unwrap();
+    assert_eq!(world.value("local-worker", "worker-secret").as_deref(), Some("second"));
+    assert_eq!(world.value("local-relay", "worker-secret-previous").as_deref(), Some("first"));
+    assert_eq!(world.api.object("secrets/mine").unwrap(), mine("second"));
+}
+
+#[tokio::test]
+async fn programmed_follows_the_relays_without_touching_objects() {
+    let mut world = World::new();
+    let provider = provider(json!({}));
+    world.changed(&provider).await.unwrap();
+    world.relay("older");
+    world.pass(&provider).await.unwrap();
+    assert_eq!(world.condition("Programmed"), ("False".into(), "WaitingForRelays".into()));
+    world.relay(&world.expected_hash());
+    world.api.take_writes();
+    world.pass(&provider).await.unwrap();
+    assert_eq!(world.condition("Programmed"), ("True".into(), "ConfigurationApplied".into()));
+    let writes = world.api.take_writes();
+    assert!(writes.iter().all(|write| write.contains("pods/relay-1") || write.contains("/status")), "{writes:?}");
+}
+
+#[tokio::test]
+async fn a_deleted_object_is_made_again() {
+    let world = World::new();
+    let provider = provider(json!({}));
+    world.changed(&provider).await.unwrap();
+    let before = world.value("local-worker", "worker-secret");
+    world.api.0.lock().unwrap().objects.remove(&format!("{SECRETS}/local-worker"));
+    world.changed(&provider).await.unwrap();
+    assert_eq!(world.value("local-worker", "worker-secret"), before);
+}
+
+#[tokio::test]
+async fn providers_are_counted_while_they_are_known() {
+    let world = World::new();
+    let count = |world: &World| world.shared.ctx.metrics.resources.with_label_values(&["Provider", "false"]).get();
+    world.changed(&provider(json!({}))).await.unwrap();
+    world.changed(&provider(json!({}))).await.unwrap();
+    assert_eq!(count(&world), 1);
+    world.shared.forget(&("llm".into(), "local".into()));
+    assert_eq!(count(&world), 0);
+}

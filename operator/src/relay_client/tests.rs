@@ -1,1 +1,118 @@
+use axum::Router;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::get;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
+use super::*;
+
+fn answer(pod: &str, is_leaving: bool, state: Value) -> Answer {
+    let pod = RelayPod { name: pod.to_owned(), address: None, is_leaving };
+    Answer { pod, answer: Ok(serde_json::from_value(state).unwrap()) }
+}
+
+fn silent(pod: &str, is_leaving: bool) -> Answer {
+    let pod = RelayPod { name: pod.to_owned(), address: None, is_leaving };
+    Answer { pod, answer: Err(Unanswered::Silent("it does not answer".into())) }
+}
+
+/// As `/admin/state` looks, with a field that this program does not know.
+fn state(hash: &str, draining: bool) -> Value {
+    json!({
+        "relay_id": "r", "version": "0.1.0", "config_hash": hash, "config_error": null, "phase": "running", "newer": 1,
+        "providers": [{
+            "name": "local", "queue_depth": 2, "in_flight": 3,
+            "models": [{"id": "m", "waiting": 2, "oldest_ms": 5, "workers": 1, "in_flight": 3}],
+            "workers": [{
+                "worker_id": "w", "worker_name": "pod-1", "models": ["m"], "max_concurrent": 4, "in_flight_count": 3,
+                "is_draining": draining, "instance_id": "i1", "pool": "llama",
+            }],
+        }, {"name": "another", "queue_depth": 100, "in_flight": 100, "models": [], "workers": []}],
+    })
+}
+
+#[test]
+fn depths_are_summed_and_a_worker_of_two_relays_counts_once() {
+    let snapshot = snapshot("local", vec![answer("a", false, state("h", false)), answer("b", false, state("h", true))]);
+    assert_eq!((snapshot.queue_depth, snapshot.in_flight, snapshot.workers.len()), (4, 6, 1));
+    let worker = &snapshot.workers["i1"];
+    assert_eq!((worker.links, worker.in_flight, worker.max_concurrent, worker.draining), (2, 6, 4, false));
+    assert_eq!((worker.name.as_str(), worker.pool.as_deref()), ("pod-1", Some("llama")));
+    let model = &snapshot.models["m"];
+    assert_eq!((model.waiting, model.in_flight, model.workers), (4, 6, 1));
+    assert!(snapshot.is_complete() && snapshot.all_run([&"a".to_owned(), &"b".to_owned()], "h"));
+}
+
+#[test]
+fn a_worker_that_leaves_every_relay_is_draining() {
+    let snapshot = snapshot("local", vec![answer("a", false, state("h", true))]);
+    assert!(snapshot.workers["i1"].draining);
+}
+
+#[test]
+fn a_relay_that_is_silent_is_known_as_such_unless_it_leaves() {
+    let snapshot = snapshot("local", vec![silent("a", false), silent("b", true)]);
+    assert_eq!(snapshot.relays.keys().collect::<Vec<_>>(), ["a"]);
+    assert!(!snapshot.is_complete() && !snapshot.all_run([&"a".to_owned()], "h"));
+}
+
+async fn serve(router: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    address
+}
+
+fn token() -> Token {
+    Token { header: HeaderValue::from_static("Bearer t"), read_at: Instant::now() }
+}
+
+fn http_client() -> reqwest::Client {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    client().unwrap()
+}
+
+fn why(answer: Result<RelayState, Unanswered>) -> String {
+    match answer {
+        Ok(_) => "answered".to_owned(),
+        Err(Unanswered::Refused(why)) => format!("refused: {why}"),
+        Err(Unanswered::Silent(why)) => why,
+    }
+}
+
+#[tokio::test]
+async fn a_relay_is_asked_with_the_token() {
+    let handler = |headers: HeaderMap| async move {
+        match headers.get("authorization").map(HeaderValue::as_bytes) {
+            Some(b"Bearer t") => Ok(state("h", false).to_string()),
+            _ => Err(StatusCode::UNAUTHORIZED),
+        }
+    };
+    let address = serve(Router::new().route("/admin/state", get(handler))).await;
+    let (code, answer) = request(&http_client(), address, &token()).await;
+    assert_eq!((code, answer.is_ok()), (200, true));
+    let wrong = Token { header: HeaderValue::from_static("Bearer x"), ..token() };
+    let (code, answer) = request(&http_client(), address, &wrong).await;
+    assert_eq!((code, why(answer).as_str()), (401, "refused: it refuses the admin token (HTTP 401)"));
+}
+
+#[tokio::test]
+async fn what_is_no_relay_is_told_from_one() {
+    let router = Router::new().route("/admin/state", get(async || "<html>"));
+    let (code, answer) = request(&http_client(), serve(router).await, &token()).await;
+    assert!(code == 200 && why(answer).starts_with("its answer is not understood"));
+    let (code, answer) = request(&http_client(), serve(Router::new()).await, &token()).await;
+    assert_eq!((code, why(answer).as_str()), (404, "it answers HTTP 404"));
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let (code, answer) = request(&http_client(), free, &token()).await;
+    assert_eq!((code, why(answer).as_str()), (0, "it cannot be connected to"));
+}
+
+#[test]
+fn a_pod_that_ended_or_is_deleted_is_leaving() {
+    let pod = |value: Value| RelayPod::of(&serde_json::from_value(value).unwrap());
+    let running = pod(json!({"metadata": {"name": "a"}, "status": {"phase": "Running", "podIP": "fd00::1"}}));
+    assert_eq!((running.address, running.is_leaving), (Some("fd00::1".parse().unwrap()), false));
+    assert!(pod(json!({"metadata": {"name": "a"}, "status": {"phase": "Failed"}})).is_leaving);
+    assert!(pod(json!({"metadata": {"name": "a", "deletionTimestamp": "2026-11-01T00:00:00Z"}})).is_leaving);
+}

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::Client;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -19,8 +17,6 @@ use crate::context::Context;
 use crate::inject;
 use crate::probe::Readiness;
 
-/// Between two tries to find the webhook's configuration, which may come a moment after the operator.
-const RETRY: Duration = Duration::from_secs(2);
 /// How often the metric of the certificate's end is brought up to date.
 const METRIC_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -53,7 +49,7 @@ impl Webhook {
         });
         let served =
             inject::server::serve(listener, router, certificates.clone(), args.shutdown_grace, shutdown.clone());
-        let reader = certs::run_reader(context.client.clone(), settings(args, None), certificates.clone());
+        let reader = certs::run_reader(context.client.clone(), settings(args), certificates.clone());
         let helpers = vec![tokio::spawn(reader), tokio::spawn(show_expiry(context.clone(), certificates.clone()))];
         Ok(Self { running: Some(Running { certificates, shutdown, server: tokio::spawn(served), helpers }) })
     }
@@ -79,12 +75,8 @@ impl Webhook {
         if self.running.is_none() || args.external_certificates {
             return std::future::pending().boxed();
         }
-        let (args, client, policy) = (args.clone(), client.clone(), Policy::of(args.certificate_lifetime));
-        async move {
-            let owner = owner(&client, &args.webhook_configuration).await;
-            certs::run_manager(client, settings(&args, Some(owner)), policy, leading).await;
-        }
-        .boxed()
+        let policy = Policy::of(args.certificate_lifetime);
+        certs::run_manager(client.clone(), settings(args), policy, leading).boxed()
     }
 
     /// Answers for the grace, then ends.
@@ -102,35 +94,12 @@ impl Webhook {
     }
 }
 
-fn settings(args: &RunArgs, owner: Option<OwnerReference>) -> Settings {
+fn settings(args: &RunArgs) -> Settings {
     Settings {
         namespace: args.namespace.clone(),
         secret: args.certificate_secret.clone(),
         service: args.webhook_service.clone(),
         configuration: args.webhook_configuration.clone(),
-        owner,
-    }
-}
-
-/// The configuration owns the Secret: when the release goes, so does the certificate that nobody needs any more.
-async fn owner(client: &Client, configuration: &str) -> OwnerReference {
-    let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-    loop {
-        match api.get(configuration).await {
-            Ok(found) => {
-                return OwnerReference {
-                    api_version: MutatingWebhookConfiguration::api_version(&()).into_owned(),
-                    kind: MutatingWebhookConfiguration::kind(&()).into_owned(),
-                    name: configuration.to_owned(),
-                    uid: found.uid().unwrap_or_default(),
-                    ..OwnerReference::default()
-                };
-            }
-            Err(error) => {
-                tracing::warn!(configuration, %error, "the webhook's configuration cannot be read; trying again");
-                tokio::time::sleep(RETRY).await;
-            }
-        }
     }
 }
 

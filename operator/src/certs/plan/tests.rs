@@ -37,6 +37,11 @@ fn what_is_not_there_is_made() {
 }
 
 #[test]
+fn without_a_caller_nothing_is_made() {
+    assert_eq!(plan(day(0), &Held::Nothing, Published::NoConfiguration, &Policy::default()), Action::Wait);
+}
+
+#[test]
 fn somebody_elses_secret_is_left_alone() {
     assert_eq!(plan(day(0), &Held::Foreign, Published::Differs, &Policy::default()), Action::Refuse);
 }

@@ -1,10 +1,12 @@
+#![allow(clippy::needless_pass_by_value, reason = "values are written where they are used")]
+
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::crd::{Provider, WorkerPool};
 use crate::defaults::{Defaults, RelayDefaults};
-use crate::manifests::snapshots::assert_matches;
+use crate::manifests::snapshot;
 use crate::provider::rotation::Previous;
 use crate::provider::validate::validate;
 
@@ -80,7 +82,7 @@ fn page(desired: &Desired) -> String {
 #[test]
 fn an_empty_spec() {
     let desired = built(json!({}), &[], &steady(), &defaults());
-    assert_matches("provider-empty", &page(&desired));
+    snapshot::check("provider-empty", &page(&desired));
 }
 
 #[test]
@@ -111,12 +113,12 @@ fn everything_set() {
             },
         },
     });
-    assert_matches("provider-everything", &page(&built(spec, &[], &steady(), &defaults())));
+    snapshot::check("provider-everything", &page(&built(spec, &[], &steady(), &defaults())));
 }
 
 #[test]
 fn disabled() {
-    assert_matches("provider-disabled", &page(&built(json!({"enabled": false}), &[], &steady(), &defaults())));
+    snapshot::check("provider-disabled", &page(&built(json!({"enabled": false}), &[], &steady(), &defaults())));
 }
 
 #[test]
@@ -126,7 +128,7 @@ fn with_api_keys_and_the_charts_defaults() {
                 priorityClassName: low\n  logLevel: warn\n  logFormat: text\nworker: {image: w:1}\n";
     let defaults: Defaults = serde_yaml::from_str(text).unwrap();
     let desired = built(json!({"relay": {"requireApiKeys": true}}), &[], &steady(), &defaults.relay);
-    assert_matches("provider-api-keys", &page(&desired));
+    snapshot::check("provider-api-keys", &page(&desired));
 }
 
 #[test]
@@ -139,14 +141,14 @@ fn rotation_under_way() {
         acted_on: Some("monday".into()),
         ..steady()
     };
-    assert_matches("provider-rotating", &page(&built(json!({}), &[], &plan, &defaults())));
+    snapshot::check("provider-rotating", &page(&built(json!({}), &[], &plan, &defaults())));
 }
 
 #[test]
 fn a_load_balancer_that_workers_use_too() {
     let service = json!({"type": "LoadBalancer", "workers": true, "loadBalancerClass": "example.com/lb"});
     let spec = json!({"relay": {"replicas": 2, "service": service, "networkPolicy": {"metricsFrom": []}}});
-    assert_matches("provider-load-balancer", &page(&built(spec, &[], &steady(), &defaults())));
+    snapshot::check("provider-load-balancer", &page(&built(spec, &[], &steady(), &defaults())));
 }
 
 #[test]

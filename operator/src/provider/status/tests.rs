@@ -1,1 +1,218 @@
+#![allow(clippy::needless_pass_by_value, reason = "values are written where they are used")]
 
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::provider::outcome::{FailureKind, WorkerSecret};
+use crate::provider::validate::InvalidSpec;
+use crate::relay_state::{ModelReport, RelayReport, WorkerReport};
+
+fn provider(spec: Value) -> Provider {
+    let value = json!({
+        "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",
+        "metadata": {"name": "local", "namespace": "llm", "generation": 3}, "spec": spec,
+    });
+    serde_json::from_value(value).unwrap()
+}
+
+fn pod(name: &str, ready: bool) -> Arc<Pod> {
+    let ready = if ready { "True" } else { "False" };
+    let value = json!({
+        "metadata": {"name": name, "namespace": "llm"}, "spec": {"nodeName": "n", "containers": []},
+        "status": {"conditions": [{"type": "Ready", "status": ready, "message": "containers with unready status: [relay]"}]},
+    });
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+fn deployment(replicas: i32, available: i32) -> Arc<Deployment> {
+    let value = json!({
+        "metadata": {"name": "local-relay", "generation": 1},
+        "spec": {"replicas": replicas, "selector": {}, "template": {}},
+        "status": {
+            "observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas, "availableReplicas": available,
+        },
+    });
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+fn reported(relays: &[(&str, &str)]) -> Arc<RelaySnapshot> {
+    let report = |hash: &str| RelayReport { config_hash: Some(hash.to_owned()), ..RelayReport::default() };
+    let relays = relays.iter().map(|(pod, hash)| ((*pod).to_owned(), Ok(report(hash)))).collect();
+    Arc::new(RelaySnapshot { relays, ..RelaySnapshot::default() })
+}
+
+fn serving() -> Look {
+    Look {
+        relay_pods: vec![pod("a", true)],
+        deployment: Some(deployment(1, 1)),
+        pools: Vec::new(),
+        reported: Some(reported(&[("a", "new")])),
+    }
+}
+
+fn applied() -> Outcome {
+    Outcome { generation: Some(3), config_hash: Some("new".into()), ..Outcome::default() }
+}
+
+fn now() -> Time {
+    Time(Timestamp::from_second(1).unwrap())
+}
+
+/// Type, status and reason of each condition.
+fn conditions(spec: Value, look: &Look, outcome: &Outcome) -> Vec<(String, String, String)> {
+    let provider = provider(spec);
+    let status = status(&Facts { provider: &provider, look, outcome }, &ProviderStatus::default(), &now());
+    status.conditions.into_iter().map(|one| (one.type_, one.status, one.reason)).collect()
+}
+
+fn expect(
+    ready: (&str, &str),
+    programmed: (&str, &str),
+    reconciling: (&str, &str),
+    stalled: (&str, &str),
+) -> Vec<(String, String, String)> {
+    [("Ready", ready), ("Programmed", programmed), ("Reconciling", reconciling), ("Stalled", stalled)]
+        .map(|(type_, (status, reason))| (type_.to_owned(), status.to_owned(), reason.to_owned()))
+        .to_vec()
+}
+
+const FINE: (&str, &str) = ("False", "AsExpected");
+const APPLIED: (&str, &str) = ("True", "ConfigurationApplied");
+
+#[test]
+fn a_relay_that_runs_the_configuration_serves() {
+    let found = conditions(json!({}), &serving(), &applied());
+    assert_eq!(found, expect(("True", "Serving"), APPLIED, FINE, FINE));
+}
+
+#[test]
+fn the_first_pass_says_everything() {
+    let look = Look { relay_pods: Vec::new(), deployment: None, pools: Vec::new(), reported: None };
+    let found = conditions(json!({}), &look, &applied());
+    assert_eq!(found, expect(("False", "NoRelayReady"), ("False", "WaitingForRelays"), ("True", "RollingOut"), FINE));
+}
+
+#[test]
+fn an_older_configuration_in_one_relay_is_named() {
+    let look = Look {
+        relay_pods: vec![pod("a", true), pod("b", true)],
+        deployment: Some(deployment(2, 2)),
+        reported: Some(reported(&[("a", "new"), ("b", "old")])),
+        ..serving()
+    };
+    let provider = provider(json!({"relay": {"replicas": 2}}));
+    let (outcome, before) = (applied(), ProviderStatus::default());
+    let status = status(&Facts { provider: &provider, look: &look, outcome: &outcome }, &before, &now());
+    let programmed = &status.conditions[1];
+    assert_eq!(
+        (programmed.status.as_str(), programmed.message.as_str()),
+        ("False", "Pod b runs an older configuration")
+    );
+    assert_eq!(status.conditions[2].reason, "WaitingForRelays");
+    assert_eq!(status.conditions[0].status, "True");
+}
+
+#[test]
+fn a_relay_that_refuses_its_configuration_says_why() {
+    let refused = RelayReport {
+        config_hash: Some("old".into()),
+        config_error: Some("providers[0].queue: no".into()),
+        ..RelayReport::default()
+    };
+    let relays = [("a".to_owned(), Ok(refused))].into();
+    let look = Look { reported: Some(Arc::new(RelaySnapshot { relays, ..RelaySnapshot::default() })), ..serving() };
+    let found = conditions(json!({}), &look, &applied());
+    let refused = "ConfigurationRefused";
+    assert_eq!(found, expect(("True", "Serving"), ("False", refused), ("True", refused), FINE));
+}
+
+#[test]
+fn what_a_person_must_change_stalls() {
+    let failure = Failure::from(&InvalidSpec(vec!["spec.models[1].id: twice".into()]));
+    let found = conditions(json!({}), &serving(), &Outcome { failure: Some(failure), ..applied() });
+    let invalid = "InvalidSpec";
+    assert_eq!(found, expect(("False", invalid), ("False", invalid), ("False", invalid), ("True", invalid)));
+}
+
+#[test]
+fn a_passing_error_leaves_a_serving_provider_ready() {
+    let failure =
+        Failure { reason: reasons::API_ERROR, message: "later".into(), kind: FailureKind::Transient, word: "api" };
+    let outcome = Outcome { failure: Some(failure.clone()), ..applied() };
+    let found = conditions(json!({}), &serving(), &outcome);
+    assert_eq!(found, expect(("True", "Serving"), APPLIED, ("True", "ApiError"), FINE));
+    let never_ran = Outcome { config_hash: None, ..outcome };
+    assert_eq!(conditions(json!({}), &serving(), &never_ran)[0].2, "ApiError");
+}
+
+#[test]
+fn wishes_are_no_failures() {
+    let disabled = conditions(json!({"enabled": false}), &serving(), &applied());
+    assert_eq!(disabled, expect(("False", "Disabled"), APPLIED, FINE, FINE));
+    let none = Look { relay_pods: Vec::new(), deployment: Some(deployment(0, 0)), ..serving() };
+    let zero = conditions(json!({"relay": {"replicas": 0}}), &none, &applied());
+    assert_eq!(zero, expect(("False", "ScaledToZero"), ("True", "ScaledToZero"), FINE, FINE));
+}
+
+#[test]
+fn a_pool_at_zero_explains_why_workers_are_not_waited_for() {
+    let outcome = Outcome { ignores_expect_workers: true, ..applied() };
+    assert_eq!(conditions(json!({}), &serving(), &outcome)[0].2, "ScalesFromZero");
+}
+
+#[test]
+fn a_roll_out_that_does_not_get_on_stalls_and_what_runs_serves() {
+    let mut deployment = deployment(1, 1);
+    let changed = Arc::make_mut(&mut deployment);
+    let condition = json!([{"type": "Progressing", "status": "False", "message": "timed out progressing"}]);
+    changed.status.as_mut().unwrap().conditions = serde_json::from_value(condition).unwrap();
+    changed.status.as_mut().unwrap().updated_replicas = Some(0);
+    let look = Look { deployment: Some(deployment), ..serving() };
+    let found = conditions(json!({}), &look, &applied());
+    assert_eq!(found, expect(("True", "Serving"), APPLIED, FINE, ("True", "RolloutStuck")));
+}
+
+#[test]
+fn a_secret_that_relays_do_not_know_yet_is_under_way() {
+    let secret = WorkerSecret {
+        version: None,
+        changed_at: Timestamp::from_second(1).unwrap(),
+        awaits_relays: true,
+        status: crate::crd::provider::WorkerSecretStatus { name: "s".into(), previous_until: None, rotation: None },
+    };
+    let outcome = Outcome { worker_secret: Some(secret), ..applied() };
+    assert_eq!(conditions(json!({}), &serving(), &outcome)[2].2, "RotatingSecret");
+}
+
+#[test]
+fn numbers_come_from_all_relays_and_models_only_where_a_worker_serves_them() {
+    let served = ModelReport { workers: 1, ..ModelReport::default() };
+    let snapshot = RelaySnapshot {
+        workers: [("i1".to_owned(), WorkerReport::default()), ("i2".to_owned(), WorkerReport::default())].into(),
+        models: [("m".to_owned(), served), ("cold".to_owned(), ModelReport::default())].into(),
+        queue_depth: 4,
+        in_flight: 5,
+        ..RelaySnapshot::default()
+    };
+    let look = Look { reported: Some(Arc::new(snapshot)), ..serving() };
+    let (provider, outcome) = (provider(json!({"relay": {"service": {"port": 8000}}})), applied());
+    let facts = Facts { provider: &provider, look: &look, outcome: &outcome };
+    let status = status(&facts, &ProviderStatus::default(), &now());
+    assert_eq!((status.workers, status.queue_depth, status.in_flight), (Some(2), Some(4), Some(5)));
+    assert_eq!((status.models.as_slice(), status.model_count), (["m".to_owned()].as_slice(), Some(1)));
+    assert_eq!(status.endpoint.as_deref(), Some("http://local.llm.svc:8000/v1"));
+    assert_eq!(status.worker_endpoint.as_deref(), Some("http://local-workers.llm.svc:8081"));
+}
+
+#[test]
+fn the_same_facts_are_the_same_status() {
+    let (provider, look, outcome) = (provider(json!({})), serving(), applied());
+    let facts = Facts { provider: &provider, look: &look, outcome: &outcome };
+    let first = status(&facts, &ProviderStatus::default(), &now());
+    let later = Time(Timestamp::from_second(99).unwrap());
+    assert_eq!(status(&facts, &first, &later), first);
+}

@@ -1,3 +1,5 @@
+#![allow(clippy::needless_pass_by_value, reason = "values are written where they are used")]
+
 use super::*;
 
 fn problems(spec: Value) -> Vec<String> {

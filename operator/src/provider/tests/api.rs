@@ -1,0 +1,112 @@
+//! An API server in memory, as far as the controller uses one: it keeps what is applied, and refuses what a test says.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use http_body_util::BodyExt;
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+
+type Refusal = Box<dyn Fn(&str, &str) -> Option<u16> + Send>;
+
+/// What the server holds and what it was asked.
+#[derive(Default)]
+pub(super) struct State {
+    /// By path.
+    pub(super) objects: BTreeMap<String, Value>,
+    /// `PATCH services/local` and so on, in order; reads are left out.
+    pub(super) writes: Vec<String>,
+    /// The status code for a method and a path, where it is not the usual one.
+    pub(super) refuse: Option<Refusal>,
+    version: u64,
+}
+
+/// A handle on it.
+#[derive(Clone, Default)]
+pub(super) struct FakeApi(pub(super) Arc<Mutex<State>>);
+
+impl FakeApi {
+    /// A client that talks to it. It lives as long as the test's runtime.
+    pub(super) fn client(&self) -> Client {
+        let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+        let api = self.clone();
+        tokio::spawn(async move {
+            while let Some((request, send)) = handle.next_request().await {
+                let (parts, body) = request.into_parts();
+                let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+                let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+                let (code, answer) = api.answer(parts.method.as_str(), parts.uri.path(), body);
+                let response = http::Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()));
+                send.send_response(response.unwrap());
+            }
+        });
+        Client::new(service, "llm")
+    }
+
+    pub(super) fn refuse(&self, refuse: impl Fn(&str, &str) -> Option<u16> + Send + 'static) {
+        self.0.lock().unwrap().refuse = Some(Box::new(refuse));
+    }
+
+    pub(super) fn take_writes(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().writes)
+    }
+
+    /// By the end of its path, such as `secrets/local-worker`.
+    pub(super) fn object(&self, end: &str) -> Option<Value> {
+        let state = self.0.lock().unwrap();
+        let end = format!("/{end}");
+        state.objects.iter().find(|(path, _)| path.ends_with(&end)).map(|(_, object)| object.clone())
+    }
+
+    pub(super) fn put(&self, path: &str, object: Value) {
+        self.0.lock().unwrap().objects.insert(path.to_owned(), object);
+    }
+
+    fn answer(&self, method: &str, path: &str, body: Value) -> (u16, Value) {
+        let mut state = self.0.lock().unwrap();
+        if method != "GET" && !path.contains("/events") {
+            let short = path.rsplit("/llm/").next().unwrap_or(path);
+            state.writes.push(format!("{method} {short}"));
+        }
+        if let Some(code) = state.refuse.as_ref().and_then(|refuse| refuse(method, path)) {
+            return (code, status(code, "a test says so"));
+        }
+        match method {
+            "GET" => found(state.objects.get(path).cloned()),
+            "DELETE" => found(state.objects.remove(path)),
+            "PATCH" => (200, state.patch(path, body)),
+            _ => (201, body),
+        }
+    }
+}
+
+impl State {
+    fn patch(&mut self, path: &str, body: Value) -> Value {
+        let Some(parent) = path.strip_suffix("/status") else {
+            self.version += 1;
+            let mut object = body;
+            object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+            if path.contains("/pods/") {
+                object["metadata"]["name"] = json!("pod");
+            }
+            self.objects.insert(path.to_owned(), object.clone());
+            return object;
+        };
+        // As the controller reads it again: with what the spec's required fields need.
+        self.objects.insert(format!("{parent}/status"), body["status"].clone());
+        json!({
+            "apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": body["metadata"], "spec": {},
+            "status": body["status"],
+        })
+    }
+}
+
+fn found(object: Option<Value>) -> (u16, Value) {
+    object.map_or_else(|| (404, status(404, "not found")), |object| (200, object))
+}
+
+fn status(code: u16, message: &str) -> Value {
+    let reason = if code == 404 { "NotFound" } else { "Test" };
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message, "reason": reason})
+}

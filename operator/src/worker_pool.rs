@@ -22,10 +22,11 @@ pub mod ticker;
 pub mod validate;
 pub mod writers;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::{StreamExt, future, stream};
+use futures_util::{Stream, StreamExt, future, stream};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -57,8 +58,8 @@ use writers::Standing;
 
 /// Pools that are looked at at once.
 const CONCURRENCY: u16 = 4;
-/// Changes of Pods come in crowds; this many milliseconds of them are one look.
-const DEBOUNCE: Duration = Duration::from_millis(100);
+/// Changes of Pods come in crowds: those within this time of the first are one look.
+const GATHER: Duration = Duration::from_millis(100);
 /// A look without a reason, in case a change went unnoticed.
 const RESYNC: Duration = Duration::from_secs(300);
 
@@ -112,14 +113,13 @@ impl ReconcileError {
 }
 
 /// Reconciles pools until it is dropped.
-pub async fn run(ctx: Arc<Context>, caches: Caches, mut requests: UnboundedReceiver<ObjectRef<WorkerPool>>) {
+pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<ObjectRef<WorkerPool>>) {
     // Before the caches are filled, an absent Provider or Pod means nothing.
     caches.ready().await;
     let shared = Arc::new(Shared { ctx, caches, memory: Memory::default() });
-    let config = Config::default().concurrency(CONCURRENCY).debounce(DEBOUNCE);
     let controller = Controller::for_stream(stream::pending(), shared.caches.pools.clone())
-        .with_config(config)
-        .reconcile_on(stream::poll_fn(move |context| requests.poll_recv(context)))
+        .with_config(Config::default().concurrency(CONCURRENCY))
+        .reconcile_on(gathered(requests))
         .run(reconcile, retry, shared.clone())
         .for_each(|outcome| {
             match outcome {
@@ -135,6 +135,20 @@ pub async fn run(ctx: Arc<Context>, caches: Caches, mut requests: UnboundedRecei
             future::ready(())
         });
     future::join(controller, Ticker::new(shared).run()).await;
+}
+
+/// Each pool once for all requests that come within [`GATHER`] of the first. Not the controller's own debouncing, which
+/// waits for silence: of a thousand Pods one changes at any time, and the pool would never be looked at.
+fn gathered(requests: UnboundedReceiver<ObjectRef<WorkerPool>>) -> impl Stream<Item = ObjectRef<WorkerPool>> {
+    let crowds = stream::unfold(requests, |mut requests| async move {
+        let mut crowd = HashSet::from([requests.recv().await?]);
+        tokio::time::sleep(GATHER).await;
+        while let Ok(another) = requests.try_recv() {
+            crowd.insert(another);
+        }
+        Some((stream::iter(crowd), requests))
+    });
+    crowds.flatten()
 }
 
 /// One look at a pool.
@@ -303,7 +317,7 @@ async fn release(pool: &WorkerPool, shared: &Shared, census: &Census) -> Result<
         .await
         .map_err(|source| ReconcileError::Write { what: "a Pod that waits for the pool", source: Box::new(source) })?;
     if released > 0 {
-        let note = format!("{released} Pods that waited for this pool are created anew, with a worker");
+        let note = format!("Pods that waited for this pool are created anew, with a worker: {released}");
         shared.ctx.tell(&pool.object_ref(&()), EventType::Normal, "PodsReleased", "Release", note).await;
     }
     Ok(())

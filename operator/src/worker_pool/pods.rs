@@ -59,20 +59,21 @@ pub async fn rank(client: &Client, pool: &WorkerPool, pods: &[Arc<Pod>], snapsho
         .await;
 }
 
-/// The costs that have to be written, by Pod.
+/// The costs that have to be written, by Pod. Counted from the idlest, because no annotation means 0: where all are alike,
+/// as in a pool of a thousand idle Pods, there is nothing to write.
 fn costs(pool: &str, pods: &[Arc<Pod>], snapshot: &RelaySnapshot) -> Vec<(String, String)> {
     let in_flight: HashMap<&str, u64> =
         snapshot.workers_of(pool).map(|worker| (worker.name.as_str(), worker.in_flight)).collect();
+    // The annotation is a 32-bit number.
+    let busy = |running: u64| i64::from(i32::try_from(running).unwrap_or(i32::MAX - 1));
+    let cost = |pod: &Pod| in_flight.get(pod.name_any().as_str()).map_or(UNCONNECTED, |running| busy(*running));
+    let staying: Vec<_> = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect();
+    let idlest = staying.iter().map(|pod| cost(pod)).min().unwrap_or_default();
     let mut costs = Vec::new();
-    for pod in pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
-        let name = pod.name_any();
-        let cost = in_flight.get(name.as_str()).map_or(UNCONNECTED, |running| {
-            // The annotation is a 32-bit number.
-            i64::from(i32::try_from(*running).unwrap_or(i32::MAX))
-        });
-        let cost = cost.to_string();
-        if pod.annotations().get(DELETION_COST) != Some(&cost) {
-            costs.push((name, cost));
+    for pod in staying {
+        let cost = (cost(pod) - idlest).to_string();
+        if pod.annotations().get(DELETION_COST).map_or("0", String::as_str) != cost {
+            costs.push((pod.name_any(), cost));
         }
     }
     costs
@@ -103,7 +104,13 @@ mod tests {
             pod("idle", &json!({DELETION_COST: "0"})),
             pod("lost", &json!({DELETION_COST: "5"})),
         ];
-        let expected = [("busy", "7"), ("lost", "-1")].map(|(name, cost)| (name.to_owned(), cost.to_owned()));
-        assert_eq!(costs("llama", &pods, &snapshot), expected);
+        let are = |costs: &[(&str, &str)]| -> Vec<(String, String)> {
+            costs.iter().map(|(name, cost)| ((*name).to_owned(), (*cost).to_owned())).collect()
+        };
+        assert_eq!(costs("llama", &pods, &snapshot), are(&[("busy", "8"), ("idle", "1"), ("lost", "0")]));
+        assert_eq!(costs("llama", &pods[..2], &snapshot), are(&[("busy", "7")]));
+        let idle = [pod("idle", &json!({})), pod("gone", &json!({"b": "c"}))];
+        snapshot.workers.clear();
+        assert_eq!(costs("llama", &idle, &snapshot), are(&[]));
     }
 }

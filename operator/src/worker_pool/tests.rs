@@ -366,6 +366,20 @@ async fn another_release_of_the_operator_sends_the_same_template() {
     assert_eq!(scene.server.lock().unwrap().objects[DEPLOYMENT]["spec"]["template"], template);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_crowd_of_changes_is_one_look_and_one_that_never_ends_delays_none() {
+    let (triggers, requests) = Triggers::channels();
+    let crowd = tokio::spawn(async move {
+        for _ in 0..100 {
+            triggers.pool("llm", "llama");
+            tokio::time::sleep(GATHER / 10).await;
+        }
+    });
+    let looks = gathered(requests.pools).count().await;
+    crowd.await.unwrap();
+    assert!((9..=11).contains(&looks), "{looks}");
+}
+
 #[tokio::test]
 async fn nothing_secret_is_in_status_or_events() {
     let scene = Scene::new(&json!({}));

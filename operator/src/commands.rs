@@ -10,7 +10,7 @@ use kube::{Client, ResourceExt};
 use serde::Deserialize;
 
 use crate::cli::FileArgs;
-use crate::crd;
+use crate::{api, crd};
 
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -88,11 +88,11 @@ pub fn crds(folder: Option<&Path>, reference: bool) -> Result<(), CommandError> 
 
 /// `apply`: brings every resource of a file about.
 pub async fn apply(args: &FileArgs) -> Result<(), CommandError> {
-    let (client, deadline) = (Client::try_default().await?, Instant::now() + args.timeout);
+    let (client, deadline) = (api::client().await?, Instant::now() + args.timeout);
     let resources = read(&args.file)?;
     for resource in &resources {
         until(deadline, args.timeout, &describe(resource), async || {
-            let api = api(&client, resource).await?;
+            let api = api_of(&client, resource).await?;
             let params = PatchParams::apply(FIELD_MANAGER).force();
             let applied = api.patch(&resource.name_any(), &params, &Patch::Apply(resource)).await;
             applied.map(drop).map_err(|error| error.to_string())
@@ -112,10 +112,10 @@ pub async fn apply(args: &FileArgs) -> Result<(), CommandError> {
 
 /// `delete`: removes every resource of a file, the last first, and waits until they are gone.
 pub async fn delete(args: &FileArgs) -> Result<(), CommandError> {
-    let (client, deadline) = (Client::try_default().await?, Instant::now() + args.timeout);
+    let (client, deadline) = (api::client().await?, Instant::now() + args.timeout);
     for resource in read(&args.file)?.iter().rev() {
         until(deadline, args.timeout, &describe(resource), async || {
-            let api = match api(&client, resource).await {
+            let api = match api_of(&client, resource).await {
                 Ok(api) => api,
                 // Without the kind there is nothing of it.
                 Err(error) if error.contains("404") => return Ok(()),
@@ -145,7 +145,7 @@ pub async fn get(url: &str, timeout: Duration) -> Result<(), CommandError> {
 }
 
 async fn is_ready(client: &Client, resource: &DynamicObject) -> Result<(), String> {
-    let api = api(client, resource).await?;
+    let api = api_of(client, resource).await?;
     let object = api.get(&resource.name_any()).await.map_err(|error| error.to_string())?;
     let Some(conditions) = object.data.pointer("/status/conditions").and_then(|list| list.as_array()) else {
         // Kinds of ours have conditions from the first moment that somebody looked at them.
@@ -162,7 +162,7 @@ async fn is_ready(client: &Client, resource: &DynamicObject) -> Result<(), Strin
 }
 
 #[allow(clippy::wildcard_enum_match_arm, reason = "a foreign enum, of which two matter")]
-async fn api(client: &Client, resource: &DynamicObject) -> Result<Api<DynamicObject>, String> {
+async fn api_of(client: &Client, resource: &DynamicObject) -> Result<Api<DynamicObject>, String> {
     let types = resource.types.clone().unwrap_or_default();
     let gvk = GroupVersionKind::try_from(&types).map_err(|error| error.to_string())?;
     let (kind, capabilities) = discovery::pinned_kind(client, &gvk).await.map_err(|error| match &error {
@@ -208,7 +208,9 @@ async fn until(
 ) -> Result<(), CommandError> {
     let mut said = String::new();
     loop {
-        let Err(last) = attempt().await else { return Ok(()) };
+        let left = deadline.saturating_duration_since(Instant::now()).max(PAUSE);
+        let silence = |_| Err("no answer".to_owned());
+        let Err(last) = tokio::time::timeout(left, attempt()).await.unwrap_or_else(silence) else { return Ok(()) };
         if Instant::now() + PAUSE > deadline {
             return Err(CommandError::Timeout { what: what.to_owned(), timeout, last });
         }

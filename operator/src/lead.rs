@@ -1,29 +1,60 @@
 //! One replica leads: its controllers write, the others wait. All of them serve the webhook.
 
 use std::future::Future;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use kube::Client;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, Client};
 use kube_lease_manager::{LeaseManager, LeaseManagerBuilder};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// A leader that was killed is replaced after so long at most.
 const LEASE_SECONDS: u64 = 15;
-/// Renewed so long before it ends.
-const GRACE_SECONDS: u64 = 5;
+/// Renewed so long before it ends: every 5 s.
+const GRACE_SECONDS: u64 = 10;
 /// How long to wait before the lease is asked for again, while the API server refuses.
 const RETRY: Duration = Duration::from_secs(2);
+/// How often a leader looks whether the lease is still its own.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// For one such look.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
+/// Who could not see for so long that the lease is its own leads no longer. What was seen was renewed 5 s before at most, so
+/// nobody else takes it within the next 10 s.
+const TRUST: Duration = Duration::from_secs(8);
 
 /// The election.
 pub struct Election {
     /// Whether this replica leads.
     pub leading: watch::Receiver<bool>,
-    manager: JoinHandle<kube_lease_manager::Result<LeaseManager>>,
+    guard: JoinHandle<()>,
 }
 
 /// Takes part in the election, from now until [`Election::resign`].
+///
+/// The library renews the lease, but says that it is lost only once it has seen another holder. So what counts here is what
+/// the API server said lately, asked apart from it: a leader that is cut off stops before anybody else starts.
 pub async fn stand(client: &Client, namespace: &str, lease: &str, instance: &str) -> Election {
+    let (manager, candidate) = candidate(client, namespace, lease, instance).await;
+    let (sender, leading) = watch::channel(false);
+    let guard = Guard {
+        leases: Api::namespaced(client.clone(), namespace),
+        client: client.clone(),
+        namespace: namespace.to_owned(),
+        lease: lease.to_owned(),
+        instance: instance.to_owned(),
+    };
+    Election { leading, guard: tokio::spawn(guard.run(sender, manager, candidate)) }
+}
+
+type Candidate = JoinHandle<kube_lease_manager::Result<LeaseManager>>;
+
+async fn candidate(
+    client: &Client,
+    namespace: &str,
+    lease: &str,
+    instance: &str,
+) -> (watch::Receiver<bool>, Candidate) {
     loop {
         let manager = LeaseManagerBuilder::new(client.clone(), lease)
             .with_namespace(namespace)
@@ -34,10 +65,7 @@ pub async fn stand(client: &Client, namespace: &str, lease: &str, instance: &str
             .build()
             .await;
         match manager {
-            Ok(manager) => {
-                let (leading, manager) = manager.watch().await;
-                return Election { leading, manager };
-            }
+            Ok(manager) => return manager.watch().await,
             Err(error) => {
                 tracing::warn!(lease, %error, "the lease cannot be had; it is tried again");
                 tokio::time::sleep(RETRY).await;
@@ -46,14 +74,89 @@ pub async fn stand(client: &Client, namespace: &str, lease: &str, instance: &str
     }
 }
 
-impl Election {
-    /// Gives the lease up, so that another replica leads at once.
-    pub async fn resign(self) {
-        drop(self.leading);
-        match tokio::time::timeout(Duration::from_secs(LEASE_SECONDS), self.manager).await {
+/// Compares what the library says to what the API server says.
+struct Guard {
+    leases: Api<Lease>,
+    client: Client,
+    namespace: String,
+    lease: String,
+    instance: String,
+}
+
+/// What a look at the lease showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    Me,
+    Other,
+    /// There is no lease: the library never makes it again by itself.
+    Gone,
+    Unknown,
+}
+
+impl Guard {
+    async fn run(self, leading: watch::Sender<bool>, mut held: watch::Receiver<bool>, mut manager: Candidate) {
+        let mut trust = Trust::default();
+        loop {
+            let holder = self.look().await;
+            if holder == Holder::Gone || manager.is_finished() {
+                tracing::warn!(lease = self.lease, "the lease is gone; it is made again");
+                drop(held);
+                manager.abort();
+                (held, manager) = candidate(&self.client, &self.namespace, &self.lease, &self.instance).await;
+            }
+            let leads = trust.leads(holder, Instant::now());
+            leading.send_if_modified(|now| std::mem::replace(now, leads) != leads);
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+                // The lease was won, or lost: no reason to wait.
+                _ = held.changed() => {}
+                () = leading.closed() => break,
+            }
+        }
+        // Given up when nobody listens to the library any more.
+        drop(held);
+        match tokio::time::timeout(Duration::from_secs(GRACE_SECONDS), manager).await {
             Ok(Ok(Ok(_))) => {}
             Ok(Ok(Err(error))) => tracing::warn!(%error, "the lease could not be given up; it ends by itself"),
             Ok(Err(_)) | Err(_) => tracing::warn!("the lease could not be given up in time; it ends by itself"),
+        }
+    }
+
+    async fn look(&self) -> Holder {
+        match tokio::time::timeout(LOOK_TIMEOUT, self.leases.get_opt(&self.lease)).await {
+            Ok(Ok(Some(lease))) => {
+                let holder = lease.spec.and_then(|spec| spec.holder_identity);
+                if holder.as_deref() == Some(&self.instance) { Holder::Me } else { Holder::Other }
+            }
+            Ok(Ok(None)) => Holder::Gone,
+            Ok(Err(_)) | Err(_) => Holder::Unknown,
+        }
+    }
+}
+
+/// How long a good look is good for.
+#[derive(Default)]
+struct Trust {
+    seen: Option<Instant>,
+}
+
+impl Trust {
+    fn leads(&mut self, holder: Holder, now: Instant) -> bool {
+        match holder {
+            Holder::Me => self.seen = Some(now),
+            Holder::Other | Holder::Gone => self.seen = None,
+            Holder::Unknown => {}
+        }
+        self.seen.is_some_and(|seen| now.duration_since(seen) < TRUST)
+    }
+}
+
+impl Election {
+    /// Gives the lease up, so that another replica leads at once. Whoever else listens must have stopped before.
+    pub async fn resign(self) {
+        drop(self.leading);
+        if tokio::time::timeout(Duration::from_secs(LEASE_SECONDS), self.guard).await.is_err() {
+            tracing::warn!("the lease could not be given up in time; it ends by itself");
         }
     }
 }
@@ -90,6 +193,20 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+
+    #[test]
+    fn who_cannot_see_the_lease_leads_only_as_long_as_nobody_else_can_have_it() {
+        let (start, mut trust) = (Instant::now(), Trust::default());
+        assert!(!trust.leads(Holder::Unknown, start));
+        assert!(trust.leads(Holder::Me, start));
+        assert!(trust.leads(Holder::Unknown, start + TRUST / 2));
+        assert!(!trust.leads(Holder::Unknown, start + TRUST));
+        assert!(trust.leads(Holder::Me, start + TRUST));
+        assert!(!trust.leads(Holder::Other, start + TRUST));
+        assert!(!trust.leads(Holder::Unknown, start + TRUST), "another holder was seen last");
+        assert!(trust.leads(Holder::Me, start + TRUST));
+        assert!(!trust.leads(Holder::Gone, start + TRUST));
+    }
 
     #[tokio::test]
     async fn work_begins_with_the_lease_and_is_dropped_with_it() {

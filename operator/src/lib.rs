@@ -1,5 +1,6 @@
 //! Makes ModelRelay Kubernetes-native: `Provider` and `WorkerPool` become relays and workers.
 
+pub mod api;
 pub mod apply;
 pub mod cache;
 pub mod certs;

@@ -5,14 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures_util::future;
-use kube::Client;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::RunArgs;
 use crate::context::{Context, Span};
 use crate::defaults::{Defaults, DefaultsError};
-use crate::{cache, lead, probe, provider, relay_client, worker_pool};
+use crate::{api, cache, lead, probe, provider, relay_client, worker_pool};
 use webhook::Webhook;
 
 mod webhook;
@@ -44,7 +43,7 @@ pub enum RunError {
 /// Runs until SIGTERM or SIGINT.
 pub async fn run(args: RunArgs) -> Result<(), RunError> {
     let defaults = Defaults::read(&args.defaults)?;
-    let client = Client::try_default().await?;
+    let client = api::client().await?;
     let instance = args.instance();
     let context = Context::new(client.clone(), defaults, args.namespace.clone(), instance.clone());
     let probes = listen("--listen-addr", args.listen_addr).await?;

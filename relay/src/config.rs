@@ -282,6 +282,11 @@ impl ProviderConfig {
         self.worker_secrets.iter().any(|secret| secret.secret.digest() == digest && secret.is_current(now))
     }
 
+    /// Whether the secret of this digest is still named, and only its time is over: nobody took it away in a hurry.
+    pub fn has_expired(&self, digest: &[u8; 32], now: SystemTime) -> bool {
+        !self.still_admits(digest, now) && self.worker_secrets.iter().any(|secret| secret.secret.digest() == digest)
+    }
+
     /// How long a request waits while no worker serves its model. A model is `declared` when a slot or `coldModels` names
     /// it: then something is being done to load it, which takes longer than a queue should.
     pub fn cold_timeout_for(&self, declared: bool) -> Duration {

@@ -156,12 +156,18 @@ impl Provider {
     /// it has joined, for both may go between its dial and its registration.
     pub fn send_away_if_refused(&self, link: &Arc<WorkerLink>) {
         let deleted = self.lock().deleted;
-        let admitted = self.config().still_admits(&link.info.secret, SystemTime::now());
+        let (config, now) = (self.config(), SystemTime::now());
+        let admitted = config.still_admits(&link.info.secret, now);
         if deleted {
             self.drain_worker(link, "provider_deleted", Some(DRAINED));
         } else if !admitted && link.draining_since().is_none() {
             warn!(provider = %self.name, worker = %link.info.name, "the worker's secret was removed; it is drained");
-            self.drain_worker(link, "secret_removed", Some(SECRET_REMOVED));
+            let drain = self.shared.config.load().drain_timeout;
+            // All workers of a Provider come to such an end at once after a rotation. What runs was let in by a good secret,
+            // and may finish; a secret that somebody removed gets the time of any drain.
+            let expired = config.has_expired(&link.info.secret, now);
+            let time = if expired { drain.max(config.request_timeout) } else { drain };
+            self.drain_link(link, "secret_removed", Some(time.as_secs()), Some(SECRET_REMOVED));
         }
     }
 

@@ -204,7 +204,7 @@ async fn a_removed_secret_drains_and_closes_its_workers() {
     let mut new = relay.dial().secret("new").open().await;
     new.register(&["n"], 1).await;
     relay.replace_file("relay.yaml", "providers:\n- name: local\n  workerSecrets: [{value: new}]\n");
-    old.expect("graceful_shutdown").await;
+    assert_eq!(old.expect("graceful_shutdown").await["drain_timeout_secs"], 30);
     assert_eq!(old.expect_close().await, (1008, "worker authentication failed".to_owned()));
     assert_eq!(relay.dial().secret("old").refused().await.status, 401);
     new.expect_quiet().await;
@@ -223,7 +223,8 @@ async fn a_secret_whose_time_is_over_drains_and_closes_its_workers() {
     new.register(&["n"], 1).await;
     let pending = relay.begin(chat("m"));
     let job = old.expect_request().await;
-    old.expect("graceful_shutdown").await;
+    // Time for whatever runs, not only for a drain's 30 s: after a rotation this is every worker's end at once.
+    assert_eq!(old.expect("graceful_shutdown").await["drain_timeout_secs"], 300);
     old.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
     assert_eq!(old.expect_close().await, (1008, "worker authentication failed".to_owned()));

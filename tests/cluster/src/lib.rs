@@ -35,6 +35,7 @@
 //! - Commands run as tokio processes: a blocked thread would stall the clients of the same test.
 
 pub mod command;
+pub mod http;
 pub mod manifests;
 pub mod namespace;
 pub mod traffic;

@@ -109,6 +109,19 @@ impl Cluster {
         folders.into_iter().fold(command, |command, (name, folder)| command.env(name, home.join(folder)))
     }
 
+    /// Runs `kubectl`, `helm3` or `helm4` without a runtime, for what a test puts back even in a panic.
+    #[must_use]
+    pub fn blocking(&self, program: &str, arguments: &str) -> Output {
+        let output = std::process::Command::new(self.dir.join("bin").join(program))
+            .env("KUBECONFIG", self.dir.join("admin.kubeconfig"))
+            .args(arguments.split_whitespace())
+            .output();
+        match output {
+            Ok(output) => Output::from(output),
+            Err(error) => Output { success: false, stdout: String::new(), stderr: format!("{program}: {error}\n") },
+        }
+    }
+
     /// Kills `apiserver`, `controllers`, `scheduler`, `etcd`, `kubelet`, `proxy` or `containerd`, and starts it again
     /// `down_for` later; comes back once the API server answers. For binaries of their own: every test feels it.
     pub async fn restart(&self, process: &str, down_for: Duration) {

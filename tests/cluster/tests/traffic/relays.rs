@@ -43,6 +43,7 @@ async fn a_killed_relay_breaks_only_its_own_requests() {
     let came_back = async || restarts_of(&stack, &victim.name_any()).await == Some(1);
     wait_until("the killed relay's restart", PATIENCE, came_back).await;
     stack.wait_for_workers(2, 2).await;
+    traffic.wait_for_answers(CLIENTS).await;
     expect_only_losses_of(&stack, &traffic, survivor).await;
 
     let settled = traffic.counts();

@@ -1,5 +1,6 @@
 //! What the API server's audit log says of the cluster's ServiceAccounts: what was asked, and what was refused.
 
+use std::collections::HashSet;
 use std::fs;
 
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -24,13 +25,12 @@ pub struct Asked {
 }
 
 impl Cluster {
-    /// What Pods were refused by the API server so far, one audit record a line: who, verb, what. Those of one namespace's
-    /// ServiceAccounts, for telling whether a program's rights suffice.
+    /// What the ServiceAccounts of one namespace were refused so far, and never allowed: who, verb, what. For telling whether
+    /// a program's rights suffice.
     #[must_use]
     pub fn refusals(&self, namespace: &str) -> Vec<String> {
-        let user = format!("\"system:serviceaccount:{namespace}:");
-        let refused = self.audited(&user).into_iter().filter(|asked| asked.refused);
-        refused.map(|Asked { user, verb, uri, .. }| format!("{user} {verb} {uri}")).collect()
+        let asked = self.audited(&format!("\"system:serviceaccount:{namespace}:"));
+        lacking(&asked).into_iter().map(|Asked { user, verb, uri, .. }| format!("{user} {verb} {uri}")).collect()
     }
 
     /// Everything that a ServiceAccount asked for so far. Of the one that is there now: an earlier one of that name may
@@ -49,6 +49,17 @@ impl Cluster {
         let log = fs::read_to_string(self.dir.join("logs/audit.log")).unwrap_or_default();
         log.lines().filter(|line| line.contains(mark)).filter_map(asked).collect()
     }
+}
+
+/// Requests that were refused whenever they were made. Others were refused at a time only: an API server that has just
+/// started knows no rights yet, and a program that is being uninstalled may lose them before it ends.
+#[must_use]
+pub fn lacking(asked: &[Asked]) -> Vec<&Asked> {
+    fn what(it: &Asked) -> (&str, &str, &str) {
+        (&it.user, &it.verb, it.uri.split('?').next().unwrap_or_default())
+    }
+    let allowed: HashSet<_> = asked.iter().filter(|it| !it.refused).map(what).collect();
+    asked.iter().filter(|it| it.refused && !allowed.contains(&what(it))).collect()
 }
 
 fn asked(record: &str) -> Option<Asked> {
@@ -94,6 +105,16 @@ mod tests {
         assert_eq!((refused.verb.as_str(), refused.resource.as_str()), ("patch", "providers/status"));
         assert!(!asked(&record(200, "")).expect("a record").refused);
         assert_eq!(asked("not JSON"), None);
+    }
+
+    #[test]
+    fn what_was_allowed_once_is_no_lack() {
+        let refused = asked(&record(403, "providers is forbidden")).expect("a record");
+        let allowed = asked(&record(200, "")).expect("a record");
+        assert_eq!(lacking(&[refused.clone()]), [&refused]);
+        assert!(lacking(&[refused.clone(), allowed]).is_empty());
+        let another = Asked { uri: refused.uri.replace("local", "other"), refused: false, ..refused.clone() };
+        assert_eq!(lacking(&[refused.clone(), another]), [&refused]);
     }
 
     #[test]

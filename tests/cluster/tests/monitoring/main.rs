@@ -204,6 +204,10 @@ async fn everything_that_alerts_and_dashboards_ask_for_is_scraped() {
     for pool in ["templated", "injected", "elsewhere"] {
         wait_for_pool(&namespace, pool).await;
     }
+    // A sidecar registers before its Pod is ready, and is scraped no earlier than its Pod runs.
+    for deployment in ["templated-backend", "vllm", "elsewhere-worker"] {
+        namespace.rolled_out(&format!("deployment/{deployment}")).await;
+    }
 
     let prometheus = Prometheus::start().await;
     let all = pods(&namespace).await;
@@ -266,6 +270,7 @@ async fn expect_the_same_targets(namespace: &Namespace, prometheus: &Prometheus,
 async fn the_alerts_load_and_are_evaluated_and_a_healthy_installation_raises_none_of_the_critical_ones() {
     let namespace = serving("alerts", &[worker_pool("llm", &demo_pool("local"))]).await;
     wait_for_pool(&namespace, "llm").await;
+    namespace.rolled_out("deployment/llm-backend").await;
     let prometheus = Prometheus::start().await;
     prometheus.discover(&pods(&namespace).await);
     prometheus.wait_for_number("sum(modelrelay_worker_connected)", 1.0).await;
@@ -307,8 +312,10 @@ fn keda_query(namespace: &str) -> String {
 fn adapter_query(namespace: &str) -> String {
     let text = read("deploy/examples/hpa.yaml");
     let query = text.lines().find_map(|line| line.split_once("metricsQuery: '")?.1.strip_suffix('\''));
-    let matchers = format!("namespace=\"{namespace}\",provider=\"local\",model=\"{DEMO_MODEL}\"");
-    query.expect("a query").replace("<<.LabelMatchers>>", &matchers).replace("<<.GroupBy>>", "namespace")
+    let matchers = format!("namespace=\"{namespace}\",provider=\"local\"");
+    let query = query.expect("a query").replace("<<.LabelMatchers>>", &matchers).replace("<<.GroupBy>>", "namespace");
+    assert!(query.contains("model=\"Qwen/Qwen3-8B\""), "{query}");
+    query.replace("Qwen/Qwen3-8B", DEMO_MODEL)
 }
 
 #[tokio::test]

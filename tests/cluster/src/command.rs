@@ -87,11 +87,7 @@ impl Command {
         let ended =
             tokio::time::timeout(LONGEST, run).await.unwrap_or_else(|_| panic!("`{shown}` took over {LONGEST:?}"));
         let ended = ended.unwrap_or_else(|error| panic!("`{shown}` was lost: {error}"));
-        Output {
-            success: ended.status.success(),
-            stdout: String::from_utf8_lossy(&ended.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&ended.stderr).into_owned(),
-        }
+        ended.into()
     }
 
     /// Runs it, expects that it fails, and gives what it wrote to standard error.
@@ -103,6 +99,21 @@ impl Command {
         let output = self.output().await;
         assert!(!output.success, "`{shown}` succeeded, which it must not:\n{}{}", output.stdout, output.stderr);
         output.stderr
+    }
+}
+
+impl Output {
+    /// All that it wrote.
+    #[must_use]
+    pub fn said(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr)
+    }
+}
+
+impl From<std::process::Output> for Output {
+    fn from(output: std::process::Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Self { success: output.status.success(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 }
 

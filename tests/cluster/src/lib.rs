@@ -34,12 +34,14 @@
 //!   must (an upgrade of the chart, say) is a binary of its own, for binaries run one after the other.
 //! - Commands run as tokio processes: a blocked thread would stall the clients of the same test.
 
+pub mod audit;
 pub mod command;
+pub mod http;
 pub mod manifests;
 pub mod namespace;
 pub mod traffic;
 
-use std::{env, fs, path::PathBuf, time::Duration};
+use std::{env, path::PathBuf, time::Duration};
 
 use kube::{Client, Config, config::KubeConfigOptions, config::Kubeconfig};
 
@@ -107,6 +109,19 @@ impl Cluster {
         folders.into_iter().fold(command, |command, (name, folder)| command.env(name, home.join(folder)))
     }
 
+    /// Runs `kubectl`, `helm3` or `helm4` without a runtime, for what a test puts back even in a panic.
+    #[must_use]
+    pub fn blocking(&self, program: &str, arguments: &str) -> Output {
+        let output = std::process::Command::new(self.dir.join("bin").join(program))
+            .env("KUBECONFIG", self.dir.join("admin.kubeconfig"))
+            .args(arguments.split_whitespace())
+            .output();
+        match output {
+            Ok(output) => Output::from(output),
+            Err(error) => Output { success: false, stdout: String::new(), stderr: format!("{program}: {error}\n") },
+        }
+    }
+
     /// Kills `apiserver`, `controllers`, `scheduler`, `etcd`, `kubelet`, `proxy` or `containerd`, and starts it again
     /// `down_for` later; comes back once the API server answers. For binaries of their own: every test feels it.
     pub async fn restart(&self, process: &str, down_for: Duration) {
@@ -115,13 +130,11 @@ impl Cluster {
         Command::new(script).env("MODELRELAY_CLUSTER_DIR", &self.dir).args([process, &seconds]).await;
     }
 
-    /// What Pods were refused by the API server so far, one audit record a line: who, verb, what. Those of one namespace's
-    /// ServiceAccounts, for telling whether a program's rights suffice.
-    #[must_use]
-    pub fn refusals(&self, namespace: &str) -> Vec<String> {
-        let log = fs::read_to_string(self.dir.join("logs/audit.log")).unwrap_or_default();
-        let user = format!("system:serviceaccount:{namespace}:");
-        log.lines().filter_map(|line| refusal(line, &user)).collect()
+    /// Gives an image of the node a second name, as a registry would have it under another tag.
+    pub async fn tag_image(&self, image: &str, other: &str) {
+        let socket = self.dir.join("containerd/containerd.sock");
+        let command = Command::new("ctr").arg("--address").arg(socket);
+        command.args(["--namespace", "k8s.io", "images", "tag", "--force", image, other]).await;
     }
 
     /// A program of the cluster's own folder, with its kubeconfig.
@@ -148,32 +161,4 @@ fn cluster_dir() -> PathBuf {
         let cache = from("XDG_CACHE_HOME").or_else(|| Some(from("HOME")?.join(".cache")));
         cache.expect("HOME is set").join("modelrelay/cluster/run")
     })
-}
-
-fn refusal(record: &str, user: &str) -> Option<String> {
-    let record: serde_json::Value = serde_json::from_str(record).ok()?;
-    let name = record["user"]["username"].as_str().filter(|name| name.starts_with(user))?;
-    let refused = record["responseStatus"]["code"] == 403;
-    refused.then(|| format!("{name} {} {}", record["verb"], record["requestURI"]))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_refusal_is_told_from_other_records() {
-        let record = |user: &str, code: u16| {
-            serde_json::json!({
-                "user": {"username": user}, "verb": "get", "requestURI": "/api/v1/nodes", "responseStatus": {"code": code},
-            })
-            .to_string()
-        };
-        let of = "system:serviceaccount:mr-system:";
-        let refused = refusal(&record("system:serviceaccount:mr-system:operator", 403), of).expect("a refusal");
-        assert!(refused.contains("operator") && refused.contains("/api/v1/nodes"), "{refused}");
-        assert_eq!(refusal(&record("system:serviceaccount:mr-system:operator", 200), of), None);
-        assert_eq!(refusal(&record("system:serviceaccount:kube-system:coredns", 403), of), None);
-        assert_eq!(refusal("not JSON", of), None);
-    }
 }

@@ -65,3 +65,26 @@ pub fn service(name: &str, app: &str, port: u16, target: u16) -> Value {
         "spec": {"selector": {"app": app}, "ports": [{"name": "http", "port": port, "targetPort": target}]},
     })
 }
+
+/// A Provider.
+#[must_use]
+pub fn provider(name: &str, spec: &Value) -> Value {
+    json!({"apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider", "metadata": {"name": name}, "spec": spec})
+}
+
+/// A WorkerPool; `spec` names the Provider.
+#[must_use]
+pub fn worker_pool(name: &str, spec: &Value) -> Value {
+    json!({"apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool", "metadata": {"name": name}, "spec": spec})
+}
+
+/// What a pool says that runs the demo backend itself, from a template with [`demo_container`].
+#[must_use]
+pub fn demo_pool(provider: &str) -> Value {
+    json!({
+        "provider": provider,
+        "backend": {"port": 8000, "container": "vllm"},
+        "shutdownTimeout": "10s",
+        "template": {"spec": {"automountServiceAccountToken": false, "containers": [demo_container()]}},
+    })
+}

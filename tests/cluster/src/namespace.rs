@@ -1,6 +1,6 @@
 //! A namespace for one test: made for it, printed when it fails, removed after it.
 
-use std::{env, fmt, io::Write, net::SocketAddr, process::Command as Blocking, time::Duration};
+use std::{env, fmt, io::Write, net::SocketAddr, time::Duration};
 
 use k8s_openapi::{NamespaceResourceScope, api::core::v1};
 use kube::{
@@ -204,18 +204,8 @@ impl Namespace {
     }
 
     fn blocking(&self, arguments: &str) -> String {
-        let kubectl = self.cluster.dir.join("bin/kubectl");
-        let output = Blocking::new(kubectl)
-            .env("KUBECONFIG", self.cluster.dir.join("admin.kubeconfig"))
-            .args(["--namespace", &self.name, "--request-timeout", "10s"])
-            .args(arguments.split_whitespace())
-            .output();
-        match output {
-            Ok(output) => {
-                [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat()
-            }
-            Err(error) => format!("kubectl {arguments}: {error}\n"),
-        }
+        let arguments = format!("--namespace {} --request-timeout 10s {arguments}", self.name);
+        self.cluster.blocking("kubectl", &arguments).said()
     }
 }
 

@@ -1,0 +1,79 @@
+//! Single HTTP requests, for what tests ask relays and workers themselves. Clients under load are [`crate::traffic`].
+
+use std::{net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{HeaderMap, Request, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+
+/// For a whole exchange.
+const LONGEST: Duration = Duration::from_secs(20);
+
+/// An answer.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    /// Its status.
+    pub status: u16,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its whole body.
+    pub body: String,
+}
+
+impl Reply {
+    /// A header's value; empty where there is none.
+    #[must_use]
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+
+    /// The body as JSON.
+    ///
+    /// # Panics
+    /// When it is none.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("not JSON ({error}): {self:?}"))
+    }
+}
+
+/// `METHOD /path` with these headers, and with a JSON body unless it is null; why there is no answer, as text.
+///
+/// # Errors
+/// When nobody answers, not within 20 s, or not in HTTP.
+///
+/// # Panics
+/// When the request is not well-formed.
+pub async fn fetch(to: SocketAddr, what: &str, headers: &[(&str, &str)], body: &Value) -> Result<Reply, String> {
+    let (method, path) = what.split_once(' ').expect("METHOD /path");
+    let mut request = Request::builder().method(method).uri(path).header("host", to.to_string());
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let mut bytes = Bytes::new();
+    if !body.is_null() {
+        request = request.header("content-type", "application/json");
+        bytes = body.to_string().into();
+    }
+    let request = request.body(Full::new(bytes)).expect("the request is well-formed");
+    let answer = tokio::time::timeout(LONGEST, exchange(to, request)).await;
+    answer.unwrap_or_else(|_| Err(format!("no answer from {to} within {LONGEST:?}")))
+}
+
+async fn exchange(to: SocketAddr, request: Request<Full<Bytes>>) -> Result<Reply, String> {
+    let stream = TcpStream::connect(to).await.map_err(|error| format!("cannot connect to {to}: {error}"))?;
+    let handshake = http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(|error| format!("no HTTP connection: {error}"))?;
+    // It ends with the answer; an error of it reaches the reader below.
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    let answer = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
+    let (parts, body) = answer.into_parts();
+    let body = body.collect().await.map_err(|error| format!("the answer broke off: {error}"))?.to_bytes();
+    let body = String::from_utf8_lossy(&body).into_owned();
+    Ok(Reply { status: parts.status.as_u16(), headers: parts.headers, body })
+}

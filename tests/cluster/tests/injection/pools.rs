@@ -1,0 +1,88 @@
+//! Pods before pools, pools before Providers, and Pods that the webhook never saw.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::DynamicObject;
+use modelrelay_cluster::wait_until;
+use serde_json::json;
+
+use crate::setup::{POOL_LABEL, Setup, deployment, is_gated, json_of, not_injected, pod, pool, ready_of, uids, worker};
+
+/// From the pool's creation to an injected Pod, on a machine that runs everything else as well. A controller that was refused
+/// would have waited longer before it tried again.
+const SOON: Duration = Duration::from_secs(20);
+
+#[tokio::test]
+async fn a_pool_without_its_provider_waits_and_comes_alive_with_it() {
+    let setup = Setup::pool(&json!({})).await;
+    let alone = setup.reason("False", "ProviderNotFound").await;
+    assert_eq!(ready_of(&alone)["message"], "there is no Provider local in this namespace");
+    setup.namespace.apply(&[pod("vllm", "llama")]).await;
+    // The backend does not wait for it.
+    let before = setup.running("vllm").await;
+    assert!(worker(&json_of(&before)).is_some());
+    setup.reason("False", "ProviderNotFound").await;
+    setup.provide().await;
+    setup.reason("True", "Serving").await;
+    setup.answers().await;
+    assert_eq!(uids(&setup.namespace.pods(POOL_LABEL).await), uids(&[before]));
+}
+
+#[tokio::test]
+async fn pods_of_a_deployment_wait_for_their_pool() {
+    let setup = Setup::empty().await;
+    setup.provide().await;
+    setup.namespace.apply(&[deployment("vllm", "llama", 2)]).await;
+    wait_until("two gated Pods", modelrelay_cluster::PATIENCE, async || {
+        let pods = setup.namespace.pods("app=vllm").await;
+        pods.len() == 2 && pods.iter().all(is_gated)
+    })
+    .await;
+    let gated = setup.namespace.pods("app=vllm").await;
+    assert!(gated.iter().all(|pod| worker(&json_of(pod)).is_none()));
+    setup.namespace.apply(&[pool("llama", &json!({}))]).await;
+    wait_until("two injected Pods in their place", SOON, async || {
+        let pods = setup.namespace.pods("app=vllm").await;
+        pods.len() == 2 && pods.iter().all(|pod| !is_gated(pod) && worker(&json_of(pod)).is_some())
+    })
+    .await;
+    let fresh = uids(&setup.namespace.pods("app=vllm").await);
+    assert!(uids(&gated).iter().all(|uid| !fresh.contains(uid)));
+    setup.namespace.rolled_out("deployment/vllm").await;
+    setup.reason("True", "Serving").await;
+    setup.answers().await;
+}
+
+#[tokio::test]
+async fn an_empty_label_waits_too_where_a_controller_made_the_pod() {
+    let setup = Setup::pool(&json!({})).await;
+    setup.namespace.apply(&[deployment("vllm", "", 1)]).await;
+    let gated = async || setup.namespace.pods("app=vllm").await.iter().filter(|pod| is_gated(pod)).count();
+    wait_until("a gated Pod", modelrelay_cluster::PATIENCE, async || gated().await == 1).await;
+    // A pool exists, only not for it.
+    setup.reason("False", "ProviderNotFound").await;
+    assert_eq!(gated().await, 1);
+}
+
+#[tokio::test]
+async fn a_pod_that_the_webhook_did_not_see_is_listed() {
+    let setup = Setup::provided(&json!({})).await;
+    let mut late = pod("late", "llama");
+    late["metadata"]["labels"] = json!({"app": "vllm"});
+    setup.namespace.apply(&[late]).await;
+    setup.namespace.wait_for(&setup.namespace.api::<Pod>(), "late", "it is ready", crate::setup::is_ready).await;
+    setup.namespace.kubectl("label pod late modelrelay.io/pool=llama").await;
+    let lists = |pool: &DynamicObject| not_injected(pool) == ["late"];
+    setup.namespace.wait_for(&setup.pools, "llama", "notInjected names it", lists).await;
+    let told = setup.reason("False", "PodsNotInjected").await;
+    assert_eq!(ready_of(&told)["message"], "1 of 1 Pods have no worker: late; delete them");
+    setup.status(&json!({"replicas": 1, "injected": 0})).await;
+    // Beside one that serves it does not make the pool unready, and it is not forgotten.
+    setup.namespace.apply(&[pod("right", "llama")]).await;
+    setup.reason("True", "PodsNotInjected").await;
+    setup.status(&json!({"replicas": 2, "injected": 1, "notInjected": ["late"]})).await;
+    setup.namespace.kubectl("delete pod late --grace-period 1").await;
+    setup.reason("True", "Serving").await;
+    setup.status(&json!({"replicas": 1, "injected": 1, "notInjected": null})).await;
+}

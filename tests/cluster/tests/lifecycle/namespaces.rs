@@ -1,0 +1,50 @@
+//! A release that looks after some namespaces only, with Roles in them and next to nothing elsewhere.
+
+use modelrelay_cluster::Cluster;
+use modelrelay_cluster::audit::lacking;
+use modelrelay_cluster::manifests::{provider, worker_pool};
+use serde_json::{Value, json};
+
+use crate::certificates::{create_pod, has_worker, wait_for_injection};
+use crate::release::Release;
+use crate::shared::Away;
+use crate::turn;
+
+#[tokio::test]
+async fn a_release_for_one_namespace_has_no_rights_in_others() {
+    let _turn = turn().await;
+    let cluster = Cluster::connect().await;
+    let _away = Away::take(&cluster).await;
+    let (watched, other) = (cluster.namespace("watched").await, cluster.namespace("other").await);
+    let release = Release::prepare(&cluster, 3, "roles").await;
+    release.install("dev", &format!("--set watchNamespaces={{{}}}", watched.name)).await;
+
+    for namespace in [&other, &watched] {
+        let pool = worker_pool("llama", &json!({"provider": "local"}));
+        namespace.apply(&[provider("local", &json!({})), pool]).await;
+    }
+    let providers = watched.custom("modelrelay.io/v1alpha1", "Provider");
+    watched.wait_for_condition(&providers, "local", "Ready", "True").await;
+    wait_for_injection(&watched).await;
+    // It was there first, and nobody looked at it.
+    let ignored = other.custom("modelrelay.io/v1alpha1", "Provider").get("local").await.expect("it was applied");
+    assert!(ignored.data.get("status").is_none_or(Value::is_null), "{:?}", ignored.data);
+    let pod = create_pod(&other).await;
+    assert!(!has_worker(&serde_json::from_str(&pod).expect("kubectl writes JSON")), "{pod}");
+
+    let asked = cluster.asked_by(&release.namespace.name, &release.operator()).await;
+    let configuration = format!("/mutatingwebhookconfigurations/{}.{}", release.operator(), release.namespace.name);
+    let by_name = format!("fieldSelector=metadata.name%3D{}.{}", release.operator(), release.namespace.name);
+    let strays = asked.iter().filter(|asked| {
+        let inside =
+            [&watched, &release.namespace].iter().any(|it| asked.uri.contains(&format!("/namespaces/{}/", it.name)));
+        let own = asked.uri.contains(&configuration) || asked.uri.contains(&by_name);
+        !(inside || own)
+    });
+    let strays: Vec<_> = strays.collect();
+    assert!(strays.is_empty(), "asked for outside of its namespaces: {strays:#?}");
+    let lacking = lacking(&asked);
+    assert!(lacking.is_empty(), "it lacks rights: {lacking:#?}");
+    assert!(asked.iter().any(|it| it.verb == "patch" && it.resource == "deployments"), "it made no relay: {asked:?}");
+    release.uninstall(&[]).await;
+}

@@ -1,0 +1,88 @@
+//! With Helm 3 and with Helm 4: install, test, upgrade, roll back, uninstall; and all the while somebody's requests.
+
+use modelrelay_cluster::{Cluster, manifests::provider, traffic::Running};
+use serde_json::json;
+
+use crate::release::Release;
+use crate::shared::Away;
+use crate::turn;
+use crate::user::User;
+
+/// What another version would be: the same images under another tag.
+const NEXT: &str = "next";
+
+/// Values that both revisions have.
+const DEMO: &str = "--set demo.enabled=true";
+
+#[tokio::test]
+async fn releases_come_change_and_go_and_a_users_provider_serves_on() {
+    let _turn = turn().await;
+    let cluster = Cluster::connect().await;
+    for program in ["relay", "worker", "operator"] {
+        let image = format!("localhost/modelrelay-{program}");
+        cluster.tag_image(&format!("{image}:dev"), &format!("{image}:{NEXT}")).await;
+    }
+    let _away = Away::take(&cluster).await;
+
+    let first = Release::prepare(&cluster, 3, "first").await;
+    first.install("dev", DEMO).await;
+    let user = User::begin(&cluster).await;
+    let traffic = user.traffic().await.start();
+    changes(&first, &user, &traffic).await;
+    goes(&first, &user, &traffic).await;
+
+    // Another Helm, another name, another namespace: the definitions and everything of the user's are taken over.
+    let second = Release::prepare(&cluster, 4, "second").await;
+    let (relays, backends) = (user.relays().await, user.backends().await);
+    let said = second.install("dev", DEMO).await;
+    assert!(said.contains("were here already"), "the definitions are another's, which nobody says:\n{said}");
+    user.namespace.apply(&[provider("local", &json!({"queue": {"maxLength": 50}}))]).await;
+    user.ready().await;
+    assert_eq!((user.relays().await, user.backends().await), (relays, backends), "the next release restarts nothing");
+    changes(&second, &user, &traffic).await;
+    goes(&second, &user, &traffic).await;
+    traffic.finish().await.expect_all_answered();
+}
+
+/// The release is tested, upgraded and rolled back. Relays follow, backends stay as they are.
+async fn changes(release: &Release, user: &User, traffic: &Running) {
+    traffic.wait_for_answers(6).await;
+    let said = release.test().await;
+    assert!(said.contains("Succeeded"), "{said}");
+    let backends = user.backends().await;
+
+    release.upgrade(NEXT, &format!("{DEMO} --set worker.resources.limits.memory=300Mi")).await;
+    user.relay_of(NEXT).await;
+    user.pool("own", "one Pod that is outdated", |pool| pool.data["status"]["outdated"] == 1).await;
+    assert_eq!(user.backends().await, backends, "a new operator restarts no backend");
+    traffic.wait_for_answers(6).await;
+
+    release.rollback(1).await;
+    user.relay_of("dev").await;
+    user.pool("own", "no Pod that is outdated", |pool| pool.data["status"]["outdated"] == 0).await;
+    assert_eq!(user.backends().await, backends, "nor does the old one that comes back");
+    traffic.wait_for_answers(6).await;
+}
+
+/// The release goes, and nothing of it stays; of the user's, everything.
+async fn goes(release: &Release, user: &User, traffic: &Running) {
+    let operator = release.operator();
+    let here = release.objects().await;
+    for object in [
+        &format!("ClusterRole/{operator}.{}", release.namespace.name),
+        &format!("Deployment/{operator}"),
+        &format!("Secret/{}-modelrelay-webhook-certificate", release.name),
+        "Provider/demo",
+        "Secret/demo-worker",
+        "Secret/demo-admin",
+        "Deployment/demo-backend",
+    ] {
+        assert!(here.iter().any(|name| name == object), "{object} is not looked for, only {here:#?}");
+    }
+    let (relays, backends) = (user.relays().await, user.backends().await);
+    release.uninstall(&[]).await;
+    let definitions = release.namespace.kubectl("get crd providers.modelrelay.io workerpools.modelrelay.io").await;
+    assert_eq!(definitions.lines().count(), 3, "{definitions}");
+    traffic.wait_for_answers(12).await;
+    assert_eq!((user.relays().await, user.backends().await), (relays, backends), "the user's Pods stay");
+}

@@ -1,0 +1,172 @@
+//! A Prometheus of the test's own: Debian's package, with the scrape jobs and the rules that are shipped.
+//!
+//! Debian builds it without Kubernetes' service discovery. So the test lists the Pods and hands Prometheus what that
+//! discovery would: a target for each port of each container, under the same `__meta_kubernetes_` labels. Which of them are
+//! scraped, as which job and with which labels, is then decided by the shipped `relabel_configs`, in Prometheus itself.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::Path,
+    process::Stdio,
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use modelrelay_cluster::{Command, PATIENCE, http, wait_until};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::process::Child;
+
+/// Root of the repository.
+pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+const TARGETS: &str = "pods.json";
+
+/// A running Prometheus, which ends, and its data with it, when it is dropped.
+pub(crate) struct Prometheus {
+    address: SocketAddr,
+    dir: TempDir,
+    _child: Child,
+}
+
+impl Prometheus {
+    /// Starts one that scrapes every second and knows no Pods yet.
+    pub(crate) async fn start() -> Self {
+        install().await;
+        let dir = tempfile::tempdir().expect("a folder for its data");
+        fs::write(dir.path().join("prometheus.yml"), configuration(dir.path())).expect("its configuration is written");
+        fs::write(dir.path().join(TARGETS), "[]").expect("its targets are written");
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+        let address = port.expect("a free port");
+        let log = fs::File::create(dir.path().join("log")).expect("its log can be written");
+        let child = tokio::process::Command::new("prometheus")
+            .current_dir(dir.path())
+            .args(["--config.file=prometheus.yml", "--storage.tsdb.path=data", "--log.level=warn"])
+            .arg(format!("--web.listen-address={address}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .expect("prometheus starts");
+        let prometheus = Self { address, dir, _child: child };
+        let ready =
+            async || http::fetch(address, "GET /-/ready", &[], &Value::Null).await.is_ok_and(|it| it.status == 200);
+        if tokio::time::timeout(PATIENCE, wait_until("Prometheus to be ready", PATIENCE * 2, ready)).await.is_err() {
+            panic!(
+                "prometheus does not start: {}",
+                fs::read_to_string(prometheus.dir.path().join("log")).unwrap_or_default()
+            );
+        }
+        prometheus
+    }
+
+    /// Tells it which Pods there are.
+    pub(crate) fn discover(&self, pods: &[Pod]) {
+        let targets: Vec<Value> = pods.iter().flat_map(targets).collect();
+        // It reads the file whenever it changes, so it must never be half.
+        let new = self.dir.path().join("new");
+        fs::write(&new, json!(targets).to_string()).expect("its targets are written");
+        fs::rename(&new, self.dir.path().join(TARGETS)).expect("its targets are replaced");
+    }
+
+    /// `data` of what its API says under this path.
+    pub(crate) async fn api(&self, path: &str) -> Value {
+        let said = http::fetch(self.address, &format!("GET /api/v1/{path}"), &[], &Value::Null).await;
+        let mut said = said.unwrap_or_else(|error| panic!("{path}: {error}")).json();
+        assert_eq!(said["status"], "success", "{path}: {said}");
+        said["data"].take()
+    }
+
+    /// The samples that a query gives now: labels and value.
+    pub(crate) async fn query(&self, query: &str) -> Vec<(Value, f64)> {
+        let mut data = self.api(&format!("query?query={}", percent_encoded(query))).await;
+        assert_eq!(data["resultType"], "vector", "{query}");
+        let samples = data["result"].as_array_mut().expect("samples").iter_mut();
+        let number = |value: &Value| value.as_str().and_then(|text| text.parse().ok()).expect("a number");
+        samples.map(|sample| (sample["metric"].take(), number(&sample["value"][1]))).collect()
+    }
+
+    /// Waits until a query gives this one number.
+    pub(crate) async fn wait_for_number(&self, query: &str, number: f64) {
+        let is = async || matches!(self.query(query).await.as_slice(), [(_, value)] if (*value - number).abs() < 1e-9);
+        wait_until(&format!("{query} to give {number}"), PATIENCE, is).await;
+    }
+
+    /// Job and URL of everything that it scrapes, in order; and whether all of it answered at the last time.
+    pub(crate) async fn scraped(&self) -> (Vec<(String, String)>, bool) {
+        let data = self.api("targets?state=active").await;
+        let targets = data["activeTargets"].as_array().expect("targets");
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let mut scraped: Vec<_> =
+            targets.iter().map(|target| (text(&target["labels"]["job"]), text(&target["scrapeUrl"]))).collect();
+        scraped.sort();
+        (scraped, targets.iter().all(|target| target["health"] == "up"))
+    }
+}
+
+/// The shipped scrape jobs and rules, at a test's pace, with the targets from a file.
+fn configuration(dir: &Path) -> String {
+    let text = fs::read_to_string(format!("{ROOT}/deploy/prometheus/scrape.yaml")).expect("the scrape jobs are there");
+    let mut config: Value = serde_yaml::from_str(&text).expect("the scrape jobs are YAML");
+    config["global"] = json!({"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"});
+    for job in config["scrape_configs"].as_array_mut().expect("jobs") {
+        let job = job.as_object_mut().expect("a job");
+        assert_eq!(job.remove("kubernetes_sd_configs"), Some(json!([{"role": "pod"}])), "another way to find targets");
+        job.insert("file_sd_configs".to_owned(), json!([{"files": [TARGETS], "refresh_interval": "1s"}]));
+    }
+    let rules = format!("{ROOT}/charts/modelrelay/files/rules/modelrelay.yaml");
+    for name in config["rule_files"].as_array().expect("rule files") {
+        fs::copy(&rules, dir.join(name.as_str().expect("a file name"))).expect("the rules are there");
+    }
+    serde_yaml::to_string(&config).expect("YAML")
+}
+
+/// What Kubernetes' service discovery makes of a Pod, as far as our jobs ask for it.
+fn targets(pod: &Pod) -> Vec<Value> {
+    let (Some(spec), Some(status)) = (&pod.spec, &pod.status) else { return Vec::new() };
+    let Some(ip) = &status.pod_ip else { return Vec::new() };
+    let mut labels = json!({
+        "__meta_kubernetes_namespace": pod.namespace(),
+        "__meta_kubernetes_pod_name": pod.name_any(),
+        "__meta_kubernetes_pod_phase": status.phase,
+    });
+    for (label, value) in pod.labels() {
+        let label: String = label.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        labels[format!("__meta_kubernetes_pod_label_{label}")] = json!(value);
+        labels[format!("__meta_kubernetes_pod_labelpresent_{label}")] = json!("true");
+    }
+    let mut targets = Vec::new();
+    for container in spec.containers.iter().chain(spec.init_containers.iter().flatten()) {
+        for port in container.ports.iter().flatten() {
+            let mut labels = labels.clone();
+            labels["__meta_kubernetes_pod_container_name"] = json!(container.name);
+            labels["__meta_kubernetes_pod_container_port_name"] = json!(port.name.as_deref().unwrap_or_default());
+            targets.push(json!({"targets": [format!("{ip}:{}", port.container_port)], "labels": labels}));
+        }
+    }
+    targets
+}
+
+/// Where it is missing, and a package can be had without asking anybody.
+async fn install() {
+    let is_there = async || Command::new("/bin/sh").args(["-c", "command -v prometheus"]).output().await.success;
+    if is_there().await {
+        return;
+    }
+    let install = "apt-get install -qq -y --no-install-recommends prometheus";
+    let script = format!("{install} || {{ apt-get update -qq && {install}; }}");
+    let said = Command::new("/bin/sh").args(["-c", &script]).env("DEBIAN_FRONTEND", "noninteractive").output().await;
+    wait_until("prometheus, of Debian's package", Duration::from_secs(5), is_there).await;
+    assert!(said.success, "{}", said.stderr);
+}
+
+fn percent_encoded(text: &str) -> String {
+    let encode = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encode).collect()
+}

@@ -1,0 +1,96 @@
+//! Deleting a Provider, making it again, and the Secrets that outlive it.
+
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Secret, Service},
+};
+use kube::ResourceExt;
+use modelrelay_cluster::{PATIENCE, manifests, wait_until};
+use serde_json::{Value, json};
+
+use crate::setup::{LOCAL, Setup, message_of};
+
+const SECRETS: [&str; 3] = ["local-worker", "local-admin", "local-api-keys"];
+
+#[tokio::test]
+async fn a_provider_that_is_made_again_keeps_its_clients_keys() {
+    let spec = json!({"relay": {"requireApiKeys": true, "drainTimeout": "1s"}});
+    let setup = Setup::serving(&spec).await;
+    let (id, key) = setup.make_key(&setup.relays().await[0]).await;
+    setup.wait_for_status(&setup.relays().await[0], &key, 200).await;
+    setup.answers(Some(&key)).await;
+    assert_eq!(setup.ask("/v1/chat/completions", &[]).await.status, 401);
+    let mut before = Vec::new();
+    for secret in SECRETS {
+        let secret = setup.namespace.api::<Secret>().get(secret).await.expect("it is there");
+        assert_eq!(secret.owner_references(), &[], "{}", secret.name_any());
+        before.push((secret.uid(), secret.data));
+    }
+    let backends = setup.namespace.pod_names("modelrelay.io/pool=llama").await;
+
+    setup.namespace.kubectl("delete provider local").await;
+    setup.namespace.wait_gone(&setup.namespace.api::<Deployment>(), "local-relay").await;
+    setup.namespace.wait_gone(&setup.namespace.api::<Service>(), LOCAL).await;
+    setup.namespace.wait_gone(&setup.namespace.api::<Secret>(), "local-relay").await;
+    wait_until("the relay's Pods to be gone", PATIENCE, async || setup.relays().await.is_empty()).await;
+
+    setup.provide(&spec).await;
+    setup.condition("Ready", "True").await;
+    setup.connected().await;
+    for (secret, (uid, data)) in SECRETS.into_iter().zip(before) {
+        let now = setup.namespace.api::<Secret>().get(secret).await.expect("it is still there");
+        assert_eq!(now.uid(), uid, "{secret} is another");
+        // Compared without being printed. When a key was last used is written meanwhile; whether it works is seen below.
+        assert!(secret == "local-api-keys" || now.data == data, "{secret} holds something else");
+    }
+    setup.answers(Some(&key)).await;
+    assert_eq!(setup.ask("/v1/chat/completions", &[]).await.status, 401);
+    let listed = setup.admin(&setup.relays().await[0], "GET /admin/keys", &Value::Null).await;
+    assert_eq!(listed.json()["keys"][0]["id"], id, "{listed:?}");
+    assert_eq!(setup.namespace.pod_names("modelrelay.io/pool=llama").await, backends);
+}
+
+#[tokio::test]
+async fn secrets_go_with_the_provider_where_it_says_so() {
+    let spec = |policy: &str| json!({"secretsPolicy": policy, "relay": {"replicas": 0, "requireApiKeys": true}});
+    let setup = Setup::empty().await;
+    let secrets = setup.namespace.api::<Secret>();
+    for (policy, owners) in [("Delete", 1), ("Retain", 0), ("Delete", 1)] {
+        setup.provide(&spec(policy)).await;
+        for secret in SECRETS {
+            let owned = |it: &Secret| it.owner_references().len() == owners;
+            setup.namespace.wait_for(&secrets, secret, &format!("{owners} owners under {policy}"), owned).await;
+        }
+    }
+    setup.namespace.kubectl("delete provider local").await;
+    for secret in SECRETS {
+        setup.namespace.wait_gone(&secrets, secret).await;
+    }
+}
+
+#[tokio::test]
+async fn a_worker_secret_of_the_users_own_is_waited_for_and_never_written_to() {
+    let setup = Setup::empty().await;
+    setup.provide(&json!({"workerSecretRef": {"name": "own", "key": "value"}})).await;
+    setup.namespace.apply(&[manifests::worker_pool("llama", &manifests::demo_pool(LOCAL))]).await;
+    let waiting = setup.reason("Ready", "False", "SecretNotFound").await;
+    let message = message_of(&waiting, "Ready");
+    assert!(message.contains("spec.workerSecretRef") && message.contains("Secret own does not exist"), "{message}");
+    // Somebody may still make it: that is no dead end.
+    setup.reason("Reconciling", "True", "SecretNotFound").await;
+    setup.condition("Stalled", "False").await;
+
+    let secret = |key: &str| json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "own"}, "stringData": {key: "of-my-own"}});
+    setup.namespace.apply(&[secret("other-key")]).await;
+    let what = "the message says that the key is missing";
+    let says = |it: &kube::api::DynamicObject| message_of(it, "Ready").contains("has no text in the key value");
+    setup.namespace.wait_for(&setup.providers, LOCAL, what, says).await;
+    setup.namespace.apply(&[secret("value")]).await;
+    let version = setup.namespace.api::<Secret>().get("own").await.expect("it is there").resource_version();
+
+    setup.condition("Ready", "True").await;
+    setup.connected().await;
+    setup.answers(None).await;
+    assert!(setup.secret("local-worker").await["worker-secret"] == "of-my-own", "workers mount another value");
+    assert_eq!(setup.namespace.api::<Secret>().get("own").await.expect("it is there").resource_version(), version);
+}

@@ -1,0 +1,8 @@
+//! Providers as their users meet them: made, asked, changed, broken, deleted.
+
+mod configuration;
+mod keys;
+mod life;
+mod objects;
+mod serving;
+mod setup;

@@ -1,0 +1,251 @@
+//! What a Provider is made of: their shapes, that they come back, and that nobody else's are taken.
+
+use std::fmt::Debug;
+
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::{
+        core::v1::{Secret, Service, ServiceAccount},
+        networking::v1::NetworkPolicy,
+        policy::v1::PodDisruptionBudget,
+    },
+};
+use kube::{Api, Resource, ResourceExt, api::DeleteParams};
+use modelrelay_cluster::manifests;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use crate::setup::{LOCAL, Setup, message_of};
+
+/// All objects and no Pod.
+async fn at_zero(relay: &Value) -> Setup {
+    let mut relay = relay.clone();
+    relay["replicas"] = json!(0);
+    let setup = Setup::empty().await;
+    setup.provide(&json!({"relay": relay})).await;
+    setup.reason("Ready", "False", "ScaledToZero").await;
+    setup
+}
+
+#[tokio::test]
+async fn a_name_that_is_taken_stalls_the_provider_until_it_is_free() {
+    let setup = Setup::empty().await;
+    setup.namespace.apply(&[manifests::service(LOCAL, "somebody", 80, 8080)]).await;
+    let services = setup.namespace.api::<Service>();
+    let theirs = services.get(LOCAL).await.expect("it was made");
+    setup.provide(&json!({})).await;
+    let stalled = setup.reason("Stalled", "True", "NameTaken").await;
+    let message = message_of(&stalled, "Stalled");
+    assert!(message.contains("Service local exists and does not belong to this Provider"), "{message}");
+    setup.reason("Ready", "False", "NameTaken").await;
+    assert_eq!(services.get(LOCAL).await.expect("it is still there"), theirs);
+    setup.namespace.kubectl("delete service local").await;
+    setup.condition("Ready", "True").await;
+    setup.condition("Stalled", "False").await;
+    setup.namespace.service_address(LOCAL).await;
+}
+
+#[tokio::test]
+async fn a_secret_of_a_needed_name_is_not_taken_over_either() {
+    let setup = Setup::empty().await;
+    let theirs = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "local-admin"}, "stringData": {"token": "theirs"},
+    });
+    setup.namespace.apply(&[theirs]).await;
+    let version = setup.namespace.api::<Secret>().get("local-admin").await.expect("it was made").resource_version();
+    setup.provide(&json!({"relay": {"replicas": 0}})).await;
+    let stalled = setup.reason("Stalled", "True", "NameTaken").await;
+    assert!(message_of(&stalled, "Stalled").contains("Secret local-admin"), "{stalled:?}");
+    let now = setup.namespace.api::<Secret>().get("local-admin").await.expect("it is there");
+    assert_eq!((now.resource_version(), now.owner_references().len()), (version, 0));
+}
+
+/// Deletes an object, and waits for another of its name.
+async fn comes_back<K>(setup: &Setup, name: &str)
+where
+    K: Resource<Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned + Send + 'static,
+    K::DynamicType: Default,
+{
+    let api: Api<K> = setup.namespace.api();
+    let before = api.get(name).await.expect("it was made").uid();
+    api.delete(name, &DeleteParams::default()).await.expect("it can be deleted");
+    let another = |it: &K| it.uid().is_some() && it.uid() != before;
+    setup.namespace.wait_for(&api, name, "another one in its place", another).await;
+}
+
+#[tokio::test]
+async fn what_is_deleted_comes_back() {
+    let setup = at_zero(&json!({})).await;
+    comes_back::<Service>(&setup, "local").await;
+    comes_back::<Service>(&setup, "local-workers").await;
+    comes_back::<PodDisruptionBudget>(&setup, "local-relay").await;
+    comes_back::<NetworkPolicy>(&setup, "local-relay").await;
+    comes_back::<ServiceAccount>(&setup, "local-relay").await;
+    comes_back::<Secret>(&setup, "local-relay").await;
+}
+
+#[tokio::test]
+async fn what_is_changed_is_put_right() {
+    let setup = at_zero(&json!({})).await;
+    let patch = r#"{"spec": {"publishNotReadyAddresses": false}}"#;
+    setup.namespace.kubectl("patch service local-workers --type merge --patch").arg(patch).await;
+    let right = |it: &Service| it.spec.as_ref().and_then(|spec| spec.publish_not_ready_addresses) == Some(true);
+    setup
+        .namespace
+        .wait_for(&setup.namespace.api::<Service>(), "local-workers", "unready relays are in DNS", right)
+        .await;
+    let patch = r#"{"spec": {"ingress": []}}"#;
+    setup.namespace.kubectl("patch networkpolicy local-relay --type merge --patch").arg(patch).await;
+    let right = |it: &NetworkPolicy| {
+        it.spec.as_ref().and_then(|spec| spec.ingress.as_ref()).is_some_and(|rules| rules.len() == 3)
+    };
+    setup.namespace.wait_for(&setup.namespace.api::<NetworkPolicy>(), "local-relay", "its three rules", right).await;
+}
+
+fn selector() -> Value {
+    json!({
+        "app.kubernetes.io/name": "modelrelay", "app.kubernetes.io/component": "relay", "modelrelay.io/provider": "local",
+    })
+}
+
+/// An object as JSON.
+async fn seen(setup: &Setup, what: &str) -> Value {
+    let text = setup.namespace.kubectl(&format!("get {what} --output json")).await;
+    serde_json::from_str(&text).expect("kubectl prints JSON")
+}
+
+/// Checks every field that `wanted` has.
+fn assert_has(object: &Value, wanted: &Value) {
+    let mut merged = object.clone();
+    for (key, value) in wanted.as_object().expect("an object") {
+        merged[key] = value.clone();
+    }
+    assert_eq!(object, &merged);
+}
+
+#[tokio::test]
+async fn objects_have_the_shapes_that_a_cluster_enforces() {
+    let setup = at_zero(&json!({})).await;
+    let system = modelrelay_cluster::SYSTEM_NAMESPACE;
+    let port = |number: u16| json!([{"port": number, "protocol": "TCP"}]);
+    let policy = seen(&setup, "networkpolicy local-relay").await;
+    assert_eq!(
+        policy["spec"],
+        json!({
+            "podSelector": {"matchLabels": selector()},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"ports": port(8080)},
+                {"ports": port(8081), "from": [{"podSelector": {}}]},
+                {"ports": port(8082), "from": [
+                    {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": system}}},
+                    {"namespaceSelector": {}},
+                ]},
+            ],
+        })
+    );
+    let budget = seen(&setup, "pdb local-relay").await;
+    assert_eq!(
+        budget["spec"],
+        json!({"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": {"matchLabels": selector()}})
+    );
+    let clients = &seen(&setup, "service local").await["spec"];
+    let http = json!([{"name": "http", "port": 80, "protocol": "TCP", "targetPort": "client", "appProtocol": "http"}]);
+    assert_has(clients, &json!({"type": "ClusterIP", "selector": selector(), "ports": http}));
+    let workers = &seen(&setup, "service local-workers").await["spec"];
+    let dialled =
+        json!([{"name": "workers", "port": 8081, "protocol": "TCP", "targetPort": "workers", "appProtocol": "http"}]);
+    let headless =
+        json!({"clusterIP": "None", "publishNotReadyAddresses": true, "selector": selector(), "ports": dialled});
+    assert_has(workers, &headless);
+    assert_owned(&setup).await;
+}
+
+/// Everything goes with the Provider but the three Secrets, and carries its labels.
+async fn assert_owned(setup: &Setup) {
+    let uid = setup.providers.get(LOCAL).await.expect("it is there").uid();
+    let kinds = "service,serviceaccount,deployment,pdb,networkpolicy,secret";
+    let found = seen(setup, &format!("{kinds} --selector modelrelay.io/provider=local")).await;
+    let items = found["items"].as_array().expect("a list");
+    let mut names: Vec<String> = Vec::new();
+    for item in items {
+        let (name, labels) = (item["metadata"]["name"].as_str().expect("a name"), &item["metadata"]["labels"]);
+        names.push(format!("{} {name}", item["kind"].as_str().expect("a kind")));
+        assert_eq!(labels["app.kubernetes.io/managed-by"], "modelrelay-operator", "{name}");
+        assert_eq!(
+            (&labels["app.kubernetes.io/name"], &labels["app.kubernetes.io/part-of"]),
+            (&json!("modelrelay"), &json!("modelrelay"))
+        );
+        assert_eq!(
+            (&labels["app.kubernetes.io/instance"], &labels["app.kubernetes.io/component"]),
+            (&json!(LOCAL), &json!("relay"))
+        );
+        let owner = item["metadata"]["ownerReferences"][0]["uid"].as_str().map(str::to_owned);
+        let stays = ["local-worker", "local-admin"].contains(&name);
+        assert_eq!(owner, uid.clone().filter(|_| !stays), "{name}");
+    }
+    names.sort();
+    let wanted = [
+        "Deployment local-relay",
+        "NetworkPolicy local-relay",
+        "PodDisruptionBudget local-relay",
+        "Secret local-admin",
+        "Secret local-relay",
+        "Secret local-worker",
+        "Service local",
+        "Service local-workers",
+        "ServiceAccount local-relay",
+    ];
+    assert_eq!(names, wanted);
+}
+
+#[tokio::test]
+async fn what_the_spec_says_about_the_network_is_in_the_objects() {
+    let setup = at_zero(&json!({
+        "service": {"type": "NodePort", "port": 8000, "workers": true, "annotations": {"example.com/lb": "internal"}},
+        "networkPolicy": {
+            "from": [{"ipBlock": {"cidr": "192.0.2.0/24"}}],
+            "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+        },
+    }))
+    .await;
+    let service = seen(&setup, "service local").await;
+    assert_eq!(service["metadata"]["annotations"]["example.com/lb"], "internal");
+    let ports = service["spec"]["ports"].as_array().expect("ports");
+    let ports: Vec<_> = ports.iter().map(|port| (&port["name"], &port["port"], &port["targetPort"])).collect();
+    let wanted = (json!("http"), json!("workers"), json!(8000), json!(8081), json!("client"));
+    assert_eq!(ports, [(&wanted.0, &wanted.2, &wanted.4), (&wanted.1, &wanted.3, &wanted.1)]);
+    assert_eq!(service["spec"]["type"], "NodePort");
+    let policy = seen(&setup, "networkpolicy local-relay").await;
+    let ingress = &policy["spec"]["ingress"];
+    assert_eq!(ingress[1]["from"], json!([{"podSelector": {}}, {"ipBlock": {"cidr": "192.0.2.0/24"}}]));
+    let named =
+        |namespace: &str| json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}});
+    assert_eq!(ingress[2]["from"], json!([named(modelrelay_cluster::SYSTEM_NAMESPACE), named("monitoring")]));
+    let provider = setup.providers.get(LOCAL).await.expect("it is there");
+    let endpoint = format!("http://local.{}.svc:8000/v1", setup.namespace.name);
+    assert_eq!(provider.data["status"]["endpoint"], endpoint);
+    // Switched off, it goes.
+    setup.patch(&json!({"relay": {"networkPolicy": {"enabled": false}}})).await;
+    setup.namespace.wait_gone(&setup.namespace.api::<NetworkPolicy>(), "local-relay").await;
+}
+
+#[tokio::test]
+async fn only_where_keys_are_kept_has_a_relay_rights() {
+    let setup = at_zero(&json!({"requireApiKeys": true})).await;
+    let role = seen(&setup, "role local-relay").await;
+    let rule = json!({
+        "apiGroups": [""], "resources": ["secrets"], "resourceNames": ["local-api-keys"], "verbs": ["get", "update", "patch"],
+    });
+    assert_eq!(role["rules"], json!([rule]));
+    let account = format!("system:serviceaccount:{}:local-relay", setup.namespace.name);
+    let can =
+        async |what: &str| setup.namespace.kubectl(&format!("auth can-i {what} --as {account}")).output().await.success;
+    assert!(can("update secret/local-api-keys").await);
+    assert!(!can("get secret/local-admin").await && !can("list secrets").await && !can("get pods").await);
+    setup.patch(&json!({"relay": {"requireApiKeys": false}})).await;
+    setup.namespace.wait_gone(&setup.namespace.api::<k8s_openapi::api::rbac::v1::Role>(), "local-relay").await;
+    setup.namespace.wait_gone(&setup.namespace.api::<k8s_openapi::api::rbac::v1::RoleBinding>(), "local-relay").await;
+    // The keys are the clients'.
+    setup.namespace.api::<Secret>().get("local-api-keys").await.expect("it stays");
+}

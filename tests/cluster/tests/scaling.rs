@@ -1,0 +1,362 @@
+//! Pools by number: scaled by the operator, from zero too, by hand, and by an HPA; and the pools that have no number of
+//! their own, one Pod a node or workers before somebody else's backend.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
+use kube::{Api, api::DynamicObject};
+use modelrelay_cluster::{
+    Cluster, Namespace, PATIENCE, http,
+    manifests::{DEMO_MODEL, demo_backend, demo_pool, provider, worker_pool},
+    namespace::has_condition,
+    traffic::Traffic,
+    wait_until,
+};
+use serde_json::{Value, json};
+
+/// A namespace with a Provider `local` and one pool.
+struct Scene {
+    namespace: Namespace,
+    pools: Api<DynamicObject>,
+    pool: &'static str,
+}
+
+impl Scene {
+    /// Applies both, with `change` made to a pool of demo backends, and waits until the Provider is ready.
+    async fn new(pool: &'static str, provider_spec: Value, change: Value) -> Self {
+        Self::of(pool, provider_spec, with(demo_pool("local"), change)).await
+    }
+
+    async fn of(pool: &'static str, provider_spec: Value, pool_spec: Value) -> Self {
+        let namespace = Cluster::connect().await.namespace("scaling").await;
+        namespace.apply(&[provider("local", &provider_spec), worker_pool(pool, &pool_spec)]).await;
+        let providers = namespace.custom("modelrelay.io/v1alpha1", "Provider");
+        namespace.wait_for_condition(&providers, "local", "Ready", "True").await;
+        let pools = namespace.custom("modelrelay.io/v1alpha1", "WorkerPool");
+        Self { namespace, pools, pool }
+    }
+
+    async fn address(&self) -> SocketAddr {
+        self.namespace.service_address("local").await
+    }
+
+    /// Waits until a condition has this status and this reason; gives the pool.
+    async fn condition(&self, kind: &str, status: &str, reason: &str) -> DynamicObject {
+        let what = format!("{kind}={status}, reason {reason}");
+        let holds =
+            |pool: &DynamicObject| has_condition(pool, kind, status) && condition(pool, kind)["reason"] == reason;
+        self.namespace.wait_for(&self.pools, self.pool, &what, holds).await
+    }
+
+    /// Waits until the pool asks for so many Pods, so many of its workers are connected, and no other Pod is left.
+    async fn settled_at(&self, number: u64) -> DynamicObject {
+        let what = format!("{number} Pods asked for, there and connected");
+        let holds = |pool: &DynamicObject| {
+            let (spec, status) = (&pool.data["spec"], &pool.data["status"]);
+            spec["replicas"] == number && status["replicas"] == number && status["connected"] == number
+        };
+        self.namespace.wait_for(&self.pools, self.pool, &what, holds).await
+    }
+
+    async fn get(&self) -> DynamicObject {
+        self.pools.get(self.pool).await.expect("the pool is there")
+    }
+
+    async fn pods(&self) -> Vec<Pod> {
+        self.namespace.pods(&format!("modelrelay.io/pool={}", self.pool)).await
+    }
+
+    async fn deployment_replicas(&self) -> Option<i32> {
+        let deployment = self.namespace.api::<Deployment>().get(&format!("{}-backend", self.pool)).await;
+        deployment.expect("the pool has a Deployment").spec.and_then(|spec| spec.replicas)
+    }
+
+    async fn scale(&self, replicas: u32) {
+        self.namespace.kubectl(&format!("scale wp {} --replicas {replicas}", self.pool)).await;
+    }
+
+    /// What `GET /scale` says: replicas asked for, replicas there, selector.
+    async fn scale_read(&self) -> (i64, i64, Value) {
+        let (namespace, pool) = (&self.namespace.name, self.pool);
+        let path = format!("/apis/modelrelay.io/v1alpha1/namespaces/{namespace}/workerpools/{pool}/scale");
+        let scale = self.namespace.kubectl(&format!("get --raw {path}")).await;
+        let mut scale: Value = serde_json::from_str(&scale).expect("a Scale is JSON");
+        assert_eq!(scale["kind"], "Scale");
+        // The kind leaves a zero out.
+        let asked = scale["spec"]["replicas"].as_i64().unwrap_or_default();
+        (asked, scale["status"]["replicas"].as_i64().expect("a number"), scale["status"]["selector"].take())
+    }
+
+    /// Waits until the relay knows that requests for a model may wait, though no worker serves it.
+    async fn wait_for_cold(&self, model: &str) {
+        let label = format!("model=\"{model}\"");
+        let known = async || {
+            let metrics = self.relay_metrics().await;
+            metrics.lines().any(|line| line.starts_with("modelrelay_queue_depth{") && line.contains(&label))
+        };
+        wait_until(&format!("a queue for {model} on the relay"), PATIENCE, known).await;
+    }
+
+    async fn relay_metrics(&self) -> String {
+        let relays = self.namespace.pods("modelrelay.io/provider=local,app.kubernetes.io/component=relay").await;
+        let ip = relays.first().and_then(|pod| pod.status.clone()?.pod_ip).expect("a relay runs");
+        let address = SocketAddr::new(ip.parse().expect("an address"), 8082);
+        http::fetch(address, "GET /metrics", &[], &Value::Null).await.map(|reply| reply.body).unwrap_or_default()
+    }
+
+    /// Whether the relay holds so many requests for want of a worker.
+    async fn wait_for_waiting(&self, number: usize) {
+        let waiting = async || {
+            let metrics = self.relay_metrics().await;
+            let depths = metrics.lines().filter(|line| line.starts_with("modelrelay_queue_depth{"));
+            depths.filter_map(|line| line.rsplit(' ').next()?.parse::<usize>().ok()).sum::<usize>() == number
+        };
+        wait_until(&format!("{number} requests in the queue"), PATIENCE, waiting).await;
+    }
+}
+
+fn with(mut spec: Value, more: Value) -> Value {
+    let Value::Object(more) = more else { return spec };
+    more.into_iter().for_each(|(key, value)| spec[key] = value);
+    spec
+}
+
+fn condition<'a>(pool: &'a DynamicObject, kind: &str) -> &'a Value {
+    let conditions = pool.data["status"]["conditions"].as_array();
+    conditions.into_iter().flatten().find(|condition| condition["type"] == kind).unwrap_or(&Value::Null)
+}
+
+fn chat(model: &str) -> Value {
+    json!({"model": model, "messages": [{"role": "user", "content": "hello"}]})
+}
+
+#[tokio::test]
+async fn a_request_waits_for_a_pool_at_zero_wakes_it_and_is_answered_and_the_pool_sleeps_again() {
+    let scaling = json!({"minReplicas": 0, "maxReplicas": 2, "scaleDownDelay": "2s"});
+    let scene = Scene::new("sleeper", json!({}), json!({"models": [DEMO_MODEL], "scaling": scaling})).await;
+    let pool = scene.condition("Ready", "True", "ScaledToZero").await;
+    assert_eq!(pool.data["spec"]["replicas"], 0, "it starts at zero");
+    assert_eq!(scene.pods().await.len(), 0);
+    scene.wait_for_cold(DEMO_MODEL).await;
+
+    // Each answer takes longer than the delay, so a pool that slept while one is running would cut it.
+    let traffic = Traffic::to(scene.address().await).streams(3).words(80).start();
+    scene.condition("Ready", "True", "Serving").await;
+    traffic.wait_for_answers(6).await;
+    traffic.finish().await.expect_all_answered();
+
+    let pool = scene.settled_at(0).await;
+    scene.condition("Ready", "True", "ScaledToZero").await;
+    assert_eq!(pool.data["status"]["models"], json!([DEMO_MODEL]), "what a request may wake it for is kept");
+    assert_eq!(pool.data["status"]["modelCount"], 1);
+    let told = scene.namespace.kubectl("get events --output jsonpath={.items[*].reason}").await;
+    for reason in ["ScaledUp", "ScaledDown"] {
+        assert!(told.contains(reason), "no Event {reason}: {told}");
+    }
+}
+
+#[tokio::test]
+async fn requests_for_a_model_that_no_pool_lists_wake_nothing() {
+    // The catalogue has a model that no pool lists: requests for it wait like others, and nobody is to blame.
+    let catalogue = json!({"models": [{"id": DEMO_MODEL}, {"id": "lonely"}], "queue": {"coldTimeout": "6s"}});
+    let scaling = json!({"minReplicas": 0, "maxReplicas": 2, "scaleDownDelay": "5m"});
+    let scene = Scene::new("listed", catalogue, json!({"models": [DEMO_MODEL], "scaling": scaling})).await;
+    scene.condition("Ready", "True", "ScaledToZero").await;
+    scene.wait_for_cold(DEMO_MODEL).await;
+    let address = scene.address().await;
+
+    let unknown = http::fetch(address, "POST /v1/chat/completions", &[], &chat("unheard-of")).await.expect("an answer");
+    assert_eq!((unknown.status, &unknown.json()["error"]["code"]), (404, &json!("model_not_found")));
+    let started = Instant::now();
+    let lonely = http::fetch(address, "POST /v1/chat/completions", &[], &chat("lonely")).await.expect("an answer");
+    let waited = started.elapsed();
+    assert!(matches!(lonely.status, 503 | 504), "{lonely:?}");
+    // Several looks of the operator, which come every second.
+    assert!(waited > Duration::from_secs(5), "it did not wait in the queue, but {waited:?}: {lonely:?}");
+    assert_eq!(scene.get().await.data["spec"]["replicas"], 0, "woken for a model that it does not list");
+
+    // The same request for the other model does wake it, or the above proves nothing.
+    let body = chat(DEMO_MODEL);
+    let listed = http::fetch(address, "POST /v1/chat/completions", &[], &body);
+    let woken =
+        scene.namespace.wait_for(&scene.pools, scene.pool, "to be woken", |pool| pool.data["spec"]["replicas"] == 1);
+    let _ = tokio::join!(listed, woken);
+}
+
+#[tokio::test]
+async fn a_pool_grows_with_its_load_and_shrinks_with_it_and_cuts_nothing() {
+    let scaling = json!({"minReplicas": 1, "maxReplicas": 3, "targetRequestsPerReplica": 4, "scaleDownDelay": "3s"});
+    let scene = Scene::new("busy", json!({}), json!({"maxConcurrency": 4, "scaling": scaling})).await;
+    scene.settled_at(1).await;
+    let address = scene.address().await;
+
+    let steady = Traffic::to(address).streams(2).words(80).start();
+    steady.wait_for_underway(2).await;
+    let burst = Traffic::to(address).streams(8).words(80).start();
+    scene.settled_at(3).await;
+    burst.wait_for_answers(8).await;
+    burst.finish().await.expect_all_answered();
+    // The steady ones go on while the Pods leave that they may run on.
+    scene.settled_at(1).await;
+    steady.wait_for_answers(2).await;
+    steady.finish().await.expect_all_answered();
+}
+
+#[tokio::test]
+async fn kubectl_scale_works_and_the_scale_says_what_is() {
+    let scene = Scene::new("manual", json!({}), json!({})).await;
+    scene.settled_at(1).await;
+    let selector = json!("modelrelay.io/pool=manual");
+    assert_eq!(scene.scale_read().await, (1, 1, selector.clone()));
+
+    scene.scale(2).await;
+    scene.settled_at(2).await;
+    assert_eq!(scene.scale_read().await, (2, 2, selector.clone()));
+    assert_eq!(scene.deployment_replicas().await, Some(2));
+    assert_eq!(scene.pods().await.len(), 2, "the selector finds the Pods");
+
+    scene.scale(0).await;
+    scene.settled_at(0).await;
+    scene.condition("Ready", "True", "ScaledToZero").await;
+    assert_eq!(scene.scale_read().await, (0, 0, selector));
+    // A number that somebody set is theirs: nothing but they change it, and a refusal names the field.
+    let refused = scene.namespace.kubectl("scale wp manual --replicas -1").expect_failure().await;
+    assert!(refused.contains("replicas"), "{refused}");
+}
+
+#[tokio::test]
+async fn an_hpa_scales_a_pool_through_its_scale() {
+    let scene = Scene::new("autoscaled", json!({}), json!({})).await;
+    scene.settled_at(1).await;
+    let hpa = json!({
+        "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "autoscaled"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool", "name": "autoscaled"},
+            "minReplicas": 2, "maxReplicas": 3,
+            "metrics": [{
+                "type": "External",
+                "external": {
+                    "metric": {"name": "modelrelay_requests", "selector": {"matchLabels": {"provider": "local"}}},
+                    "target": {"type": "AverageValue", "averageValue": "24"},
+                },
+            }],
+        },
+    });
+    scene.namespace.apply(&[hpa]).await;
+    // Nothing serves that metric here, and the HPA needs none to keep its minimum.
+    let pool = scene.settled_at(2).await;
+    assert_eq!(condition(&pool, "Stalled")["status"], "False", "an HPA on a pool without scaling is no conflict");
+    let able = "get hpa autoscaled --output jsonpath={.status.conditions[?(@.type==\"AbleToScale\")].status}";
+    assert_eq!(scene.namespace.kubectl(able).await, "True");
+}
+
+#[tokio::test]
+async fn somebody_elses_number_shows_and_is_yielded_to_and_taken_back_after_the_delay() {
+    let scaling = json!({"minReplicas": 0, "maxReplicas": 4, "scaleDownDelay": "20s"});
+    let scene = Scene::new("contested", json!({}), json!({"models": [DEMO_MODEL], "scaling": scaling})).await;
+    scene.condition("Ready", "True", "ScaledToZero").await;
+
+    scene.scale(1).await;
+    let pool = scene.condition("Ready", "True", "ScalingConflict").await;
+    assert_eq!(condition(&pool, "Stalled")["status"], "False", "one write is respected: {:#}", pool.data);
+    assert_eq!(pool.data["spec"]["replicas"], 1);
+    scene.scale(2).await;
+    let pool = scene.condition("Stalled", "True", "ScalingConflict").await;
+    let message = condition(&pool, "Stalled")["message"].as_str().unwrap_or_default().to_owned();
+    assert!(message.contains("spec.replicas") && message.contains("spec.scaling"), "{message}");
+    assert_eq!(pool.data["spec"]["replicas"], 2, "while yielding, the operator leaves the number alone");
+
+    // In peace, the operator scales again: to zero, for there is no load.
+    scene.settled_at(0).await;
+    let pool = scene.condition("Ready", "True", "ScaledToZero").await;
+    assert_eq!(condition(&pool, "Stalled")["status"], "False");
+}
+
+#[tokio::test]
+async fn a_pool_at_zero_that_knows_no_model_says_so_and_one_run_teaches_it() {
+    let scaling = json!({"minReplicas": 0, "maxReplicas": 2, "scaleDownDelay": "3s"});
+    let scene = Scene::new("ignorant", json!({}), json!({"models": ["*"], "scaling": scaling})).await;
+    let pool = scene.condition("Ready", "False", "ModelsUnknown").await;
+    assert_eq!(pool.data["spec"]["replicas"], 0);
+    let message = condition(&pool, "Ready")["message"].as_str().unwrap_or_default().to_owned();
+    assert!(message.contains("spec.models") && message.contains("spec.replicas"), "{message}");
+
+    scene.scale(1).await;
+    // Up it is known, then it sleeps on its own and remembers.
+    let pool = scene.namespace.wait_for(&scene.pools, scene.pool, "models in its status", |pool| {
+        pool.data["status"]["models"] == json!([DEMO_MODEL])
+    });
+    pool.await;
+    let pool = scene.settled_at(0).await;
+    assert_eq!(pool.data["status"]["models"], json!([DEMO_MODEL]));
+    scene.condition("Ready", "True", "ScaledToZero").await;
+
+    scene.wait_for_cold(DEMO_MODEL).await;
+    let traffic = Traffic::to(scene.address().await).streams(1).words(10).start();
+    traffic.wait_for_answers(1).await;
+    traffic.finish().await.expect_all_answered();
+}
+
+#[tokio::test]
+async fn a_pool_at_zero_by_hand_holds_requests_until_somebody_scales_it() {
+    let scene = Scene::new("held", json!({}), json!({"models": [DEMO_MODEL], "replicas": 0})).await;
+    scene.condition("Ready", "True", "ScaledToZero").await;
+    scene.wait_for_cold(DEMO_MODEL).await;
+    let traffic = Traffic::to(scene.address().await).streams(2).words(10).start();
+    scene.wait_for_waiting(2).await;
+    assert_eq!(scene.get().await.data["spec"]["replicas"], 0, "without scaling nobody but its owner wakes it");
+    scene.scale(1).await;
+    traffic.wait_for_answers(2).await;
+    traffic.finish().await.expect_all_answered();
+}
+
+#[tokio::test]
+async fn a_daemon_set_runs_one_pod_on_the_node_and_serves() {
+    let mut template = demo_pool("local")["template"].take();
+    template["kind"] = json!("DaemonSet");
+    let scene = Scene::new("everywhere", json!({}), json!({"template": template})).await;
+    let pool = scene.condition("Ready", "True", "Serving").await;
+    assert_eq!((&pool.data["status"]["mode"], &pool.data["spec"]["replicas"]), (&json!("Template"), &Value::Null));
+    scene.namespace.rolled_out("daemonset/everywhere-backend").await;
+    assert_eq!(scene.pods().await.len(), 1);
+    let traffic = Traffic::to(scene.address().await).streams(3).words(10).start();
+    traffic.wait_for_answers(6).await;
+    traffic.finish().await.expect_all_answered();
+}
+
+#[tokio::test]
+async fn standalone_workers_serve_a_backend_at_a_url() {
+    let spec = json!({"provider": "local", "backend": {"url": "http://vllm"}, "maxConcurrency": 4, "standalone": {"replicas": 2}});
+    let scene = Scene::of("outside", json!({}), spec).await;
+    scene.namespace.apply(&demo_backend("vllm", 1)).await;
+    scene.namespace.rolled_out("deployment/vllm").await;
+    let pool = scene.condition("Ready", "True", "Serving").await;
+    assert_eq!(pool.data["status"]["mode"], "Standalone");
+    scene.namespace.rolled_out("deployment/outside-worker").await;
+    let containers = |pod: &Pod| pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
+    assert_eq!(scene.pods().await.iter().map(containers).collect::<Vec<_>>(), [1, 1], "workers without a backend");
+    let traffic = Traffic::to(scene.address().await).streams(6).words(20).start();
+    traffic.wait_for_answers(12).await;
+    traffic.finish().await.expect_all_answered();
+}
+
+#[tokio::test]
+async fn a_multiplexer_is_refused_clearly() {
+    let slots =
+        json!([{"id": "gpu0", "driver": "ollama", "url": "http://127.0.0.1:11434", "models": [{"id": "qwen3"}]}]);
+    let mut spec = with(demo_pool("local"), json!({"multiplexer": {"slots": slots}}));
+    spec.as_object_mut().expect("a spec").remove("backend");
+    let scene = Scene::of("juggler", json!({}), spec).await;
+    let pool = scene.condition("Stalled", "True", "MultiplexerUnsupported").await;
+    assert_eq!(condition(&pool, "Ready")["status"], "False");
+    let message = condition(&pool, "Stalled")["message"].as_str().unwrap_or_default().to_owned();
+    assert!(message.contains("spec.multiplexer") && message.contains("spec.backend"), "{message}");
+    let made = scene.namespace.api::<Deployment>().get_opt("juggler-backend").await.expect("Deployments can be read");
+    assert!(made.is_none(), "nothing half-working is made");
+    let told = scene.namespace.kubectl("get events --field-selector reason=MultiplexerUnsupported --output name").await;
+    assert!(!told.is_empty(), "an Event says so too");
+}

@@ -1,0 +1,68 @@
+//! A worker that is no Pod, as on somebody's GPU machine, dials the relays' Service. The ClusterIP is the load balancer here.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use k8s_openapi::api::core::v1;
+use modelrelay_cluster::traffic::Traffic;
+use modelrelay_cluster::{Cluster, PATIENCE, wait_until};
+use serde_json::json;
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+
+use crate::stack::{PROVIDER, Stack, provider};
+
+#[tokio::test]
+async fn a_worker_outside_reaches_every_relay_through_one_address() {
+    let namespace = Cluster::connect().await.namespace("traffic-outside").await;
+    let stack = Stack::apply(namespace, &[provider(&json!({"service": {"workers": true}}))], 0).await;
+    let secret = stack.namespace.api::<v1::Secret>().get("local-worker").await.expect("the operator made it");
+    let secret = secret.data.unwrap_or_default().remove("worker-secret").expect("it has the secret").0;
+    let backend = free_address();
+    let probe = free_address();
+    let _backend = start(&["demo", "--listen", &backend.to_string()], &[]);
+    wait_until("the backend", PATIENCE, async || TcpStream::connect(backend).await.is_ok()).await;
+    let settings = BTreeMap::from([
+        ("PROXY_URL", format!("http://{}:8081", stack.service.ip())),
+        ("PROVIDER_NAME", PROVIDER.to_owned()),
+        ("WORKER_NAME", "gpu-box".to_owned()),
+        ("WORKER_SECRET", String::from_utf8(secret).expect("a secret is text")),
+        ("BACKEND_URL", format!("http://{backend}")),
+        ("PROBE_ADDR", probe.to_string()),
+        ("MAX_CONCURRENCY", "40".to_owned()),
+        ("LOG_LEVEL", "warn".to_owned()),
+    ]);
+    let settings: Vec<(&str, &str)> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let _worker = start(&[], &settings);
+    stack.wait_for_workers(2, 1).await;
+
+    let traffic = Traffic::to(stack.service).streams(20).start();
+    traffic.wait_for_underway(20).await;
+    stack.change(&json!({"relay": {"replicas": 3}})).await;
+    stack.wait_for_workers(3, 1).await;
+    traffic.wait_for_answers(40).await;
+    traffic.finish().await.expect_all_answered();
+}
+
+/// The worker that `scripts/images` built, ended when it is dropped.
+fn start(arguments: &[&str], environment: &[(&str, &str)]) -> Child {
+    let program = worker_program();
+    let mut command = Command::new(&program);
+    // Nothing that this shell says to workers may reach this one.
+    command.env_clear().envs(environment.iter().copied()).args(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+    command.spawn().unwrap_or_else(|error| panic!("cannot start {}: {error}; run scripts/images", program.display()))
+}
+
+fn worker_program() -> PathBuf {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/images/bin/modelrelay-worker");
+    std::env::var_os("MODELRELAY_WORKER").map_or(built, PathBuf::from)
+}
+
+/// Nobody listened there a moment ago.
+fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("an address is free");
+    listener.local_addr().expect("it has one")
+}

@@ -1,0 +1,92 @@
+//! Relays end, in good order and otherwise, and others come.
+
+use std::fs;
+
+use k8s_openapi::api::core::v1;
+use kube::ResourceExt;
+use modelrelay_cluster::traffic::Running;
+use modelrelay_cluster::{PATIENCE, wait_until};
+use serde_json::json;
+
+use crate::stack::{Backends, CLIENTS, RELAY_PODS, Stack, expect_no_failure};
+
+#[tokio::test]
+async fn replacing_relays_and_changing_their_number_fails_no_request() {
+    let stack = Stack::start("traffic-relays", Backends::Injected, 2).await;
+    let (traffic, _permit) = stack.load().await;
+    let before = stack.namespace.pod_names(RELAY_PODS).await;
+    stack.namespace.kubectl("rollout restart deployment/local-relay").await;
+    stack.namespace.rolled_out("deployment/local-relay").await;
+    stack.wait_for_workers(2, 2).await;
+    let after = stack.namespace.pod_names(RELAY_PODS).await;
+    assert!(after.iter().all(|pod| !before.contains(pod)), "{before:?} should have been replaced: {after:?}");
+    traffic.wait_for_answers(CLIENTS).await;
+    expect_no_failure(&traffic, "the relays were replaced");
+
+    for replicas in [1, 2] {
+        stack.change(&json!({"relay": {"replicas": replicas}})).await;
+        stack.wait_for_workers(replicas, 2).await;
+        traffic.wait_for_answers(CLIENTS).await;
+        expect_no_failure(&traffic, &format!("the number of relays became {replicas}"));
+    }
+    traffic.finish().await.expect_all_answered();
+}
+
+/// What is lost is what that relay held, and what was sent to it before the Service knew.
+#[tokio::test]
+async fn a_killed_relay_breaks_only_its_own_requests() {
+    let stack = Stack::start("traffic-kill", Backends::Injected, 2).await;
+    let (traffic, _permit) = stack.load().await;
+    let pods = stack.namespace.pods(RELAY_PODS).await;
+    let [victim, survivor] = pods.as_slice() else { panic!("there should be two relays") };
+    kill_process_of(victim);
+    let came_back = async || restarts_of(&stack, &victim.name_any()).await == Some(1);
+    wait_until("the killed relay's restart", PATIENCE, came_back).await;
+    stack.wait_for_workers(2, 2).await;
+    traffic.wait_for_answers(CLIENTS).await;
+    expect_only_losses_of(&stack, &traffic, survivor).await;
+
+    let settled = traffic.counts();
+    traffic.wait_for_answers(2 * CLIENTS).await;
+    let now = traffic.counts();
+    let losses = |counts: &modelrelay_cluster::traffic::Counts| counts.cut.len() + counts.retryable.len();
+    assert_eq!(losses(&now), losses(&settled), "requests fail though the relay is back: {now}");
+
+    // As a node that is gone: nobody waits for the Pod's end.
+    stack.namespace.kubectl(&format!("delete pod {} --grace-period 0 --force", victim.name_any())).await;
+    stack.wait_for_workers(2, 2).await;
+    traffic.wait_for_answers(CLIENTS).await;
+    expect_only_losses_of(&stack, &traffic, survivor).await;
+    traffic.finish().await.expect_no_final_failure();
+}
+
+/// The other relay answered whatever it took, and no client saw anything that it would not try again.
+async fn expect_only_losses_of(stack: &Stack, traffic: &Running, survivor: &v1::Pod) {
+    let counts = traffic.counts();
+    counts.expect_no_final_failure();
+    let stats = stack.ask(survivor, "/admin/stats").await.expect("the other relay answers");
+    let ended = stats["providers"]["local"]["requests"].as_object().expect("requests by outcome").clone();
+    let answered_alone = ended.keys().all(|outcome| outcome == "ok");
+    assert!(answered_alone, "the relay that was not killed failed requests: {ended:?}; clients saw {counts}");
+}
+
+async fn restarts_of(stack: &Stack, pod: &str) -> Option<i32> {
+    let pod = stack.namespace.api::<v1::Pod>().get(pod).await.ok()?;
+    Some(pod.status?.container_statuses?.first()?.restart_count)
+}
+
+/// SIGKILL to the relay in this Pod: its processes are this machine's, in a control group named after the Pod.
+fn kill_process_of(pod: &v1::Pod) {
+    let uid = pod.uid().expect("Pods have one");
+    let of_pod = |pid: &str| {
+        let of = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        of("cgroup").contains(&uid) && of("cmdline").starts_with("/modelrelay-relay")
+    };
+    let processes = fs::read_dir("/proc").expect("this is Linux").filter_map(Result::ok);
+    let names = processes.filter_map(|entry| entry.file_name().into_string().ok());
+    let pids: Vec<String> =
+        names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).filter(|pid| of_pod(pid)).collect();
+    let [pid] = pids.as_slice() else { panic!("one relay should run in {}, not {pids:?}", pod.name_any()) };
+    let killed = std::process::Command::new("kill").args(["-KILL", pid]).status().expect("kill can be run");
+    assert!(killed.success(), "the relay of {} could not be killed", pod.name_any());
+}

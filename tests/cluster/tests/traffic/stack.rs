@@ -1,0 +1,194 @@
+//! A Provider with its backends and its clients.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use k8s_openapi::api::core::v1;
+use kube::{Api, api::DynamicObject};
+use modelrelay_cluster::http::fetch;
+use modelrelay_cluster::traffic::{Running, Traffic};
+use modelrelay_cluster::{Cluster, Namespace, PATIENCE, manifests, wait_until};
+use serde_json::{Value, json};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// The Provider.
+pub(crate) const PROVIDER: &str = "local";
+/// Its only pool.
+pub(crate) const POOL: &str = "llama";
+/// Its relay Pods.
+pub(crate) const RELAY_PODS: &str = "modelrelay.io/provider=local,app.kubernetes.io/component=relay";
+/// The Pods of the pool.
+pub(crate) const POOL_PODS: &str = "modelrelay.io/pool=llama";
+/// Clients at once.
+pub(crate) const CLIENTS: usize = 200;
+/// With what introduces them, answers of 3.7 s.
+const WORDS: usize = 80;
+
+/// Two hundred streams are all that two cores can do: the load of one test must not decide about another.
+static LOAD: Semaphore = Semaphore::const_new(1);
+
+/// Where backends come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Backends {
+    /// A user's Deployment `vllm`, whose Pods get the worker by injection.
+    Injected,
+    /// The pool's template.
+    Template,
+}
+
+/// A Provider whose workers are all known to all its relays.
+pub(crate) struct Stack {
+    pub(crate) namespace: Namespace,
+    pub(crate) service: SocketAddr,
+    admin_token: String,
+}
+
+/// What one relay Pod says in `/admin/state`.
+pub(crate) struct RelayView {
+    pub(crate) state: Value,
+}
+
+impl Stack {
+    /// With two relays, and so many backends.
+    pub(crate) async fn start(name: &str, backends: Backends, replicas: usize) -> Self {
+        let namespace = Cluster::connect().await.namespace(name).await;
+        let mut pool = manifests::demo_pool(PROVIDER);
+        pool["maxConcurrency"] = json!(CLIENTS);
+        let mut all = vec![provider(&json!({}))];
+        match backends {
+            Backends::Template => pool["replicas"] = json!(replicas),
+            Backends::Injected => {
+                pool["template"].take();
+                let replicas = u32::try_from(replicas).expect("a small number");
+                all.extend(injected_backend(replicas));
+            }
+        }
+        all.insert(1, manifests::worker_pool(POOL, &without_nulls(pool)));
+        Self::apply(namespace, &all, replicas).await
+    }
+
+    /// Of these manifests, which lead to so many workers.
+    pub(crate) async fn apply(namespace: Namespace, all: &[Value], workers: usize) -> Self {
+        namespace.apply(all).await;
+        let providers = namespace.custom("modelrelay.io/v1alpha1", "Provider");
+        namespace.wait_for_condition(&providers, PROVIDER, "Ready", "True").await;
+        let secret = namespace.api::<v1::Secret>().get("local-admin").await.expect("the operator made it");
+        let token = secret.data.unwrap_or_default().remove("token").expect("it has a token").0;
+        let admin_token = String::from_utf8(token).expect("a token is text");
+        let service = namespace.service_address(PROVIDER).await;
+        let stack = Self { namespace, service, admin_token };
+        stack.wait_for_workers(2, workers).await;
+        stack
+    }
+
+    /// Its clients, all at work, and the right to such a load.
+    pub(crate) async fn load(&self) -> (Running, SemaphorePermit<'static>) {
+        let permit = LOAD.acquire().await.expect("it is never closed");
+        let traffic = Traffic::to(self.service).streams(CLIENTS).words(WORDS).start();
+        traffic.wait_for_underway(CLIENTS).await;
+        (traffic, permit)
+    }
+
+    pub(crate) fn providers(&self) -> Api<DynamicObject> {
+        self.namespace.custom("modelrelay.io/v1alpha1", "Provider")
+    }
+
+    /// Changes the Provider as `kubectl edit` would, and waits until every relay runs what it says.
+    pub(crate) async fn change(&self, spec: &Value) {
+        let patch = json!({"spec": spec}).to_string();
+        self.namespace.kubectl("patch provider local --type merge --patch").arg(patch).await;
+        self.namespace.wait_for_condition(&self.providers(), PROVIDER, "Programmed", "True").await;
+    }
+
+    /// Waits until there are so many relays, and each has links to the very same workers, so many, of which none leaves.
+    pub(crate) async fn wait_for_workers(&self, relays: usize, workers: usize) {
+        wait_until(&format!("the same {workers} workers at each of {relays} relays"), PATIENCE, async || {
+            let views = self.relays().await;
+            let known: BTreeSet<BTreeSet<String>> = views.iter().map(RelayView::staying_workers).collect();
+            views.len() == relays
+                && known.len() == 1
+                && known.iter().all(|known| known.len() == workers)
+                && views.iter().all(|view| view.workers().len() == workers)
+        })
+        .await;
+    }
+
+    /// What every relay Pod says that answers; those that are being deleted are not asked.
+    pub(crate) async fn relays(&self) -> Vec<RelayView> {
+        let mut views = Vec::new();
+        for pod in self.namespace.pods(RELAY_PODS).await {
+            if let Some(state) = self.ask(&pod, "/admin/state").await {
+                views.push(RelayView { state });
+            }
+        }
+        views
+    }
+
+    /// What one relay's admin port says.
+    pub(crate) async fn ask(&self, pod: &v1::Pod, path: &str) -> Option<Value> {
+        let address = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
+        let token = format!("Bearer {}", self.admin_token);
+        let headers = [("authorization", token.as_str())];
+        let reply = fetch(SocketAddr::new(address, 8082), &format!("GET {path}"), &headers, &Value::Null).await.ok()?;
+        (reply.status == 200).then(|| reply.json())
+    }
+
+    /// Uid and restarts of every Pod of relays and pool: what changes when one is replaced or begins anew.
+    pub(crate) async fn lives(&self) -> BTreeMap<String, i32> {
+        let mut lives = BTreeMap::new();
+        for pod in [self.namespace.pods(RELAY_PODS).await, self.namespace.pods(POOL_PODS).await].concat() {
+            let status = pod.status.unwrap_or_default();
+            let containers = [status.container_statuses, status.init_container_statuses];
+            let restarts = containers.into_iter().flatten().flatten().map(|container| container.restart_count).sum();
+            lives.insert(pod.metadata.uid.unwrap_or_default(), restarts);
+        }
+        lives
+    }
+}
+
+impl RelayView {
+    pub(crate) fn workers(&self) -> &[Value] {
+        self.state["providers"][0]["workers"].as_array().map_or(&[], Vec::as_slice)
+    }
+
+    /// The instances that are linked and take work.
+    pub(crate) fn staying_workers(&self) -> BTreeSet<String> {
+        let staying = self.workers().iter().filter(|worker| worker["is_draining"] == false);
+        staying.filter_map(|worker| worker["instance_id"].as_str().map(str::to_owned)).collect()
+    }
+
+    /// The links, which get another id with every dial.
+    pub(crate) fn links(&self) -> BTreeSet<String> {
+        self.workers().iter().filter_map(|worker| worker["worker_id"].as_str().map(str::to_owned)).collect()
+    }
+}
+
+/// A Provider `local` with two relays and a long queue; `change` is merged into `spec.relay`.
+pub(crate) fn provider(change: &Value) -> Value {
+    let mut relay = json!({"replicas": 2});
+    for (key, value) in change.as_object().into_iter().flatten() {
+        relay[key] = value.clone();
+    }
+    let queue = json!({"maxLength": 500, "timeout": "60s"});
+    manifests::provider(PROVIDER, &json!({"queue": queue, "relay": relay}))
+}
+
+/// Panics when a request failed so far; `what` has just been done.
+pub(crate) fn expect_no_failure(traffic: &Running, what: &str) {
+    let counts = traffic.counts();
+    let only_answers = counts.retryable.is_empty() && counts.cut.is_empty() && counts.failed.is_empty();
+    assert!(only_answers, "{what}: not every request was answered: {counts}");
+}
+
+fn injected_backend(replicas: u32) -> Vec<Value> {
+    let mut backend = manifests::demo_backend("vllm", replicas);
+    backend[0]["spec"]["template"]["metadata"]["labels"]["modelrelay.io/pool"] = json!(POOL);
+    backend
+}
+
+fn without_nulls(mut spec: Value) -> Value {
+    if let Some(fields) = spec.as_object_mut() {
+        fields.retain(|_, value| !value.is_null());
+    }
+    spec
+}

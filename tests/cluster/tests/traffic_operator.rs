@@ -1,0 +1,28 @@
+//! Requests go on without the operator, and it goes on where it was. A binary of its own: every other test needs one.
+
+#[path = "traffic/stack.rs"]
+#[expect(dead_code, reason = "this binary needs a part of it")]
+mod stack;
+
+use modelrelay_cluster::SYSTEM_NAMESPACE;
+use serde_json::json;
+use stack::{Backends, CLIENTS, Stack, expect_no_failure};
+
+#[tokio::test]
+async fn deleting_the_operator_fails_no_request() {
+    let stack = Stack::start("traffic-operator", Backends::Injected, 2).await;
+    let lives = stack.lives().await;
+    let (traffic, _permit) = stack.load().await;
+    let system =
+        |arguments: &str| stack.namespace.cluster.kubectl(&format!("--namespace {SYSTEM_NAMESPACE} {arguments}"));
+    system("delete pods --selector app.kubernetes.io/component=operator --wait=false").await;
+    // Asked for while nobody is there to do it.
+    stack.change(&json!({"queue": {"maxLength": 400}})).await;
+    traffic.wait_for_answers(CLIENTS).await;
+    system("rollout status --timeout 90s deployment/modelrelay-operator").await;
+    expect_no_failure(&traffic, "the operator was away");
+    stack.wait_for_workers(2, 2).await;
+    traffic.wait_for_answers(CLIENTS).await;
+    traffic.finish().await.expect_all_answered();
+    assert_eq!(stack.lives().await, lives, "a new operator restarted Pods");
+}

@@ -117,7 +117,9 @@ fn fingerprint(shared: &Shared, pool: &WorkerPool, snapshot: Option<&RelaySnapsh
     match Workers::of(&pool.name_any(), snapshot) {
         Workers::Unknown => 0_u8.hash(&mut hasher),
         Workers::Silent => 1_u8.hash(&mut hasher),
-        Workers::Known { connected, serving, models } => (2_u8, connected, serving, models).hash(&mut hasher),
+        Workers::Known { connected, serving, idle, models } => {
+            (2_u8, connected, serving, idle, models).hash(&mut hasher);
+        }
     }
     // Whoever writes the replicas shows in the conditions.
     let standing = shared.standing(pool, Instant::now());

@@ -335,6 +335,9 @@ fn snapshot(provider: &str, answers: Vec<Answer>) -> RelaySnapshot {
             // Whoever leaves need not answer any more.
             Err(_) if pod.is_leaving => {}
             Err(Unanswered::Refused(why) | Unanswered::Silent(why)) => {
+                if pod.address.is_none() {
+                    snapshot.unreached.insert(pod.name.clone());
+                }
                 snapshot.relays.insert(pod.name, Err(why));
             }
         }

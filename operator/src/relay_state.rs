@@ -28,6 +28,8 @@ pub struct Expectation {
 pub struct RelaySnapshot {
     /// By the name of the Pod: what each relay said; `Err` with a line for people where it could not be asked.
     pub relays: BTreeMap<String, Result<RelayReport, String>>,
+    /// Of these, Pods that have no address: nothing has reached them yet, so they hold no request.
+    pub unreached: BTreeSet<String>,
     /// Workers by instance, each counted once however many relays it is attached to.
     pub workers: BTreeMap<String, WorkerReport>,
     /// Requests that wait.
@@ -146,8 +148,10 @@ impl RelaySnapshot {
         pods.into_iter().all(runs)
     }
 
-    /// Whether every relay was asked and answered.
+    /// Whether every relay that may hold requests was asked and answered. One whose Pod no node takes holds none, and may
+    /// stay so for ever. Where there is no other, nothing is known.
     pub fn is_complete(&self) -> bool {
-        !self.relays.is_empty() && self.relays.values().all(Result::is_ok)
+        let mut holding = self.relays.iter().filter(|(pod, _)| !self.unreached.contains(*pod)).peekable();
+        holding.peek().is_some() && holding.all(|(_, answer)| answer.is_ok())
     }
 }

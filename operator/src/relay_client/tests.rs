@@ -7,13 +7,18 @@ use tokio::net::TcpListener;
 use super::*;
 
 fn answer(pod: &str, is_leaving: bool, state: Value) -> Answer {
-    let pod = RelayPod { name: pod.to_owned(), address: None, is_leaving };
+    let pod = RelayPod { name: pod.to_owned(), address: Some([10, 0, 0, 1].into()), is_leaving };
     Answer { pod, answer: Ok(serde_json::from_value(state).unwrap()) }
 }
 
 fn silent(pod: &str, is_leaving: bool) -> Answer {
-    let pod = RelayPod { name: pod.to_owned(), address: None, is_leaving };
+    let pod = RelayPod { name: pod.to_owned(), address: Some([10, 0, 0, 2].into()), is_leaving };
     Answer { pod, answer: Err(Unanswered::Silent("it does not answer".into())) }
+}
+
+fn unscheduled(pod: &str) -> Answer {
+    let pod = RelayPod { name: pod.to_owned(), address: None, is_leaving: false };
+    Answer { pod, answer: Err(Unanswered::Silent("it has no address yet".into())) }
 }
 
 /// As `/admin/state` looks, with a field that this program does not know.
@@ -54,6 +59,16 @@ fn a_relay_that_is_silent_is_known_as_such_unless_it_leaves() {
     let snapshot = snapshot("local", vec![silent("a", false), silent("b", true)]);
     assert_eq!(snapshot.relays.keys().collect::<Vec<_>>(), ["a"]);
     assert!(!snapshot.is_complete() && !snapshot.all_run([&"a".to_owned()], "h"));
+}
+
+#[test]
+fn a_relay_that_no_node_takes_holds_no_requests_and_confirms_nothing() {
+    let with_one = snapshot("local", vec![answer("a", false, state("h", false)), unscheduled("b")]);
+    assert!(with_one.is_complete());
+    assert_eq!(with_one.relays["b"], Err("it has no address yet".to_owned()));
+    assert!(!with_one.all_run([&"a".to_owned(), &"b".to_owned()], "h"));
+    assert!(!snapshot("local", vec![silent("a", false), unscheduled("b")]).is_complete());
+    assert!(!snapshot("local", vec![unscheduled("b")]).is_complete());
 }
 
 async fn serve(router: Router) -> SocketAddr {

@@ -231,7 +231,7 @@ fn healing(error: &ReconcileError) -> Option<Outcome> {
     let heals = |reason| Some(Outcome { heals: true, ..Outcome::stalled(reason, error.to_string()) });
     match error {
         ReconcileError::Apply(ApplyError::NameTaken { .. }) => heals(Reason::NameTaken),
-        ReconcileError::Apply(ApplyError::Refused { code: 403, .. }) => heals(Reason::Forbidden),
+        ReconcileError::Apply(refused) if refused.is_forbidden() => heals(Reason::Forbidden),
         ReconcileError::Fetch(fetch) if fetch.is_forbidden() => heals(Reason::Forbidden),
         ReconcileError::Apply(ApplyError::Refused { .. }) => {
             Some(Outcome::stalled(Reason::TemplateInvalid, error.to_string()))

@@ -252,18 +252,24 @@ async fn a_race_and_a_plea_to_wait_are_tried_again_and_no_condition_cries() {
 
 #[tokio::test]
 async fn what_the_operator_may_not_do_is_said_and_tried_again() {
-    let scene = Scene::new(&json!({}));
-    scene.fail(Method::PATCH, DEPLOYMENT, 403, "deployments.apps is forbidden");
-    let error = scene.look().await.unwrap_err();
-    assert!(matches!(error, ReconcileError::Stalled { reason: Reason::Forbidden, .. }), "{error}");
-    assert_eq!(scene.condition("Stalled"), ("True".into(), "Forbidden".into()));
-    assert_eq!(scene.events(), ["Forbidden"]);
-    scene.writes();
-    scene.look().await.unwrap_err();
-    assert_eq!((scene.writes(), scene.events()), (written(&[DEPLOYMENT]), vec![]));
-    scene.heal();
-    scene.look().await.unwrap();
-    assert_eq!(scene.condition("Stalled").0, "False");
+    for (code, message) in [
+        (403, "deployments.apps is forbidden"),
+        (422, "deployments.apps is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no"),
+        (400, "admission webhook \"validate.example.com\" denied the request: no"),
+    ] {
+        let scene = Scene::new(&json!({}));
+        scene.fail(Method::PATCH, DEPLOYMENT, code, message);
+        let error = scene.look().await.unwrap_err();
+        assert!(matches!(error, ReconcileError::Stalled { reason: Reason::Forbidden, .. }), "{error}");
+        assert_eq!(scene.condition("Stalled"), ("True".into(), "Forbidden".into()));
+        assert_eq!(scene.events(), ["Forbidden"]);
+        scene.writes();
+        scene.look().await.unwrap_err();
+        assert_eq!((scene.writes(), scene.events()), (written(&[DEPLOYMENT]), vec![]));
+        scene.heal();
+        scene.look().await.unwrap();
+        assert_eq!(scene.condition("Stalled").0, "False");
+    }
 }
 
 #[tokio::test]

@@ -180,3 +180,28 @@ async fn what_is_carried_out_is_not_done_twice_and_a_failure_waits() {
     assert_eq!(planned(&scene, &[stale], later), []);
     assert_eq!(planned(&scene, &[written], later), []);
 }
+
+#[tokio::test]
+async fn a_pool_is_looked_at_when_its_workers_change_and_not_with_every_request() {
+    let scene = Scene::new(&json!({}));
+    let ticker = Ticker::new(scene.shared.clone());
+    let pools = [pool("a", 1, &json!({}))];
+    let noticed = |snapshot: &RelaySnapshot| {
+        scene.report(snapshot.clone());
+        let seen = || scene.shared.memory.with(&pools[0], |entry| entry.seen);
+        let before = seen();
+        ticker.notice(&pools);
+        before != seen()
+    };
+    let mut snapshot = waiting("qwen", 1);
+    assert!(noticed(&snapshot));
+    snapshot.workers.insert("w".into(), WorkerReport { pool: Some("a".into()), ..WorkerReport::default() });
+    assert!(noticed(&snapshot));
+    snapshot.workers.values_mut().for_each(|worker| worker.models = ["qwen".to_owned()].into());
+    assert!(noticed(&snapshot));
+    snapshot.queue_depth = 9;
+    snapshot.workers.values_mut().for_each(|worker| worker.in_flight = 5);
+    assert!(!noticed(&snapshot));
+    snapshot.workers.values_mut().for_each(|worker| worker.draining = true);
+    assert!(noticed(&snapshot));
+}

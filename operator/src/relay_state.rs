@@ -128,6 +128,12 @@ impl RelayStates {
         self.expected.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
     }
 
+    /// Forgets everything. Whoever leads again must not decide by what relays reported when it last led.
+    pub fn clear(&self) {
+        self.lock().clear();
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(String, String), Arc<RelaySnapshot>>> {
         self.by_provider.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -153,5 +159,25 @@ impl RelaySnapshot {
     pub fn is_complete(&self) -> bool {
         let mut holding = self.relays.iter().filter(|(pod, _)| !self.unreached.contains(*pod)).peekable();
         holding.peek().is_some() && holding.all(|(_, answer)| answer.is_ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_leads_again_knows_nothing_of_before() {
+        let states = RelayStates::default();
+        let expectation = Expectation { hash: "h".to_owned(), pods: BTreeSet::new() };
+        states.keep("llm", "local", RelaySnapshot { queue_depth: 3, ..RelaySnapshot::default() });
+        states.expect("llm", "local", expectation.clone());
+        states.clear();
+        assert_eq!((states.of("llm", "local"), states.expected("llm", "local")), (None, None));
+        // The same is news again.
+        let news = states.expectations();
+        assert!(states.keep("llm", "local", RelaySnapshot::default()));
+        states.expect("llm", "local", expectation);
+        assert!(news.has_changed().unwrap_or_default());
     }
 }

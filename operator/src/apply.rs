@@ -59,12 +59,21 @@ impl ApplyError {
         Self::Api { object, source: Box::new(source) }
     }
 
+    /// Whether somebody forbids it, which they may stop doing without a change of the object: RBAC, a quota, or a policy. A
+    /// policy's denial has the code of a wrong object, so only its words tell the two apart.
+    pub fn is_forbidden(&self) -> bool {
+        // As ValidatingAdmissionPolicies (422 unless they say another) and as webhooks (400 unless they say another) put it.
+        const DENIALS: [&str; 2] = ["denied request", "denied the request"];
+        let Self::Refused { code, message, .. } = self else { return false };
+        *code == 403 || DENIALS.iter().any(|words| message.contains(words))
+    }
+
     /// A word for metrics.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::NameTaken { .. } => "name_taken",
             Self::Terminating { .. } => "terminating",
-            Self::Refused { code: 403, .. } => "forbidden",
+            Self::Refused { .. } if self.is_forbidden() => "forbidden",
             Self::Refused { .. } => "refused",
             Self::Api { .. } => "api",
         }
@@ -202,6 +211,24 @@ mod tests {
         for (code, message) in passing {
             assert!(matches!(error(code, message), ApplyError::Api { .. }), "{code} {message}");
         }
+    }
+
+    #[test]
+    fn a_policy_that_denies_is_told_from_an_object_that_is_wrong() {
+        let denials = [
+            (403, "deployments.apps \"d\" is forbidden: exceeded quota"),
+            (
+                422,
+                "deployments.apps \"d\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
+            ),
+            (400, "admission webhook \"validate.example.com\" denied the request: no"),
+        ];
+        for (code, message) in denials {
+            let error = error(code, message);
+            assert!(error.is_forbidden() && error.kind() == "forbidden", "{message}");
+        }
+        assert!(!error(422, "spec.ports: Required value").is_forbidden());
+        assert!(!error(409, "the object has been modified").is_forbidden());
     }
 
     #[test]

@@ -159,8 +159,8 @@ impl Schedule {
             self.entries.remove(&key);
             if caches.providers.get(&ObjectRef::new(&key.1).within(&key.0)).is_none() {
                 ctx.relays.forget(&key.0, &key.1);
-            } else if ctx.relays.keep(&key.0, &key.1, RelaySnapshot::default()) {
-                tell(caches, &key);
+            } else {
+                keep(ctx, caches, &key, RelaySnapshot::default());
             }
         }
     }
@@ -234,15 +234,14 @@ fn seen_by(ctx: &Context, caches: &Caches, schedule: &mut Schedule, seen: Seen) 
     entry.is_running = false;
     entry.token = token;
     entry.due = Instant::now() + interval;
-    if ctx.relays.keep(&key.0, &key.1, snapshot) {
-        tell(caches, &key);
-    }
+    keep(ctx, caches, &key, snapshot);
 }
 
-fn tell(caches: &Caches, key: &Key) {
-    caches.triggers.provider_reported(&key.0, &key.1);
-    for pool in caches.pools_of(&key.0, &key.1) {
-        caches.triggers.pool(&key.0, &pool.name_any());
+/// Keeps what was reported, and tells the Provider if it is new. Of a busy one something always is, so its pools are not told:
+/// they look every second whether anything changed that they show.
+fn keep(ctx: &Context, caches: &Caches, key: &Key, snapshot: RelaySnapshot) {
+    if ctx.relays.keep(&key.0, &key.1, snapshot) {
+        caches.triggers.provider_reported(&key.0, &key.1);
     }
 }
 
@@ -335,6 +334,9 @@ fn snapshot(provider: &str, answers: Vec<Answer>) -> RelaySnapshot {
             // Whoever leaves need not answer any more.
             Err(_) if pod.is_leaving => {}
             Err(Unanswered::Refused(why) | Unanswered::Silent(why)) => {
+                if pod.address.is_none() {
+                    snapshot.unreached.insert(pod.name.clone());
+                }
                 snapshot.relays.insert(pod.name, Err(why));
             }
         }

@@ -28,6 +28,8 @@ pub struct Expectation {
 pub struct RelaySnapshot {
     /// By the name of the Pod: what each relay said; `Err` with a line for people where it could not be asked.
     pub relays: BTreeMap<String, Result<RelayReport, String>>,
+    /// Of these, Pods that have no address: nothing has reached them yet, so they hold no request.
+    pub unreached: BTreeSet<String>,
     /// Workers by instance, each counted once however many relays it is attached to.
     pub workers: BTreeMap<String, WorkerReport>,
     /// Requests that wait.
@@ -126,6 +128,12 @@ impl RelayStates {
         self.expected.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
     }
 
+    /// Forgets everything. Whoever leads again must not decide by what relays reported when it last led.
+    pub fn clear(&self) {
+        self.lock().clear();
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(String, String), Arc<RelaySnapshot>>> {
         self.by_provider.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -146,8 +154,30 @@ impl RelaySnapshot {
         pods.into_iter().all(runs)
     }
 
-    /// Whether every relay was asked and answered.
+    /// Whether every relay that may hold requests was asked and answered. One whose Pod no node takes holds none, and may
+    /// stay so for ever. Where there is no other, nothing is known.
     pub fn is_complete(&self) -> bool {
-        !self.relays.is_empty() && self.relays.values().all(Result::is_ok)
+        let mut holding = self.relays.iter().filter(|(pod, _)| !self.unreached.contains(*pod)).peekable();
+        holding.peek().is_some() && holding.all(|(_, answer)| answer.is_ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_leads_again_knows_nothing_of_before() {
+        let states = RelayStates::default();
+        let expectation = Expectation { hash: "h".to_owned(), pods: BTreeSet::new() };
+        states.keep("llm", "local", RelaySnapshot { queue_depth: 3, ..RelaySnapshot::default() });
+        states.expect("llm", "local", expectation.clone());
+        states.clear();
+        assert_eq!((states.of("llm", "local"), states.expected("llm", "local")), (None, None));
+        // The same is news again.
+        let news = states.expectations();
+        assert!(states.keep("llm", "local", RelaySnapshot::default()));
+        states.expect("llm", "local", expectation);
+        assert!(news.has_changed().unwrap_or_default());
     }
 }

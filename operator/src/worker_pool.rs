@@ -200,7 +200,7 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
     let pods = fetch::pods(&shared.caches, pool);
     let measure = Measure {
         image: &worker_image(shared, pool),
-        created: pool.metadata.creation_timestamp.as_ref().map(|time| time.0),
+        usable: census::usable_since(pool, &report::previous(shared, pool).conditions),
         now: Timestamp::now(),
     };
     let census = census::take(pods.iter().map(AsRef::as_ref), measure);
@@ -211,10 +211,11 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
         }
         Err(error) => refused(&error),
     };
+    let numbers_later = report(pool, shared, &fetched, &outcome).await?;
+    // The webhook asks the status whether the pool can be used, so the status comes before the next Pods.
     if outcome.stall.is_none() {
         release(pool, shared, &fetched.census).await?;
     }
-    let numbers_later = report(pool, shared, &fetched, &outcome).await?;
     match outcome.stall {
         Some((reason, message)) if outcome.heals => Err(ReconcileError::Stalled { reason, message }),
         Some(_) | None => Ok(Action::requeue(next_look(&fetched.census, numbers_later))),
@@ -230,7 +231,7 @@ fn healing(error: &ReconcileError) -> Option<Outcome> {
     let heals = |reason| Some(Outcome { heals: true, ..Outcome::stalled(reason, error.to_string()) });
     match error {
         ReconcileError::Apply(ApplyError::NameTaken { .. }) => heals(Reason::NameTaken),
-        ReconcileError::Apply(ApplyError::Refused { code: 403, .. }) => heals(Reason::Forbidden),
+        ReconcileError::Apply(refused) if refused.is_forbidden() => heals(Reason::Forbidden),
         ReconcileError::Fetch(fetch) if fetch.is_forbidden() => heals(Reason::Forbidden),
         ReconcileError::Apply(ApplyError::Refused { .. }) => {
             Some(Outcome::stalled(Reason::TemplateInvalid, error.to_string()))

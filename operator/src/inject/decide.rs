@@ -3,15 +3,21 @@
 //! A Pod whose pool does not exist is refused where somebody sees it: in the answer to whoever created it. A refused Pod
 //! of a controller is seen by nobody, and the controller waits minutes before it tries again; such a Pod is let in with a
 //! scheduling gate, and the operator deletes it when the pool appears, so that a fresh one comes at once.
+//!
+//! A pool that is being deleted, or that cannot be brought about, is as good as none: a Pod with its worker would wait for
+//! the worker's ConfigMap for ever.
 
 use serde_json::{Value, json};
 
 use super::review::Review;
+use crate::conditions::STALLED;
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::Mode;
 use crate::defaults::WorkerDefaults;
 use crate::manifests::sidecar::{self, Inputs};
 use crate::names::{NO_POOL, NO_SUCH_POOL_GATE, POOL_LABEL};
+use crate::worker_pool::reasons::Reason;
+use crate::worker_pool::validate;
 
 /// Longest name of a pool.
 const MAX_POOL_NAME: usize = 52;
@@ -116,14 +122,17 @@ pub fn decide(review: &Review, pool: &str, lookup: &Lookup, defaults: &WorkerDef
     };
     let namespace = review.namespace();
     let found = match lookup {
-        Lookup::Missing => return without_pool(pod, namespace, pool),
-        Lookup::Found(found) => found,
+        Lookup::Found(found) if found.metadata.deletion_timestamp.is_none() => found,
+        Lookup::Found(_) | Lookup::Missing => return without_pool(pod, namespace, pool),
     };
     let refused = |why: &dyn std::fmt::Display| Decision::Refused(format!("WorkerPool {pool}: {why}"));
     match found.spec.mode() {
         Mode::Standalone => refused(&"its workers stand alone; a Pod of your own needs a pool without standalone"),
         Mode::Template => refused(&"it runs Pods from its template; a Pod of your own needs a pool without template"),
         Mode::Inject => {
+            if let Some(why) = unusable(found) {
+                return gated_or_refused(pod, format!("WorkerPool {pool}: {why}"));
+            }
             let mut pod = pod.clone();
             let inputs = Inputs { pool: found, defaults, drain_token: token };
             match sidecar::add_to_pod(&mut pod, &inputs) {
@@ -132,6 +141,17 @@ pub fn decide(review: &Review, pool: &str, lookup: &Lookup, defaults: &WorkerDef
             }
         }
     }
+}
+
+/// Why the pool's workers will not get their configuration before somebody changes something.
+fn unusable(pool: &WorkerPool) -> Option<String> {
+    if let Err(error) = validate::validate(pool) {
+        return Some(error.to_string());
+    }
+    let conditions = pool.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let taken = |reason: &str| reason == Reason::NameTaken.as_str();
+    let stalled = conditions.iter().find(|one| one.type_ == STALLED && one.status == "True" && taken(&one.reason))?;
+    Some(stalled.message.clone())
 }
 
 fn without_pool(pod: &Value, namespace: &str, pool: &str) -> Decision {
@@ -143,14 +163,18 @@ fn without_pool(pod: &Value, namespace: &str, pool: &str) -> Decision {
         let pool: String = pool.chars().take(MAX_POOL_NAME + 12).collect();
         format!("namespace {namespace} has no WorkerPool {pool}: create it, or set label {POOL_LABEL} to {NO_POOL}")
     };
+    gated_or_refused(pod, missing)
+}
+
+fn gated_or_refused(pod: &Value, why: String) -> Decision {
     // A Pod that somebody bound to a node already cannot be gated.
     let bound = pod.pointer("/spec/nodeName").and_then(Value::as_str).is_some_and(|node| !node.is_empty());
     if bound || !has_controller(pod) {
-        return Decision::Refused(missing);
+        return Decision::Refused(why);
     }
     match gated(pod) {
-        Some(pod) => Decision::Gated { pod, message: format!("{missing}; until then this Pod is not scheduled") },
-        None => Decision::Refused(missing),
+        Some(pod) => Decision::Gated { pod, message: format!("{why}; until then this Pod is not scheduled") },
+        None => Decision::Refused(why),
     }
 }
 

@@ -1,19 +1,31 @@
 use axum::Router;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::get;
+use http::{Request, Response};
+use kube::Client;
+use kube::client::Body;
+use kube::runtime::{reflector, watcher};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::cache::Triggers;
+use crate::defaults::Defaults;
+use crate::manifests::testing;
 
 fn answer(pod: &str, is_leaving: bool, state: Value) -> Answer {
-    let pod = RelayPod { name: pod.to_owned(), address: None, is_leaving };
+    let pod = RelayPod { name: pod.to_owned(), address: Some([10, 0, 0, 1].into()), is_leaving };
     Answer { pod, answer: Ok(serde_json::from_value(state).unwrap()) }
 }
 
 fn silent(pod: &str, is_leaving: bool) -> Answer {
-    let pod = RelayPod { name: pod.to_owned(), address: None, is_leaving };
+    let pod = RelayPod { name: pod.to_owned(), address: Some([10, 0, 0, 2].into()), is_leaving };
     Answer { pod, answer: Err(Unanswered::Silent("it does not answer".into())) }
+}
+
+fn unscheduled(pod: &str) -> Answer {
+    let pod = RelayPod { name: pod.to_owned(), address: None, is_leaving: false };
+    Answer { pod, answer: Err(Unanswered::Silent("it has no address yet".into())) }
 }
 
 /// As `/admin/state` looks, with a field that this program does not know.
@@ -54,6 +66,16 @@ fn a_relay_that_is_silent_is_known_as_such_unless_it_leaves() {
     let snapshot = snapshot("local", vec![silent("a", false), silent("b", true)]);
     assert_eq!(snapshot.relays.keys().collect::<Vec<_>>(), ["a"]);
     assert!(!snapshot.is_complete() && !snapshot.all_run([&"a".to_owned()], "h"));
+}
+
+#[test]
+fn a_relay_that_no_node_takes_holds_no_requests_and_confirms_nothing() {
+    let with_one = snapshot("local", vec![answer("a", false, state("h", false)), unscheduled("b")]);
+    assert!(with_one.is_complete());
+    assert_eq!(with_one.relays["b"], Err("it has no address yet".to_owned()));
+    assert!(!with_one.all_run([&"a".to_owned(), &"b".to_owned()], "h"));
+    assert!(!snapshot("local", vec![silent("a", false), unscheduled("b")]).is_complete());
+    assert!(!snapshot("local", vec![unscheduled("b")]).is_complete());
 }
 
 async fn serve(router: Router) -> SocketAddr {
@@ -115,4 +137,30 @@ fn a_pod_that_ended_or_is_deleted_is_leaving() {
     assert_eq!((running.address, running.is_leaving), (Some("fd00::1".parse().unwrap()), false));
     assert!(pod(json!({"metadata": {"name": "a"}, "status": {"phase": "Failed"}})).is_leaving);
     assert!(pod(json!({"metadata": {"name": "a", "deletionTimestamp": "2026-11-01T00:00:00Z"}})).is_leaving);
+}
+
+#[tokio::test]
+async fn what_a_relay_reports_is_told_to_its_provider_and_to_no_pool() {
+    let (service, _handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let client = Client::new(service, "default");
+    let ctx = Context::new(client, Defaults::default(), "system".into(), "operator-0".into());
+    let (triggers, mut requests) = Triggers::channels();
+    let (pools, mut pools_writer) = reflector::store();
+    pools_writer.apply_watcher_event(&watcher::Event::Apply(testing::pool(&json!({"provider": "local"}))));
+    let caches = Caches {
+        providers: reflector::store().0,
+        pools,
+        relay_pods: reflector::store().0,
+        pool_pods: reflector::store().0,
+        deployments: reflector::store().0,
+        daemon_sets: reflector::store().0,
+        triggers,
+    };
+    let key = ("llm".to_owned(), "local".to_owned());
+    assert_eq!(caches.pools_of(&key.0, &key.1).len(), 1);
+    for depth in [1, 1, 2] {
+        keep(&ctx, &caches, &key, RelaySnapshot { queue_depth: depth, ..RelaySnapshot::default() });
+    }
+    let told = std::iter::from_fn(|| requests.providers.try_recv().ok()).count();
+    assert_eq!((told, requests.pools.try_recv().ok()), (2, None));
 }

@@ -57,7 +57,7 @@ pub async fn ensure(
     let result = match &applied {
         Ok(object) => Some(AttemptResult::Done(version(&object.metadata))),
         // What a policy forbids today it may allow tomorrow; the rest is about the content.
-        Err(ApplyError::Refused { code, message, .. }) if *code != 403 => {
+        Err(error @ ApplyError::Refused { code, message, .. }) if !error.is_forbidden() => {
             Some(AttemptResult::Refused { code: *code, message: message.clone() })
         }
         Err(_) => None,

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
+use crate::conditions::STALLED;
+use crate::crd::WorkerPool;
 use crate::manifests::sidecar;
 use crate::names;
 
@@ -39,8 +42,8 @@ pub struct Gated {
 /// How long a worker of a ready Pod may take to register before that is worth a word.
 pub const SETTLED: Duration = Duration::from_secs(30);
 
-/// A Pod that is created with the gate so long after its pool did not get it from our webhook, and the next one would come
-/// with it again.
+/// A Pod that is created with the gate so long after its pool became usable did not get it from our webhook, and the next one
+/// would come with it again.
 const LATE: Duration = Duration::from_secs(60);
 
 /// What Pods are compared to.
@@ -48,8 +51,8 @@ const LATE: Duration = Duration::from_secs(60);
 pub struct Measure<'a> {
     /// The worker's image as it would be rendered now.
     pub image: &'a str,
-    /// When the pool was created.
-    pub created: Option<Timestamp>,
+    /// Since when the pool can be used: what was gated before waited for that. `None` while it cannot, or could not until now.
+    pub usable: Option<Timestamp>,
     /// The present.
     pub now: Timestamp,
 }
@@ -69,7 +72,7 @@ pub fn take<'a>(pods: impl IntoIterator<Item = &'a Pod>, measure: Measure<'_>) -
 
 fn count(census: &mut Census, pod: &Pod, measure: Measure<'_>) {
     let name = pod.metadata.name.clone().unwrap_or_default();
-    if is_gated(pod) && has_controller(pod) && !is_late(pod, measure.created) {
+    if is_gated(pod) && has_controller(pod) && !is_late(pod, measure.usable) {
         census.gated.push(Gated { name, uid: pod.metadata.uid.clone().unwrap_or_default() });
         return;
     }
@@ -110,9 +113,19 @@ fn is_gated(pod: &Pod) -> bool {
     gates.into_iter().flatten().any(|gate| gate.name == names::NO_SUCH_POOL_GATE)
 }
 
-fn is_late(pod: &Pod, pool: Option<Timestamp>) -> bool {
-    let (Some(pod), Some(pool)) = (&pod.metadata.creation_timestamp, pool) else { return false };
-    pod.0.duration_since(pool) > signed(LATE)
+fn is_late(pod: &Pod, usable: Option<Timestamp>) -> bool {
+    let (Some(pod), Some(usable)) = (&pod.metadata.creation_timestamp, usable) else { return false };
+    pod.0.duration_since(usable) > signed(LATE)
+}
+
+/// Since when a pool can be used, by its conditions so far: since it was created, or since it stalled last.
+pub fn usable_since(pool: &WorkerPool, conditions: &[Condition]) -> Option<Timestamp> {
+    let created = pool.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    match conditions.iter().find(|condition| condition.type_ == STALLED) {
+        Some(stalled) if stalled.status == "True" => None,
+        Some(stalled) => created.max(Some(stalled.last_transition_time.0)),
+        None => created,
+    }
 }
 
 fn signed(duration: Duration) -> SignedDuration {
@@ -158,7 +171,7 @@ mod tests {
 
     fn counted(pods: &[Pod]) -> Census {
         let at = |second| Timestamp::from_second(second).unwrap();
-        take(pods, Measure { image: "worker:1", created: Some(at(100)), now: at(1000) })
+        take(pods, Measure { image: "worker:1", usable: Some(at(100)), now: at(1000) })
     }
 
     fn ready_since(second: i64) -> Value {

@@ -21,7 +21,7 @@ const UNCONNECTED: i64 = -1;
 /// Pods that are written at once.
 const CONCURRENCY: usize = 8;
 
-/// Deletes Pods that were created before their pool was, so that their controllers create others, which get a worker.
+/// Deletes Pods that were created before their pool could be used, so that their controllers create others, which get a worker.
 /// How many went.
 pub async fn release(client: &Client, pool: &WorkerPool, gated: &[Gated]) -> Result<usize, kube::Error> {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pool.namespace().unwrap_or_default());

@@ -103,6 +103,7 @@ fn event_type(reason: Reason) -> Option<EventType> {
         // What passes by itself, and what the Provider's own Events are about.
         Reason::WaitingForWorkers | Reason::RollingOut | Reason::RelaysUnknown | Reason::RelaysUnreachable => None,
         Reason::NotConnected
+        | Reason::BackendsNotAnswering
         | Reason::NoPods
         | Reason::PodsNotCreated
         | Reason::PodsNotInjected

@@ -70,8 +70,10 @@ pub enum Workers {
     Known {
         /// Workers that some relay knows.
         connected: i32,
-        /// Of these, those that take requests.
+        /// Of these, those that take requests: they stay, and advertise a model.
         serving: i32,
+        /// Of these, those that stay and advertise none: workers link before their backends are healthy.
+        idle: i32,
         /// Everything they advertise.
         models: BTreeSet<String>,
     },
@@ -84,13 +86,14 @@ impl Workers {
         if !snapshot.relays.is_empty() && snapshot.relays.values().all(Result::is_err) {
             return Self::Silent;
         }
-        let (mut connected, mut serving, mut models) = (0, 0, BTreeSet::new());
+        let (mut connected, mut serving, mut idle, mut models) = (0, 0, 0, BTreeSet::new());
         for worker in snapshot.workers_of(pool) {
             connected += 1;
-            serving += i32::from(!worker.draining);
+            serving += i32::from(!worker.draining && !worker.models.is_empty());
+            idle += i32::from(!worker.draining && worker.models.is_empty());
             models.extend(worker.models.iter().cloned());
         }
-        Self::Known { connected, serving, models }
+        Self::Known { connected, serving, idle, models }
     }
 }
 
@@ -229,12 +232,12 @@ fn ready(facts: &Facts<'_>) -> Verdict {
                 Verdict::new(true, Reason::Serving, format!("{workers} connected to Provider {provider}"))
             }
         },
-        Workers::Known { .. } => unconnected(facts),
+        Workers::Known { idle, .. } => not_serving(facts, *idle),
     }
 }
 
-/// Pods, or none, and no worker that serves.
-fn unconnected(facts: &Facts<'_>) -> Verdict {
+/// Pods, or none, and no worker that serves. `idle` ones are connected and have nothing to serve.
+fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
     let census = facts.census;
     if let Some(failure) = facts.rollout.as_ref().and_then(|rollout| rollout.failure.clone())
         && census.pods == 0
@@ -249,8 +252,17 @@ fn unconnected(facts: &Facts<'_>) -> Verdict {
     if let Some(message) = not_injected(facts).filter(|_| census.injected == 0) {
         return Verdict::new(false, Reason::PodsNotInjected, message);
     }
+    let provider = &facts.pool.spec.provider;
+    if idle > 0 {
+        let workers = if idle == 1 { "1 worker is".to_owned() } else { format!("{idle} workers are") };
+        let pods = format!("{} of {} Pods are ready", census.ready, census.pods);
+        let message = format!("{pods}; {workers} connected to Provider {provider}, but their backends do not answer");
+        return match census.settled {
+            0 => Verdict::new(false, Reason::WaitingForWorkers, format!("{message} yet")),
+            _ => Verdict::new(false, Reason::BackendsNotAnswering, message),
+        };
+    }
     if census.settled > 0 {
-        let provider = &facts.pool.spec.provider;
         let message = format!(
             "{} of {} Pods are ready, and no worker is connected to Provider {provider}: the log of the container {} \
              says why",
@@ -294,7 +306,12 @@ fn as_before(facts: &Facts<'_>) -> Option<Verdict> {
     // What was at zero, or waited for something that is there now, must be judged anew.
     let lasting = matches!(
         reason,
-        Reason::Serving | Reason::NotConnected | Reason::PodsNotInjected | Reason::NoPods | Reason::WaitingForWorkers
+        Reason::Serving
+            | Reason::NotConnected
+            | Reason::BackendsNotAnswering
+            | Reason::PodsNotInjected
+            | Reason::NoPods
+            | Reason::WaitingForWorkers
     );
     lasting.then(|| Verdict::new(before.status == "True", reason, before.message.clone()))
 }

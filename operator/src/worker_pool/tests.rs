@@ -86,6 +86,7 @@ pub(super) struct Scene {
     server: Arc<Mutex<Server>>,
     pub(super) shared: Arc<Shared>,
     providers: reflector::store::Writer<Provider>,
+    pods: reflector::store::Writer<Pod>,
     _writers: Vec<Box<dyn std::any::Any>>,
 }
 
@@ -116,10 +117,10 @@ impl Scene {
             server,
             shared: Arc::new(Shared { ctx, caches, memory: Memory::default() }),
             providers: providers_writer,
+            pods: pool_pods_writer,
             _writers: vec![
                 Box::new(pools_writer),
                 Box::new(relay_pods_writer),
-                Box::new(pool_pods_writer),
                 Box::new(deployments_writer),
                 Box::new(daemon_sets_writer),
             ],
@@ -251,18 +252,24 @@ async fn a_race_and_a_plea_to_wait_are_tried_again_and_no_condition_cries() {
 
 #[tokio::test]
 async fn what_the_operator_may_not_do_is_said_and_tried_again() {
-    let scene = Scene::new(&json!({}));
-    scene.fail(Method::PATCH, DEPLOYMENT, 403, "deployments.apps is forbidden");
-    let error = scene.look().await.unwrap_err();
-    assert!(matches!(error, ReconcileError::Stalled { reason: Reason::Forbidden, .. }), "{error}");
-    assert_eq!(scene.condition("Stalled"), ("True".into(), "Forbidden".into()));
-    assert_eq!(scene.events(), ["Forbidden"]);
-    scene.writes();
-    scene.look().await.unwrap_err();
-    assert_eq!((scene.writes(), scene.events()), (written(&[DEPLOYMENT]), vec![]));
-    scene.heal();
-    scene.look().await.unwrap();
-    assert_eq!(scene.condition("Stalled").0, "False");
+    for (code, message) in [
+        (403, "deployments.apps is forbidden"),
+        (422, "deployments.apps is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no"),
+        (400, "admission webhook \"validate.example.com\" denied the request: no"),
+    ] {
+        let scene = Scene::new(&json!({}));
+        scene.fail(Method::PATCH, DEPLOYMENT, code, message);
+        let error = scene.look().await.unwrap_err();
+        assert!(matches!(error, ReconcileError::Stalled { reason: Reason::Forbidden, .. }), "{error}");
+        assert_eq!(scene.condition("Stalled"), ("True".into(), "Forbidden".into()));
+        assert_eq!(scene.events(), ["Forbidden"]);
+        scene.writes();
+        scene.look().await.unwrap_err();
+        assert_eq!((scene.writes(), scene.events()), (written(&[DEPLOYMENT]), vec![]));
+        scene.heal();
+        scene.look().await.unwrap();
+        assert_eq!(scene.condition("Stalled").0, "False");
+    }
 }
 
 #[tokio::test]
@@ -322,6 +329,35 @@ async fn without_its_provider_a_pool_starts_no_backend_until_there_is_one() {
     scene.providers.apply_watcher_event(&watcher::Event::Delete(provider()));
     scene.look().await.unwrap();
     assert_eq!(scene.writes(), written(&[STATUS]));
+}
+
+#[tokio::test]
+async fn pods_that_waited_for_a_pool_that_could_not_be_used_are_let_go_when_it_can() {
+    const GATED: &str = "/api/v1/namespaces/llm/pods/vllm-1";
+    let mut scene = Scene::new(&json!({"template": null, "replicas": null, "multiplexer": {"loadTimeout": "5m"}}));
+    let change = |scene: &Scene, change: Value| {
+        json_patch::merge(scene.server.lock().unwrap().objects.get_mut(POOL).unwrap(), &change);
+    };
+    change(&scene, json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}}));
+    let pod = json!({
+        "metadata": {
+            "name": "vllm-1", "namespace": "llm", "uid": "u", "creationTimestamp": "2026-01-02T00:00:00Z",
+            "labels": {"modelrelay.io/pool": "llama"},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}],
+        },
+        "spec": {"containers": [{"name": "vllm"}], "schedulingGates": [{"name": "modelrelay.io/no-such-pool"}]},
+    });
+    scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
+    scene.look().await.unwrap();
+    assert_eq!(scene.writes(), written(&[STATUS]));
+    change(&scene, json!({"spec": {"multiplexer": null}}));
+    scene.look().await.unwrap();
+    // The webhook reads the status, so the Pod's successor must not come before it.
+    let freed = format!("DELETE {GATED}");
+    assert_eq!(scene.writes(), [written(&[CONFIG_MAP, STATUS]), vec![freed.clone()]].concat());
+    // One that was created meanwhile is let go too.
+    scene.look().await.unwrap();
+    assert_eq!(scene.writes(), [freed]);
 }
 
 #[tokio::test]

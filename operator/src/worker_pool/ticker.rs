@@ -12,7 +12,7 @@ use kube::{Resource, ResourceExt};
 
 use super::memory::{Key, key};
 use super::reasons::Reason;
-use super::scaling::share::{self, Sharer};
+use super::scaling::share::{self, Place, Sharer};
 use super::scaling::{Config, Decision, Inputs, Load, Why};
 use super::status::Workers;
 use super::writers::{Seen, Standing};
@@ -20,7 +20,7 @@ use super::{Shared, fetch, replicas, validate};
 use crate::conditions::{self, READY};
 use crate::crd::WorkerPool;
 use crate::names;
-use crate::relay_state::RelaySnapshot;
+use crate::relay_state::{RelaySnapshot, WorkerReport};
 
 const EVERY: Duration = Duration::from_secs(1);
 /// Pools whose replicas are written at once.
@@ -117,7 +117,9 @@ fn fingerprint(shared: &Shared, pool: &WorkerPool, snapshot: Option<&RelaySnapsh
     match Workers::of(&pool.name_any(), snapshot) {
         Workers::Unknown => 0_u8.hash(&mut hasher),
         Workers::Silent => 1_u8.hash(&mut hasher),
-        Workers::Known { connected, serving, models } => (2_u8, connected, serving, models).hash(&mut hasher),
+        Workers::Known { connected, serving, idle, models } => {
+            (2_u8, connected, serving, idle, models).hash(&mut hasher);
+        }
     }
     // Whoever writes the replicas shows in the conditions.
     let standing = shared.standing(pool, Instant::now());
@@ -167,28 +169,37 @@ fn is_stuck(pool: &WorkerPool) -> bool {
 
 fn sharer(snapshot: &RelaySnapshot, pool: &WorkerPool) -> Sharer {
     let name = pool.name_any();
+    let places = match config(pool) {
+        Some(config) => vec![growing(snapshot, pool, &config)],
+        None => snapshot.workers_of(&name).filter(|worker| !worker.draining).map(free).collect(),
+    };
+    Sharer { asleep: pool.spec.replicas == Some(0), name, places }
+}
+
+/// What a pool that scales could take on at its greatest size.
+fn growing(snapshot: &RelaySnapshot, pool: &WorkerPool, config: &Config) -> Place {
     let mut models: BTreeSet<String> = wakeable_models(pool).cloned().collect();
-    let (mut running, mut free) = (0_u64, 0_u64);
-    for worker in snapshot.workers_of(&name) {
+    let mut running = 0_u64;
+    for worker in snapshot.workers_of(&pool.name_any()) {
         models.extend(worker.models.iter().cloned());
         if !worker.draining {
             running += worker.in_flight;
-            free += worker.max_concurrent.saturating_sub(worker.in_flight);
         }
     }
-    let room = match config(pool) {
-        Some(config) => {
-            let most = u64::try_from(config.max).unwrap_or_default().saturating_mul(u64::from(config.target));
-            most.saturating_sub(running)
-        }
-        None => free,
-    };
-    Sharer { asleep: pool.spec.replicas == Some(0), name, models, room }
+    let most = u64::try_from(config.max).unwrap_or_default().saturating_mul(u64::from(config.target));
+    Place { models, room: most.saturating_sub(running) }
 }
 
-/// Models that a request may wake the pool for: those it lists, and those it last advertised.
+/// What a worker could take on now.
+fn free(worker: &WorkerReport) -> Place {
+    Place { models: worker.models.clone(), room: worker.max_concurrent.saturating_sub(worker.in_flight) }
+}
+
+/// Models that a request may wake the pool for: those it lists, and, where it asks its backends, those they last had. What a
+/// pool advertised before its list was changed it will not serve again.
 fn wakeable_models(pool: &WorkerPool) -> impl Iterator<Item = &String> {
-    let advertised = pool.status.iter().flat_map(|status| &status.models);
+    let asks = pool.spec.models.iter().any(|model| model == "*");
+    let advertised = pool.status.iter().flat_map(|status| &status.models).filter(move |_| asks);
     pool.spec.models.iter().filter(|model| *model != "*").chain(advertised)
 }
 

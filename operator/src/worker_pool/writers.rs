@@ -42,14 +42,15 @@ pub enum Standing {
 }
 
 impl Writers {
-    /// Looks at the pool. `noted` is what the pool itself says that the operator last wrote, for when we have seen nothing yet.
+    /// Looks at the pool. `noted` is what the pool itself says that the operator last wrote. It comes with the number in one
+    /// write, so where both are the same the number is ours, even if the answer to that write was lost, or another leader's.
     pub fn observe(&mut self, now: Instant, generation: i64, replicas: i32, noted: Option<i32>) -> Seen {
         if generation < self.wrote {
             return Seen::Stale;
         }
         let expected = self.known.or(noted);
         self.known = Some(replicas);
-        if expected.is_none_or(|expected| expected == replicas) {
+        if expected.is_none_or(|expected| expected == replicas) || noted == Some(replicas) {
             return Seen::Same;
         }
         self.foreign = [Some(now), self.foreign[0]];
@@ -108,6 +109,18 @@ mod tests {
         assert_eq!(writers.observe(later, 4, 4, None), Seen::Foreign);
         assert_eq!(writers.standing(later, DELAY), Standing::Yielding);
         assert_eq!(writers.standing(later + DELAY, DELAY), Standing::Alone);
+    }
+
+    #[test]
+    fn a_write_of_ours_whose_answer_was_lost_is_nobody_elses() {
+        let (mut writers, now) = (Writers::default(), Instant::now());
+        writers.wrote(1, 2);
+        writers.observe(now, 1, 2, Some(2));
+        // It timed out, and was done all the same.
+        assert_eq!(writers.observe(now, 2, 5, Some(5)), Seen::Same);
+        assert_eq!(writers.standing(now, DELAY), Standing::Alone);
+        // Whoever writes the number alone leaves the note as it was.
+        assert_eq!(writers.observe(now, 3, 3, Some(5)), Seen::Foreign);
     }
 
     #[test]

@@ -142,6 +142,41 @@ fn without_its_pool_a_controllers_pod_waits() {
     assert_eq!(again, gated);
 }
 
+/// What becomes of a single Pod, and of one of a controller.
+fn kept_out(pool: &Value) -> String {
+    let lookup = Lookup::Found(Box::new(serde_json::from_value(pool.clone()).unwrap()));
+    let Decision::Refused(why) = decided(&labelled("llama"), &lookup) else { panic!("not refused: {pool}") };
+    let Decision::Gated { message, .. } = decided(&controlled("llama"), &lookup) else { panic!("not gated: {pool}") };
+    assert_eq!(message, format!("{why}; until then this Pod is not scheduled"));
+    why
+}
+
+#[test]
+fn a_pool_that_is_being_deleted_is_none() {
+    let mut going = pool(&json!({}));
+    going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    assert!(kept_out(&going).starts_with("namespace llm has no WorkerPool llama"));
+}
+
+#[test]
+fn a_pool_whose_workers_get_no_configuration_is_waited_for() {
+    let why = kept_out(&pool(&json!({"multiplexer": {"loadTimeout": "5m"}})));
+    assert!(why.starts_with("WorkerPool llama: this version has no multiplexer"), "{why}");
+    let stalled = |status: &str, reason: &str| {
+        let mut pool = pool(&json!({}));
+        pool["status"] = json!({"conditions": [{
+            "type": "Stalled", "status": status, "reason": reason, "message": "ConfigMap llama-worker exists",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }]});
+        pool
+    };
+    assert_eq!(kept_out(&stalled("True", "NameTaken")), "WorkerPool llama: ConfigMap llama-worker exists");
+    for (status, reason) in [("False", "NameTaken"), ("True", "Forbidden")] {
+        let lookup = Lookup::Found(Box::new(serde_json::from_value(stalled(status, reason)).unwrap()));
+        assert!(matches!(decided(&controlled("llama"), &lookup), Decision::Injected { .. }), "{status} {reason}");
+    }
+}
+
 #[test]
 fn a_pod_that_is_bound_already_cannot_wait() {
     let mut pod = controlled("llama");

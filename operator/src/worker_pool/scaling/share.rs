@@ -3,7 +3,8 @@
 //! A request counts once. Pools that run come before pools at zero, and otherwise the order is that of their names; each
 //! takes as many waiting requests as it has room for at its greatest size, and the rest goes on to the next. So one request
 //! wakes one pool, and none while a pool that runs can still grow. A pool that cannot grow, because it does not scale, has
-//! only the room that its workers have now. The price: a pool that has room on paper, but whose new Pods find no node,
+//! only the room that its workers have now, each for the models that it serves now: one that lists a model and has no
+//! worker for it keeps nobody asleep. The price: a pool that has room on paper, but whose new Pods find no node,
 //! keeps the next one asleep until its maxReplicas are asked for.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,11 +16,18 @@ use crate::relay_state::ModelReport;
 pub struct Sharer {
     /// Its name.
     pub name: String,
-    /// Models that it serves, lists, or last advertised.
-    pub models: BTreeSet<String>,
     /// Whether it is at zero.
     pub asleep: bool,
-    /// Requests that it could take on at its greatest size.
+    /// Where it could take requests on: one place for a pool that scales, one for each worker of a pool that does not.
+    pub places: Vec<Place>,
+}
+
+/// Room for requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Models that it is for.
+    pub models: BTreeSet<String>,
+    /// Requests that fit.
     pub room: u64,
 }
 
@@ -29,11 +37,13 @@ pub fn share(models: &BTreeMap<String, ModelReport>, mut pools: Vec<Sharer>) -> 
     let mut shares = BTreeMap::new();
     for (model, report) in models {
         let mut waiting = report.waiting;
-        for pool in pools.iter_mut().filter(|pool| pool.models.contains(model)) {
-            let taken = waiting.min(pool.room);
-            pool.room -= taken;
-            waiting -= taken;
-            *shares.entry(pool.name.clone()).or_insert(0) += taken;
+        for pool in &mut pools {
+            for place in pool.places.iter_mut().filter(|place| place.models.contains(model)) {
+                let taken = waiting.min(place.room);
+                place.room -= taken;
+                waiting -= taken;
+                *shares.entry(pool.name.clone()).or_insert(0) += taken;
+            }
         }
     }
     shares
@@ -44,7 +54,11 @@ mod tests {
     use super::*;
 
     fn pool(name: &str, models: &[&str], asleep: bool, room: u64) -> Sharer {
-        Sharer { name: name.into(), models: models.iter().map(|&model| model.to_owned()).collect(), asleep, room }
+        Sharer { name: name.into(), asleep, places: vec![place(models, room)] }
+    }
+
+    fn place(models: &[&str], room: u64) -> Place {
+        Place { models: models.iter().map(|&model| model.to_owned()).collect(), room }
     }
 
     fn shares(waiting: &[(&str, u64)], pools: &[Sharer]) -> Vec<(String, u64)> {
@@ -80,6 +94,14 @@ mod tests {
     fn only_pools_of_the_model_count() {
         let pools = [pool("a", &["m"], false, 10), pool("b", &["n"], true, 10)];
         assert_eq!(shares(&[("n", 1), ("other", 7)], &pools), are(&[("b", 1)]));
+    }
+
+    #[test]
+    fn room_for_one_model_is_none_for_another() {
+        let fixed =
+            Sharer { places: vec![place(&["m"], 4), place(&["n"], 1), place(&["m"], 2)], ..pool("a", &[], false, 0) };
+        let pools = [fixed, pool("b", &["m", "n"], true, 10)];
+        assert_eq!(shares(&[("m", 5), ("n", 3)], &pools), are(&[("a", 6), ("b", 2)]));
     }
 
     #[test]

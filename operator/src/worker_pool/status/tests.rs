@@ -23,7 +23,7 @@ fn injecting() -> WorkerPool {
 
 fn known(connected: i32, models: &[&str]) -> Workers {
     let models = models.iter().map(|&model| model.to_owned()).collect();
-    Workers::Known { connected, serving: connected, models }
+    Workers::Known { connected, serving: connected, idle: 0, models }
 }
 
 fn rollout(desired: i32, done: bool) -> Option<Rollout> {
@@ -170,8 +170,29 @@ fn pods_without_a_connection_are_a_matter_of_time_first() {
 
 #[test]
 fn a_worker_that_leaves_serves_no_more() {
-    let workers = Workers::Known { connected: 1, serving: 0, models: BTreeSet::new() };
+    let workers = Workers::Known { connected: 1, serving: 0, idle: 0, models: BTreeSet::new() };
     Case { workers, ..Case::default() }.is("FFF", Reason::NotConnected);
+}
+
+#[test]
+fn workers_whose_backends_do_not_answer_serve_nothing() {
+    use crate::relay_state::{RelayReport, WorkerReport};
+    let linked = WorkerReport { pool: Some("llama".into()), ..WorkerReport::default() };
+    let snapshot = RelaySnapshot {
+        relays: [("r".into(), Ok(RelayReport::default()))].into(),
+        workers: [("1".into(), linked.clone()), ("2".into(), linked)].into(),
+        ..RelaySnapshot::default()
+    };
+    let workers = Workers::of("llama", Some(&snapshot));
+    let loaded = Case { workers: workers.clone(), ..Case::default() };
+    loaded.is("FFF", Reason::BackendsNotAnswering);
+    assert_eq!(
+        loaded.status().conditions[0].message,
+        "2 of 2 Pods are ready; 2 workers are connected to Provider local, but their backends do not answer"
+    );
+    assert_eq!(loaded.status().connected, Some(2));
+    let loading = Census { ready: 0, settled: 0, ..census(2) };
+    Case { workers, census: loading, ..Case::default() }.is("FTF", Reason::WaitingForWorkers);
 }
 
 #[test]
@@ -237,5 +258,5 @@ fn workers_are_those_of_the_pool_and_nothing_is_known_of_silent_relays() {
     ]
     .into();
     let models = ["llama".to_owned()].into();
-    assert_eq!(Workers::of("llama", Some(&snapshot)), Workers::Known { connected: 2, serving: 1, models });
+    assert_eq!(Workers::of("llama", Some(&snapshot)), Workers::Known { connected: 2, serving: 1, idle: 0, models });
 }

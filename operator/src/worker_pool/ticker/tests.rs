@@ -98,6 +98,39 @@ async fn a_pool_of_fixed_size_takes_what_its_workers_have_room_for() {
 }
 
 #[tokio::test]
+async fn a_pool_of_fixed_size_keeps_none_asleep_for_what_its_workers_do_not_serve() {
+    let scene = Scene::new(&json!({}));
+    let pools = [pool("fixed", 1, &json!({"scaling": null})), pool("b", 0, &json!({}))];
+    let worker = |models: &[&str], draining| WorkerReport {
+        pool: Some("fixed".into()),
+        models: models.iter().map(|&model| model.to_owned()).collect(),
+        max_concurrent: 8,
+        draining,
+        ..WorkerReport::default()
+    };
+    for workers in [
+        vec![worker(&["other"], false)],
+        vec![worker(&[], false)],
+        vec![worker(&["qwen"], true), worker(&["other"], false)],
+        vec![],
+    ] {
+        let mut snapshot = waiting("qwen", 3);
+        snapshot.workers = workers.into_iter().enumerate().map(|(i, worker)| (i.to_string(), worker)).collect();
+        scene.report(snapshot);
+        assert_eq!(planned(&scene, &pools, Instant::now()), are(&[("b", 1)]));
+    }
+}
+
+#[tokio::test]
+async fn what_a_pool_served_before_its_list_was_changed_does_not_wake_it() {
+    let scene = Scene::new(&json!({}));
+    scene.report(waiting("old", 1));
+    let mut changed = (*pool("a", 0, &json!({}))).clone();
+    changed.status = serde_json::from_value(json!({"models": ["old"]})).unwrap();
+    assert_eq!(planned(&scene, &[changed.into()], Instant::now()), []);
+}
+
+#[tokio::test]
 async fn before_a_relay_has_reported_only_the_bounds_count() {
     let scene = Scene::new(&json!({}));
     assert_eq!(
@@ -146,4 +179,29 @@ async fn what_is_carried_out_is_not_done_twice_and_a_failure_waits() {
     // Neither the cache that does not know it yet nor the one that does asks for more.
     assert_eq!(planned(&scene, &[stale], later), []);
     assert_eq!(planned(&scene, &[written], later), []);
+}
+
+#[tokio::test]
+async fn a_pool_is_looked_at_when_its_workers_change_and_not_with_every_request() {
+    let scene = Scene::new(&json!({}));
+    let ticker = Ticker::new(scene.shared.clone());
+    let pools = [pool("a", 1, &json!({}))];
+    let noticed = |snapshot: &RelaySnapshot| {
+        scene.report(snapshot.clone());
+        let seen = || scene.shared.memory.with(&pools[0], |entry| entry.seen);
+        let before = seen();
+        ticker.notice(&pools);
+        before != seen()
+    };
+    let mut snapshot = waiting("qwen", 1);
+    assert!(noticed(&snapshot));
+    snapshot.workers.insert("w".into(), WorkerReport { pool: Some("a".into()), ..WorkerReport::default() });
+    assert!(noticed(&snapshot));
+    snapshot.workers.values_mut().for_each(|worker| worker.models = ["qwen".to_owned()].into());
+    assert!(noticed(&snapshot));
+    snapshot.queue_depth = 9;
+    snapshot.workers.values_mut().for_each(|worker| worker.in_flight = 5);
+    assert!(!noticed(&snapshot));
+    snapshot.workers.values_mut().for_each(|worker| worker.draining = true);
+    assert!(noticed(&snapshot));
 }

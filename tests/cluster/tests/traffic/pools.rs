@@ -1,7 +1,8 @@
 //! A pool's own Pods: which go first, and how they are replaced where nothing is to spare.
 
 use k8s_openapi::api::core::v1;
-use kube::{Api, ResourceExt, api::ListParams};
+use kube::api::{DynamicObject, ListParams};
+use kube::{Api, ResourceExt};
 use modelrelay_cluster::traffic::Traffic;
 use modelrelay_cluster::{Cluster, PATIENCE, manifests, wait_until};
 use serde_json::{Value, json};
@@ -13,13 +14,16 @@ async fn scaling_down_takes_idle_pods_and_cuts_nothing() {
     let namespace = Cluster::connect().await.namespace("traffic-scale").await;
     let mut pool = manifests::demo_pool(PROVIDER);
     pool["replicas"] = json!(3);
-    // An answer takes 23 s: longer than a Pod that is deleted by mistake has.
-    pool["template"]["spec"]["containers"][0]["args"] = json!(["demo", "--listen", "0.0.0.0:8000", "--delay", "250ms"]);
+    // An answer takes 37 s: longer than a Pod that is deleted by mistake has, and than the operator needs to see it.
+    pool["template"]["spec"]["containers"][0]["args"] = json!(["demo", "--listen", "0.0.0.0:8000", "--delay", "400ms"]);
     let stack = Stack::apply(namespace, &[provider(&json!({})), manifests::worker_pool(POOL, &pool)], 3).await;
     let traffic = Traffic::to(stack.service).streams(1).words(80).start();
     traffic.wait_for_underway(1).await;
     let busy = busy_pods(&stack).await;
     assert_eq!(busy.len(), 1, "one request runs in one Pod");
+    // The operator looks at relays every 5 s.
+    let runs = |provider: &DynamicObject| provider.data["status"]["inFlight"] == 1;
+    stack.namespace.wait_for(&stack.providers(), PROVIDER, "status.inFlight 1", runs).await;
     stack.namespace.kubectl(&format!("scale workerpool {POOL} --replicas 1")).await;
     wait_until("one Pod left", PATIENCE, async || stack.namespace.pods(POOL_PODS).await.len() == 1).await;
     assert_eq!(stack.namespace.pod_names(POOL_PODS).await, busy, "a busy Pod had to go, idle ones stayed");

@@ -1,0 +1,97 @@
+//! The operator's Pods, and what their metrics say.
+
+use hyper::Request;
+use k8s_openapi::api::{core::v1::Pod, discovery::v1::EndpointSlice};
+use kube::{Api, ResourceExt, api::ListParams};
+use modelrelay_cluster::{Cluster, PATIENCE, RELEASE, SYSTEM_NAMESPACE, wait_until};
+
+/// The Deployment, ServiceAccount, Lease and Service of the release.
+pub(crate) const OPERATOR: &str = "modelrelay-operator";
+
+/// Replicas that the chart's defaults ask for.
+pub(crate) const REPLICAS: usize = 2;
+
+/// The operator of the release that all tests share.
+pub(crate) struct Operator {
+    pub(crate) cluster: Cluster,
+    pub(crate) pods: Api<Pod>,
+}
+
+impl Operator {
+    /// Waits until all replicas are ready and one leads, whatever the test before did.
+    pub(crate) async fn settled(cluster: &Cluster) -> Self {
+        let pods = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
+        let operator = Self { cluster: cluster.clone(), pods };
+        wait_until("two ready replicas, one of which leads", PATIENCE, async || {
+            operator.ready_pods().await.len() == REPLICAS && operator.leaders().await.len() == 1
+        })
+        .await;
+        operator
+    }
+
+    /// Every Pod that is not being deleted.
+    pub(crate) async fn pods(&self) -> Vec<Pod> {
+        let labels = format!("app.kubernetes.io/component=operator,app.kubernetes.io/instance={RELEASE}");
+        let pods = self.pods.list(&ListParams::default().labels(&labels)).await;
+        let pods = pods.map(|list| list.items).unwrap_or_default();
+        pods.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect()
+    }
+
+    /// Names of those that are ready.
+    pub(crate) async fn ready_pods(&self) -> Vec<String> {
+        self.pods().await.iter().filter(|pod| is_ready(pod)).map(ResourceExt::name_any).collect()
+    }
+
+    /// Names of those that say that they lead.
+    pub(crate) async fn leaders(&self) -> Vec<String> {
+        let mut leaders = Vec::new();
+        for pod in self.pods().await {
+            let page = self.metrics(&pod.name_any()).await.unwrap_or_default();
+            if sum(&page, "modelrelay_operator_leader", "") > 0.0 {
+                leaders.push(pod.name_any());
+            }
+        }
+        leaders
+    }
+
+    /// The page of metrics of one Pod, by way of the API server; none when it does not answer.
+    pub(crate) async fn metrics(&self, pod: &str) -> Option<String> {
+        let path = format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods/{pod}:8080/proxy/metrics");
+        let request = Request::get(path).body(Vec::new()).expect("the path is one");
+        self.cluster.client.request_text(request).await.ok()
+    }
+
+    /// Reconciliations so far, of both controllers in all replicas that there are.
+    pub(crate) async fn reconciliations(&self) -> f64 {
+        let mut total = 0.0;
+        for pod in self.ready_pods().await {
+            let page = self.metrics(&pod).await.expect("a ready replica shows its metrics");
+            total += sum(&page, "modelrelay_operator_reconciliations_total", "");
+        }
+        total
+    }
+
+    /// Names of the Pods that the API server may call as the webhook.
+    pub(crate) async fn webhook_endpoints(&self) -> Vec<String> {
+        let slices = Api::<EndpointSlice>::namespaced(self.cluster.client.clone(), SYSTEM_NAMESPACE);
+        let labels = format!("kubernetes.io/service-name={OPERATOR}");
+        let slices = slices.list(&ListParams::default().labels(&labels)).await.expect("slices can be listed");
+        let endpoints = slices.items.into_iter().flat_map(|slice| slice.endpoints);
+        let ready = endpoints.filter(|it| it.conditions.as_ref().is_some_and(|it| it.ready == Some(true)));
+        let mut names: Vec<String> = ready.filter_map(|endpoint| endpoint.target_ref?.name).collect();
+        names.sort();
+        names
+    }
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// The sum of a metric's samples whose labels contain `labels`.
+pub(crate) fn sum(page: &str, metric: &str, labels: &str) -> f64 {
+    let samples = page.lines().filter_map(|line| line.strip_prefix(metric)).filter(|rest| rest.starts_with(['{', ' ']));
+    let values = samples.filter(|rest| rest.contains(labels)).filter_map(|rest| rest.rsplit(' ').next());
+    values.filter_map(|value| value.parse::<f64>().ok()).sum()
+}

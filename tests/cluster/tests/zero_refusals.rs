@@ -1,0 +1,65 @@
+//! Whether the operator's rights sufficed for everything that the other tests had it do. Test binaries run one after the
+//! other in the order of their names, and this is the last.
+
+use modelrelay_cluster::{Cluster, PATIENCE, SYSTEM_NAMESPACE, manifests::provider, wait_until};
+use serde_json::{Value, json};
+
+/// Requests that a release has made when it carried out one Provider; without them the log shows nothing.
+const MADE: [(&str, &str); 14] = [
+    ("get", "leases"),
+    ("watch", "providers"),
+    ("watch", "workerpools"),
+    ("watch", "pods"),
+    ("patch", "providers/status"),
+    ("patch", "secrets"),
+    ("patch", "services"),
+    ("patch", "serviceaccounts"),
+    ("patch", "deployments"),
+    ("patch", "poddisruptionbudgets"),
+    ("patch", "networkpolicies"),
+    ("create", "events"),
+    ("watch", "mutatingwebhookconfigurations"),
+    ("patch", "mutatingwebhookconfigurations"),
+];
+
+#[tokio::test]
+async fn nothing_that_the_operator_asked_for_was_refused() {
+    let cluster = Cluster::connect().await;
+    let namespace = cluster.namespace("refusals").await;
+    namespace.apply(&[provider("local", &json!({}))]).await;
+    let providers = namespace.custom("modelrelay.io/v1alpha1", "Provider");
+    namespace.wait_for_condition(&providers, "local", "Ready", "True").await;
+
+    // The log is written a moment later than what it is about.
+    let mut missing = Vec::new();
+    let all = async || {
+        let asked = cluster.asked_by(SYSTEM_NAMESPACE, "modelrelay-operator").await;
+        let made = |verb: &str, resource: &str| asked.iter().any(|it| it.verb == verb && it.resource == resource);
+        missing = MADE.into_iter().filter(|(verb, resource)| !made(verb, resource)).collect();
+        missing.is_empty()
+    };
+    if tokio::time::timeout(PATIENCE / 3, wait_until("the audit log", PATIENCE, all)).await.is_err() {
+        panic!("the audit log lacks what the operator must have asked for: {missing:?}");
+    }
+    let refused = cluster.refusals(SYSTEM_NAMESPACE);
+    assert!(refused.is_empty(), "the operator lacks rights: {refused:#?}");
+}
+
+#[tokio::test]
+async fn a_refusal_would_be_found() {
+    let cluster = Cluster::connect().await;
+    let namespace = cluster.namespace("refusals").await;
+    let token = namespace.kubectl("create token default").await;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("kubeconfig");
+    let kubeconfig = cluster.kubectl("config view --raw --flatten --output json").await;
+    let mut kubeconfig: Value = serde_json::from_str(&kubeconfig).expect("kubectl writes JSON");
+    kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
+    std::fs::write(&path, kubeconfig.to_string()).expect("the folder takes a file");
+    let said = cluster.kubectl("get nodes").env("KUBECONFIG", &path).expect_failure().await;
+    assert!(said.contains("Forbidden"), "{said}");
+    wait_until("the refusal in the audit log", PATIENCE, async || {
+        cluster.refusals(&namespace.name).iter().any(|refused| refused.contains("list /api/v1/nodes"))
+    })
+    .await;
+}

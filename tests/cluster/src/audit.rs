@@ -111,7 +111,7 @@ mod tests {
     fn what_was_allowed_once_is_no_lack() {
         let refused = asked(&record(403, "providers is forbidden")).expect("a record");
         let allowed = asked(&record(200, "")).expect("a record");
-        assert_eq!(lacking(&[refused.clone()]), [&refused]);
+        assert_eq!(lacking(std::slice::from_ref(&refused)), [&refused]);
         assert!(lacking(&[refused.clone(), allowed]).is_empty());
         let another = Asked { uri: refused.uri.replace("local", "other"), refused: false, ..refused.clone() };
         assert_eq!(lacking(&[refused.clone(), another]), [&refused]);

@@ -9,14 +9,14 @@ use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use futures_util::{StreamExt, future};
+use futures_util::{Stream, StreamExt, future};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::core::PartialObjectMeta;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{Config, Event};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -129,8 +129,8 @@ pub fn start(client: &Client, span: &Span) -> (Caches, Requests, impl Future<Out
     let ours = format!("app.kubernetes.io/managed-by={}", names::MANAGED_BY);
     let relays = format!("{ours},app.kubernetes.io/component=relay");
     let watches: Vec<future::BoxFuture<'static, ()>> = vec![
-        Box::pin(keep(span.api(client), String::new(), providers_writer, |_| {}, provider_changes(&triggers))),
-        Box::pin(keep(span.api(client), String::new(), pools_writer, |_| {}, pool_changes(&triggers))),
+        Box::pin(keep_readable(span.api(client), providers_writer, provider_changes(&triggers))),
+        Box::pin(keep_readable(span.api(client), pools_writer, pool_changes(&triggers))),
         Box::pin(keep(span.api(client), relays, relay_pods_writer, trim_pod, owners(&triggers))),
         Box::pin(keep(span.api(client), names::POOL_LABEL.into(), pool_pods_writer, trim_pod, owners(&triggers))),
         Box::pin(keep(span.api(client), ours.clone(), deployments_writer, |_| {}, owners(&triggers))),
@@ -189,7 +189,7 @@ async fn keep<K>(
     selector: String,
     writer: reflector::store::Writer<K>,
     trim: impl Fn(&mut K) + Send + 'static,
-    mut changed: impl FnMut(&K, Now) + Send + 'static,
+    changed: impl FnMut(&K, Now) + Send + 'static,
 ) where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -207,6 +207,72 @@ async fn keep<K>(
             trim(object);
         })
         .reflect(writer);
+    tell(stream, changed).await;
+}
+
+/// Watches a kind that people write, and keeps what can be read of it: one object that cannot must not stop all others.
+async fn keep_readable<K>(
+    api: Api<DeserializeGuard<K>>,
+    writer: reflector::store::Writer<K>,
+    changed: impl FnMut(&K, Now) + Send + 'static,
+) where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Send
+        + Sync
+        + 'static,
+{
+    let known = writer.as_reader();
+    let stream = watcher(api, Config::default())
+        .default_backoff()
+        .filter_map(move |event| future::ready(event.map(|event| readable(event, &known)).transpose()))
+        .modify(|object| object.managed_fields_mut().clear())
+        .reflect(writer);
+    tell(stream, changed).await;
+}
+
+/// The event without its guard; none where the object cannot be read. One that could be read before stays as it was then,
+/// and can still be deleted.
+fn readable<K>(event: Event<DeserializeGuard<K>>, known: &Store<K>) -> Option<Event<K>>
+where
+    K: Resource<DynamicType = ()> + Clone,
+{
+    let before = |object: &DeserializeGuard<K>| {
+        let mut reference = ObjectRef::new(&object.name_any());
+        reference.namespace = object.namespace();
+        known.get(&reference).map(|object| K::clone(&object))
+    };
+    let read = |object: DeserializeGuard<K>| {
+        let before = before(&object);
+        let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+        object.0.map_or_else(
+            |error| {
+                let kind = K::kind(&());
+                tracing::warn!(%kind, namespace, name, %error, "an object cannot be read, and is left as it is: correct it");
+                before
+            },
+            Some,
+        )
+    };
+    Some(match event {
+        Event::Apply(object) => Event::Apply(read(object)?),
+        Event::InitApply(object) => Event::InitApply(read(object)?),
+        Event::Delete(object) => {
+            let before = before(&object);
+            Event::Delete(object.0.ok().or(before)?)
+        }
+        Event::Init => Event::Init,
+        Event::InitDone => Event::InitDone,
+    })
+}
+
+/// Tells of every change that a watch brings.
+async fn tell<K: Resource<DynamicType = ()>>(
+    stream: impl Stream<Item = Result<Event<K>, watcher::Error>>,
+    mut changed: impl FnMut(&K, Now),
+) {
     let mut stream = std::pin::pin!(stream);
     while let Some(event) = stream.next().await {
         match event {
@@ -310,5 +376,45 @@ fn trim_pod(pod: &mut Pod) {
     if let Some(status) = &mut pod.status {
         status.init_container_statuses = None;
         status.container_statuses = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn guarded(name: &str, spec: &Value) -> DeserializeGuard<Provider> {
+        let object = json!({
+            "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",
+            "metadata": {"name": name, "namespace": "llm"}, "spec": spec,
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn one_object_that_cannot_be_read_stops_no_other() {
+        let (store, mut writer) = reflector::store::<Provider>();
+        let mut see = |event| {
+            let event = readable(event, &store);
+            event.iter().for_each(|event| writer.apply_watcher_event(event));
+            let mut names: Vec<String> = store.state().iter().map(|provider| provider.name_any()).collect();
+            names.sort();
+            names.join(" ")
+        };
+        let odd = json!({"queue": 7});
+        see(Event::Init);
+        see(Event::InitApply(guarded("never", &odd)));
+        see(Event::InitApply(guarded("good", &json!({}))));
+        assert_eq!(see(Event::InitDone), "good");
+        assert_eq!(see(Event::Apply(guarded("other", &json!({})))), "good other");
+        // It stays as it was last read, through a new list too, until it is deleted.
+        assert_eq!(see(Event::Apply(guarded("good", &odd))), "good other");
+        see(Event::Init);
+        see(Event::InitApply(guarded("good", &odd)));
+        assert_eq!(see(Event::InitDone), "good");
+        assert_eq!(see(Event::Delete(guarded("never", &odd))), "good");
+        assert_eq!(see(Event::Delete(guarded("good", &odd))), "");
     }
 }

@@ -35,3 +35,91 @@ pub fn generate() -> Vec<(&'static str, String)> {
     };
     vec![("providers.yaml", yaml(Provider::crd())), ("workerpools.yaml", yaml(WorkerPool::crd()))]
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+
+    /// What an object of a schema says of its optional fields.
+    #[derive(Clone, Copy, Debug)]
+    enum Optional {
+        Absent,
+        /// Where the schema lets the API server keep it, else absent.
+        Null,
+        Given,
+    }
+
+    /// An object that the API server would take, odd as it may be.
+    fn sample(schema: &Value, optional: Optional) -> Value {
+        if schema["x-kubernetes-int-or-string"] == true {
+            return json!(5_000_000_000_u64);
+        }
+        if let Some(first) = schema["enum"].get(0) {
+            return first.clone();
+        }
+        match schema["type"].as_str() {
+            Some("object") => object(schema, optional),
+            Some("array") => json!([sample(&schema["items"], optional)]),
+            Some("integer") => schema.get("maximum").map_or(json!(1), |most| json!(most.as_f64().unwrap() as i64)),
+            Some("boolean") => json!(true),
+            Some("string") if schema["format"] == "date-time" => json!("2026-01-01T00:00:00Z"),
+            Some("string") => json!("1"),
+            other => panic!("{other:?} in {schema}"),
+        }
+    }
+
+    fn object(schema: &Value, optional: Optional) -> Value {
+        let is_required =
+            |name: &str| schema["required"].as_array().is_some_and(|all| all.iter().any(|one| one == name));
+        let mut object = Map::new();
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            match optional {
+                Optional::Null if field["nullable"] == true => object.insert(name.clone(), Value::Null),
+                Optional::Absent | Optional::Null if !is_required(name) && field["type"] != "object" => None,
+                _ => object.insert(name.clone(), sample(field, optional)),
+            };
+        }
+        if schema.get("additionalProperties").is_some() {
+            object.insert("key".to_owned(), sample(&schema["additionalProperties"], optional));
+        }
+        object.into()
+    }
+
+    fn readable<K: CustomResourceExt + serde::de::DeserializeOwned>() {
+        let crd = serde_json::to_value(K::crd()).unwrap();
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        for optional in [Optional::Absent, Optional::Null, Optional::Given] {
+            let mut written = sample(schema, optional);
+            written["metadata"] = json!({"name": "odd"});
+            if let Err(error) = serde_json::from_value::<K>(written.clone()) {
+                panic!("{} with optional fields {optional:?}: {error}\n{written:#}", crd["spec"]["names"]["kind"]);
+            }
+        }
+    }
+
+    #[test]
+    fn whatever_the_schemas_let_through_can_be_read() {
+        readable::<Provider>();
+        readable::<WorkerPool>();
+    }
+
+    #[test]
+    fn a_size_is_read_whatever_the_schema_lets_through() {
+        let parsed = |written: &Value| {
+            let spec: ProviderSpec = serde_json::from_value(json!({"queue": {"maxBytes": written}})).unwrap();
+            spec.queue.max_bytes.parse().ok()
+        };
+        for (written, bytes) in [
+            (json!(4_294_967_296_u64), Some(4 << 30)),
+            (json!(1), Some(1)),
+            (json!("4Gi"), Some(4 << 30)),
+            (Value::Null, Some(256 << 20)),
+            // Read, and refused by the controller, in the status.
+            (json!(1e30), None),
+        ] {
+            assert_eq!(parsed(&written), bytes, "{written}");
+        }
+    }
+}

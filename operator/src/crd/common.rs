@@ -2,11 +2,10 @@
 
 use std::borrow::Cow;
 
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use modelrelay_protocol::units::{self, UnitError};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Number, Value};
 
 /// One key of a Secret in the resource's own namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -53,7 +52,18 @@ pub struct DurationOrZeroText(pub String);
 /// A size in bytes: an integer, or text such as `256Mi`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct SizeText(pub IntOrString);
+pub struct SizeText(pub Size);
+
+/// What the schema lets through as a size. Not Kubernetes' own type, which ends at 2 GiB: the API server accepts more, and
+/// an object that cannot be read cannot even be told that it is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Size {
+    /// Bytes, however many digits.
+    Number(Number),
+    /// With a unit, or digits alone.
+    Text(String),
+}
 
 /// A structure of Kubernetes' own that is kept as it was written, newer fields too.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -82,14 +92,14 @@ impl DurationOrZeroText {
 impl SizeText {
     /// From a default that the code itself states.
     pub fn of(text: &str) -> Self {
-        Self(IntOrString::String(text.to_owned()))
+        Self(Size::Text(text.to_owned()))
     }
 
     /// Bytes.
     pub fn parse(&self) -> Result<u64, UnitError> {
         match &self.0 {
-            IntOrString::Int(bytes) => units::parse_size(&bytes.to_string()),
-            IntOrString::String(text) => units::parse_size(text),
+            Size::Number(bytes) => units::parse_size(&bytes.to_string()),
+            Size::Text(text) => units::parse_size(text),
         }
     }
 }
@@ -103,6 +113,14 @@ impl RawObject {
             Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => false,
         }
     }
+}
+
+/// Reads null as the default: the API server keeps it in a field that may be an integer or text.
+pub fn null_is_default<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    default: fn() -> SizeText,
+) -> Result<SizeText, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_else(default))
 }
 
 /// Not `duration()` alone: CEL's takes units and signs that ours do not, and words its refusals badly.

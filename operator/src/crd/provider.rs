@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::common::{DurationText, LogFormat, RawObject, SecretKeyRef, SizeText};
+use super::common::{DurationText, LogFormat, RawObject, SecretKeyRef, SizeText, null_is_default};
 use super::schema;
 
 /// A named queue for model requests, with an address for clients, an address for workers, and a relay of its own.
@@ -102,7 +102,7 @@ pub struct Queue {
     #[schemars(range(min = 0, max = 1_000_000))]
     pub max_length: i32,
     /// Bytes of request bodies that may wait.
-    #[serde(default = "max_bytes")]
+    #[serde(default = "max_bytes", deserialize_with = "max_bytes_or_null")]
     pub max_bytes: SizeText,
     /// How long a request waits for a worker while some worker serves its model.
     #[serde(default = "half_a_minute")]
@@ -402,6 +402,10 @@ fn max_models_per_worker() -> i32 {
 
 fn max_bytes() -> SizeText {
     SizeText::of("256Mi")
+}
+
+fn max_bytes_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SizeText, D::Error> {
+    null_is_default(deserializer, max_bytes)
 }
 
 fn half_a_minute() -> DurationText {

@@ -19,7 +19,7 @@ use super::validate::{ValidatedProvider, validate};
 use crate::apply::{ApplyError, Owner, apply, delete};
 use crate::context::Context;
 use crate::crd::Provider;
-use crate::manifests::Manifest;
+use crate::manifests::{Manifest, network};
 use crate::names;
 
 /// A user's own Secret tells nobody that it changed.
@@ -56,10 +56,12 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
         },
     );
     let applied = apply_all(ctx, &valid, &desired, memory).await;
+    let has_service = memory.was_applied(&network::client_service(&valid));
     let own_refs_due = own_refs.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
     Outcome {
         generation,
         config_hash: applied.wrote_config.then_some(desired.config_hash).or(kept.config_hash),
+        may_serve: kept.may_serve || (applied.wrote_config && has_service),
         worker_secret: Some(WorkerSecret::of(
             &valid.name,
             &plan,

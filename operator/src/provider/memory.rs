@@ -60,6 +60,11 @@ impl Memory {
         self.applied.get(&manifest.display()) == Some(&fingerprint)
     }
 
+    /// Whether it was applied since anything changed, whatever it said then.
+    pub(super) fn was_applied(&self, manifest: &Manifest) -> bool {
+        self.applied.contains_key(&manifest.display())
+    }
+
     pub(super) fn note_applied(&mut self, manifest: &Manifest, fingerprint: u64, version: Option<String>) {
         self.applied.insert(manifest.display(), fingerprint);
         if let (true, Some(version)) = (manifest.resource.kind == "Secret", version) {

@@ -17,6 +17,8 @@ pub(super) struct Outcome {
     pub(super) generation: Option<i64>,
     /// What the relays report once they run the configuration; none before it was ever applied.
     pub(super) config_hash: Option<String>,
+    /// Whether all that a request needs has been applied once: the configuration and the clients' Service.
+    pub(super) may_serve: bool,
     /// The worker secret.
     pub(super) worker_secret: Option<WorkerSecret>,
     /// resourceVersion of the Secret with the clients' keys, where relays mount it.

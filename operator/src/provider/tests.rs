@@ -208,6 +208,27 @@ async fn what_the_server_refuses_is_tried_again_less_and_less_often() {
 }
 
 #[tokio::test]
+async fn without_its_service_a_provider_is_not_ready() {
+    for (code, reason) in [(403, "Forbidden"), (409, "ApiError"), (500, "ApiError")] {
+        let mut world = World::new();
+        world.api.refuse(move |method, path| (method == "PATCH" && path.ends_with("/services/local")).then_some(code));
+        let provider = provider(json!({}));
+        world.changed(&provider).await.unwrap_err();
+        world.relay(&world.expected_hash());
+        world.changed(&provider).await.unwrap_err();
+        assert_eq!(world.condition("Ready"), ("False".into(), reason.into()), "{code}");
+
+        world.api.refuse(|_, _| None);
+        world.changed(&provider).await.unwrap();
+        assert_eq!(world.condition("Ready"), ("True".into(), "Serving".into()), "{code}");
+        // Once it is there, a passing error takes nothing from it.
+        world.api.refuse(move |method, path| (method == "PATCH" && path.ends_with("/services/local")).then_some(code));
+        world.changed(&provider).await.unwrap_err();
+        assert_eq!(world.condition("Ready").0, "True", "{code}");
+    }
+}
+
+#[tokio::test]
 async fn an_unreadable_secret_stops_before_anything_is_written() {
     let world = World::new();
     world.api.refuse(|method, path| (method == "GET" && path.contains("/secrets/")).then_some(500));

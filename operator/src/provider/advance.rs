@@ -29,8 +29,8 @@ pub(super) const OWN_SECRET_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, memory: &mut Memory) -> Outcome {
     let generation = provider.metadata.generation;
     // What was known before still is, where this pass does not get as far.
-    let kept =
-        Outcome { generation, news: None, failure: None, wake_at: None, ..memory.outcome.clone().unwrap_or_default() };
+    let before = memory.outcome.clone().unwrap_or_else(|| Outcome::before_the_first_pass(provider));
+    let kept = Outcome { generation, news: None, failure: None, wake_at: None, ..before };
     let valid = match validate(provider, &look.pools) {
         Ok(valid) => valid,
         Err(error) => return Outcome { failure: Some(Failure::from(&error)), ..kept },
@@ -61,6 +61,7 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
     Outcome {
         generation,
         config_hash: applied.wrote_config.then_some(desired.config_hash).or(kept.config_hash),
+        config_generation: if applied.wrote_config { generation } else { kept.config_generation },
         may_serve: kept.may_serve || (applied.wrote_config && has_service),
         worker_secret: Some(WorkerSecret::of(
             &valid.name,

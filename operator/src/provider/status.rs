@@ -170,7 +170,9 @@ impl Facts<'_> {
                 |failure| no(failure.reason, failure.message.clone()),
             );
         };
-        if let Some(failure) = failure.filter(|failure| failure.reason == reasons::INVALID_SPEC) {
+        // The relays may well run what was written last, but that is not what this generation says.
+        let is_older = self.outcome.config_generation != self.outcome.generation;
+        if let Some(failure) = failure.filter(|failure| is_older || failure.reason == reasons::INVALID_SPEC) {
             return no(failure.reason, failure.message.clone());
         }
         if self.look.relay_pods.is_empty() && self.provider.spec.relay.replicas == 0 {

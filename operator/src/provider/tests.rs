@@ -229,6 +229,53 @@ async fn without_its_service_a_provider_is_not_ready() {
 }
 
 #[tokio::test]
+async fn programmed_says_nothing_of_a_generation_whose_configuration_was_not_written() {
+    for (refused, code, reason) in [("GET", 500, "ApiError"), ("PATCH", 403, "Forbidden")] {
+        let mut world = World::new();
+        world.changed(&provider(json!({}))).await.unwrap();
+        world.relay(&world.expected_hash());
+        world.changed(&provider(json!({}))).await.unwrap();
+        assert_eq!(world.condition("Programmed").0, "True", "{reason}");
+
+        world
+            .api
+            .refuse(move |method, path| (method == refused && path.ends_with("/secrets/local-relay")).then_some(code));
+        let newer = with_metadata(json!({"generation": 2}), json!({"queue": {"maxLength": 7}}));
+        world.changed(&newer).await.unwrap_err();
+        assert_eq!(world.condition("Programmed"), ("False".into(), reason.into()));
+        // What ran before still serves.
+        assert_eq!(world.condition("Ready").0, "True", "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_missing_secret_of_the_user_keeps_a_new_generation_from_being_programmed() {
+    let mut world = World::new();
+    world.changed(&provider(json!({}))).await.unwrap();
+    world.relay(&world.expected_hash());
+    world.changed(&provider(json!({}))).await.unwrap();
+    let newer = with_metadata(json!({"generation": 2}), json!({"workerSecretRef": {"name": "mine", "key": "k"}}));
+    world.changed(&newer).await.unwrap();
+    assert_eq!(world.condition("Programmed"), ("False".into(), "SecretNotFound".into()));
+}
+
+#[tokio::test]
+async fn a_passing_error_after_a_restart_leaves_a_serving_provider_ready() {
+    let mut world = World::new();
+    let fresh = provider(json!({}));
+    world.changed(&fresh).await.unwrap();
+    world.relay(&world.expected_hash());
+    world.changed(&fresh).await.unwrap();
+    let status = serde_json::from_value(world.api.object("providers/local/status").unwrap()).unwrap();
+    let served = Provider { status: Some(status), ..fresh };
+
+    world.shared.forget(&("llm".into(), "local".into()));
+    world.api.refuse(|method, path| (method == "GET" && path.contains("/secrets/")).then_some(500));
+    world.changed(&served).await.unwrap_err();
+    assert_eq!(world.condition("Ready"), ("True".into(), "Serving".into()));
+}
+
+#[tokio::test]
 async fn an_unreadable_secret_stops_before_anything_is_written() {
     let world = World::new();
     world.api.refuse(|method, path| (method == "GET" && path.contains("/secrets/")).then_some(500));

@@ -55,7 +55,13 @@ fn serving() -> Look {
 }
 
 fn applied() -> Outcome {
-    Outcome { generation: Some(3), config_hash: Some("new".into()), may_serve: true, ..Outcome::default() }
+    Outcome {
+        generation: Some(3),
+        config_hash: Some("new".into()),
+        config_generation: Some(3),
+        may_serve: true,
+        ..Outcome::default()
+    }
 }
 
 fn now() -> Time {

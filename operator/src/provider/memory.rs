@@ -100,6 +100,11 @@ impl Memory {
         Retry { after, is_new: true }
     }
 
+    /// Whether the time of the next try has not come yet.
+    pub(super) fn awaits_retry(&self, now: Instant) -> bool {
+        self.retry_at.is_some_and(|at| at > now)
+    }
+
     /// It went well.
     pub(super) fn reset_retries(&mut self) {
         self.retries = None;

@@ -87,6 +87,11 @@ impl World {
         self.shared.ctx.relays.keep("llm", "local", snapshot);
     }
 
+    /// As if the time of the next try had come.
+    fn retry_is_due(&self) {
+        self.shared.ledger().memories.values_mut().for_each(Memory::reset_retries);
+    }
+
     fn expected_hash(&self) -> String {
         self.shared.ctx.relays.expected("llm", "local").map(|expected| expected.hash).unwrap_or_default()
     }
@@ -197,6 +202,7 @@ async fn what_the_server_refuses_is_tried_again_less_and_less_often() {
 
         let first = retry(Arc::new(provider.clone()), &error, world.shared.clone());
         assert_ne!(first, Action::await_change(), "{code}");
+        world.retry_is_due();
         // The same failure writes no status, and touches no other object.
         world.pass(&provider).await.unwrap_err();
         assert_eq!(world.api.take_writes(), ["PATCH deployments/local-relay"], "{code}");
@@ -282,6 +288,24 @@ async fn an_unreadable_secret_stops_before_anything_is_written() {
     world.changed(&provider(json!({}))).await.unwrap_err();
     assert_eq!(world.api.take_writes(), ["PATCH providers/local/status"]);
     assert_eq!(world.condition("Ready"), ("False".into(), "ApiError".into()));
+}
+
+#[tokio::test]
+async fn what_relays_report_does_not_hurry_the_next_try() {
+    let mut world = World::new();
+    world.api.refuse(|method, path| (method == "PATCH" && path.ends_with("deployments/local-relay")).then_some(403));
+    let provider = provider(json!({}));
+    let error = world.changed(&provider).await.unwrap_err();
+    retry(Arc::new(provider.clone()), &error, world.shared.clone());
+    world.relay(&world.expected_hash());
+    world.api.take_writes();
+    world.pass(&provider).await.unwrap_err();
+    let writes = world.api.take_writes();
+    assert!(!writes.iter().any(|write| write.contains("deployments")), "{writes:?}");
+    // The report itself is told, and a change in the cluster waits for nothing.
+    assert_eq!(world.condition("Ready").0, "True");
+    world.changed(&provider).await.unwrap_err();
+    assert!(world.api.take_writes().contains(&"PATCH deployments/local-relay".to_owned()));
 }
 
 #[tokio::test]

@@ -53,6 +53,7 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
             plan: &plan,
             admin_token: admin_token.as_ref(),
             has_api_keys: fetched.has_api_keys,
+            holds_api_keys: fetched.holds_api_keys,
         },
     );
     let applied = apply_all(ctx, &valid, &desired, memory).await;
@@ -68,10 +69,8 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
             &plan,
             memory.versions.get(&names::worker_secret(&valid.name)).cloned(),
         )),
-        api_keys_version: valid
-            .spec
-            .relay
-            .require_api_keys
+        api_keys_version: desired
+            .mounts_api_keys
             .then(|| memory.versions.get(&names::api_keys_secret(&valid.name)).cloned())
             .flatten(),
         cold_models: valid.cold_models,

@@ -309,6 +309,26 @@ async fn what_relays_report_does_not_hurry_the_next_try() {
 }
 
 #[tokio::test]
+async fn clients_keys_stay_mounted_while_they_are_not_asked_for() {
+    let world = World::new();
+    let mut keys = foreign("Secret", "local-api-keys");
+    keys["metadata"]["labels"] =
+        json!({"app.kubernetes.io/managed-by": "modelrelay-operator", "modelrelay.io/provider": "local"});
+    keys["data"] = json!({"keys.json": ByteString(b"{}".to_vec())});
+    world.api.put(&format!("{SECRETS}/local-api-keys"), keys);
+    world.changed(&provider(json!({"relay": {"requireApiKeys": false}}))).await.unwrap();
+    assert!(world.value("local-relay", "relay.yaml").unwrap().contains("requireApiKeys: false"));
+    let unrequired = world.api.object("deployments/local-relay").unwrap()["spec"]["template"].clone();
+    assert!(unrequired.to_string().contains("API_KEYS_SECRET"), "{unrequired}");
+    assert!(world.api.object("roles/local-relay").is_some());
+
+    let required = with_metadata(json!({"generation": 2}), json!({"relay": {"requireApiKeys": true}}));
+    world.changed(&required).await.unwrap();
+    assert!(world.value("local-relay", "relay.yaml").unwrap().contains("requireApiKeys: true"));
+    assert_eq!(world.api.object("deployments/local-relay").unwrap()["spec"]["template"], unrequired);
+}
+
+#[tokio::test]
 async fn a_status_that_cannot_be_written_is_an_error() {
     let world = World::new();
     world.api.refuse(|method, path| (method == "PATCH" && path.ends_with("/status")).then_some(429));

@@ -214,8 +214,12 @@ async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memo
     if changed {
         memory.forget_objects();
     }
-    let mut outcome = match memory.outcome.clone().filter(|outcome| !changed && is_settled(outcome, provider, &look)) {
-        Some(settled) => settled,
+    let is_early = memory.awaits_retry(Instant::now());
+    let stands = |outcome: &Outcome| {
+        !changed && (is_settled(outcome, provider, &look) || (is_early && has_failed(outcome, provider, &look)))
+    };
+    let mut outcome = match memory.outcome.clone().filter(stands) {
+        Some(standing) => standing,
         None => Box::pin(advance::advance(ctx, provider, &look, memory)).await,
     };
     let news = outcome.news.take();
@@ -238,6 +242,13 @@ fn is_settled(outcome: &Outcome, provider: &Provider, look: &Look) -> bool {
         && !awaits_relays
         && outcome.generation == provider.metadata.generation
         && outcome.wake_at.is_none_or(|at| Timestamp::now() < at)
+        && outcome.cold_models == validate::cold_models(&look.pools)
+}
+
+/// Whether these very objects could not be brought about: what the relays report is no reason to try again before it is time.
+fn has_failed(outcome: &Outcome, provider: &Provider, look: &Look) -> bool {
+    outcome.failure.is_some()
+        && outcome.generation == provider.metadata.generation
         && outcome.cold_models == validate::cold_models(&look.pools)
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::Manifest;
 use super::network::object;
-use super::secrets::ADMIN_TOKEN;
+use super::secrets::{ADMIN_TOKEN, API_KEYS};
 use crate::crd::LogFormat;
 use crate::crd::common::RawObject;
 use crate::defaults::RelayDefaults;
@@ -59,7 +59,7 @@ pub fn selector(provider: &str) -> BTreeMap<String, String> {
 }
 
 /// The relay's Deployment. It always carries the number of replicas: left out once, it would fall to one.
-pub fn deployment(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Manifest {
+pub fn deployment(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: bool) -> Manifest {
     let mut metadata = provider.metadata(&names::relay(&provider.name));
     if let Some(labels) = metadata.get_mut("labels").and_then(Value::as_object_mut) {
         labels.insert("app.kubernetes.io/version".to_owned(), json!(env!("CARGO_PKG_VERSION")));
@@ -69,7 +69,7 @@ pub fn deployment(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Man
         "revisionHistoryLimit": 3,
         "selector": {"matchLabels": selector(&provider.name)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "template": {"metadata": pod_metadata(provider), "spec": pod_spec(provider, defaults)},
+        "template": {"metadata": pod_metadata(provider), "spec": pod_spec(provider, defaults, mounts_api_keys)},
     });
     object(ApiResource::erase::<Deployment>(&()), metadata, "spec", spec)
 }
@@ -130,7 +130,7 @@ fn pod_metadata(provider: &ValidatedProvider) -> Value {
     json!({"labels": labels, "annotations": annotations})
 }
 
-fn pod_spec(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
+fn pod_spec(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: bool) -> Value {
     let relay = &provider.spec.relay;
     let template = &relay.pod_template;
     let mut spec = Map::new();
@@ -140,8 +140,8 @@ fn pod_spec(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
     set("enableServiceLinks", json!(false));
     set("terminationGracePeriodSeconds", json!(SHUTDOWN_GRACE_SECS + provider.drain_secs + EXIT_SECS));
     set("securityContext", pod_security(&template.security_context));
-    set("containers", json!([container(provider, defaults)]));
-    set("volumes", volumes(provider));
+    set("containers", json!([container(provider, defaults, mounts_api_keys)]));
+    set("volumes", volumes(provider, mounts_api_keys));
     set("topologySpreadConstraints", spread(provider, defaults));
     let node_selector =
         if template.node_selector.is_empty() { &defaults.node_selector } else { &template.node_selector };
@@ -169,7 +169,7 @@ fn pod_spec(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
     Value::Object(spec)
 }
 
-fn container(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
+fn container(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: bool) -> Value {
     let relay = &provider.spec.relay;
     let image = if relay.image.is_empty() { &defaults.image } else { &relay.image };
     let mut container = Map::new();
@@ -179,7 +179,7 @@ fn container(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
     if let Some(policy) = &defaults.image_pull_policy {
         set("imagePullPolicy", json!(policy));
     }
-    set("env", env(provider, defaults));
+    set("env", env(provider, defaults, mounts_api_keys));
     set(
         "ports",
         json!([
@@ -197,14 +197,14 @@ fn container(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
             "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
         }),
     );
-    set("volumeMounts", volume_mounts(provider));
+    set("volumeMounts", volume_mounts(provider, mounts_api_keys));
     if let Some(resources) = first_object(&relay.resources, &defaults.resources) {
         set("resources", resources.clone());
     }
     Value::Object(container)
 }
 
-fn env(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
+fn env(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: bool) -> Value {
     let relay = &provider.spec.relay;
     let listen = |port: i32| format!("0.0.0.0:{port}");
     let log_level = relay.log_level.as_deref().or(defaults.log_level.as_deref()).unwrap_or("info");
@@ -221,9 +221,9 @@ fn env(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
         ("LOG_LEVEL", log_level.to_owned()),
         ("LOG_FORMAT", log_format.as_str().to_owned()),
     ];
-    if relay.require_api_keys {
+    if mounts_api_keys {
         pairs.push(("API_KEYS_SECRET", names::api_keys_secret(&provider.name)));
-        pairs.push(("API_KEYS_FILE", format!("{KEYS_PATH}/keys.json")));
+        pairs.push(("API_KEYS_FILE", format!("{KEYS_PATH}/{API_KEYS}")));
     }
     let mut env: Vec<Value> = pairs.into_iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
     let has = |name: &str| relay.pod_template.env.iter().any(|entry| entry["name"] == name);
@@ -234,7 +234,7 @@ fn env(provider: &ValidatedProvider, defaults: &RelayDefaults) -> Value {
     Value::Array(env)
 }
 
-fn volumes(provider: &ValidatedProvider) -> Value {
+fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
     let relay = &provider.spec.relay;
     let (admin_secret, admin_key) = match &relay.admin_token_secret_ref {
         Some(own) => (own.name.clone(), own.key.clone()),
@@ -246,7 +246,7 @@ fn volumes(provider: &ValidatedProvider) -> Value {
             "secretName": admin_secret, "defaultMode": 0o440, "items": [{"key": admin_key, "path": ADMIN_TOKEN}],
         }}),
     ];
-    if relay.require_api_keys {
+    if mounts_api_keys {
         let keys = names::api_keys_secret(&provider.name);
         volumes
             .push(json!({"name": "api-keys", "secret": {"secretName": keys, "optional": true, "defaultMode": 0o440}}));
@@ -266,11 +266,11 @@ fn api_access() -> Value {
 }
 
 /// Whole folders: a `subPath` never sees a change.
-fn volume_mounts(provider: &ValidatedProvider) -> Value {
+fn volume_mounts(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
     let relay = &provider.spec.relay;
     let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path, "readOnly": true});
     let mut mounts = vec![mount("config", CONFIG_PATH), mount("admin", ADMIN_PATH)];
-    if relay.require_api_keys {
+    if mounts_api_keys {
         mounts.push(mount("api-keys", KEYS_PATH));
         mounts.push(mount("api-access", TOKEN_PATH));
     }

@@ -16,6 +16,9 @@ use crate::provider::rotation::Plan;
 /// Key of the admin token in its Secret.
 pub const ADMIN_TOKEN: &str = "token";
 
+/// Key of the clients' keys in their Secret.
+pub const API_KEYS: &str = "keys.json";
+
 /// What workers mount.
 pub fn worker_secret(provider: &ValidatedProvider, plan: &Plan) -> Manifest {
     let mut metadata = provider.retained_metadata(&names::worker_secret(&provider.name));

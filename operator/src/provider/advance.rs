@@ -19,7 +19,7 @@ use super::validate::{ValidatedProvider, validate};
 use crate::apply::{ApplyError, Owner, apply, delete};
 use crate::context::Context;
 use crate::crd::Provider;
-use crate::manifests::Manifest;
+use crate::manifests::{Manifest, network};
 use crate::names;
 
 /// A user's own Secret tells nobody that it changed.
@@ -29,8 +29,8 @@ pub(super) const OWN_SECRET_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, memory: &mut Memory) -> Outcome {
     let generation = provider.metadata.generation;
     // What was known before still is, where this pass does not get as far.
-    let kept =
-        Outcome { generation, news: None, failure: None, wake_at: None, ..memory.outcome.clone().unwrap_or_default() };
+    let before = memory.outcome.clone().unwrap_or_else(|| Outcome::before_the_first_pass(provider));
+    let kept = Outcome { generation, news: None, failure: None, wake_at: None, ..before };
     let valid = match validate(provider, &look.pools) {
         Ok(valid) => valid,
         Err(error) => return Outcome { failure: Some(Failure::from(&error)), ..kept },
@@ -53,22 +53,24 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
             plan: &plan,
             admin_token: admin_token.as_ref(),
             has_api_keys: fetched.has_api_keys,
+            holds_api_keys: fetched.holds_api_keys,
         },
     );
     let applied = apply_all(ctx, &valid, &desired, memory).await;
+    let has_service = memory.was_applied(&network::client_service(&valid));
     let own_refs_due = own_refs.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
     Outcome {
         generation,
         config_hash: applied.wrote_config.then_some(desired.config_hash).or(kept.config_hash),
+        config_generation: if applied.wrote_config { generation } else { kept.config_generation },
+        may_serve: kept.may_serve || (applied.wrote_config && has_service),
         worker_secret: Some(WorkerSecret::of(
             &valid.name,
             &plan,
             memory.versions.get(&names::worker_secret(&valid.name)).cloned(),
         )),
-        api_keys_version: valid
-            .spec
-            .relay
-            .require_api_keys
+        api_keys_version: desired
+            .mounts_api_keys
             .then(|| memory.versions.get(&names::api_keys_secret(&valid.name)).cloned())
             .flatten(),
         cold_models: valid.cold_models,

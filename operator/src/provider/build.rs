@@ -18,6 +18,8 @@ pub(super) struct Desired {
     pub(super) objects: Vec<Manifest>,
     /// To be deleted, where they are.
     pub(super) unwanted: Vec<Manifest>,
+    /// Whether relays mount the clients' keys.
+    pub(super) mounts_api_keys: bool,
     /// What the relays report once they run this configuration.
     pub(super) config_hash: String,
 }
@@ -34,6 +36,8 @@ pub(super) struct Inputs<'a> {
     pub(super) admin_token: Option<&'a Secret>,
     /// Whether there were keys before.
     pub(super) has_api_keys: bool,
+    /// Whether clients have some.
+    pub(super) holds_api_keys: bool,
 }
 
 /// Builds it.
@@ -49,7 +53,9 @@ pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desire
     let mut objects = vec![relay::service_account(provider)];
     let mut unwanted = Vec::new();
     let rights = [relay::role(provider), relay::role_binding(provider)];
-    if relay.require_api_keys {
+    // Asking for keys again reaches running relays within a second, a mount only new ones: those must know the keys already.
+    let mounts_api_keys = relay.require_api_keys || inputs.holds_api_keys;
+    if mounts_api_keys {
         objects.extend(rights);
     } else {
         unwanted.extend(rights);
@@ -65,6 +71,6 @@ pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desire
     } else {
         unwanted.push(policy);
     }
-    objects.push(relay::deployment(provider, inputs.defaults));
-    Desired { secrets, objects, unwanted, config_hash: config.hash }
+    objects.push(relay::deployment(provider, inputs.defaults, mounts_api_keys));
+    Desired { secrets, objects, unwanted, mounts_api_keys, config_hash: config.hash }
 }

@@ -11,7 +11,7 @@ use super::rotation::{Previous, RelaySide, WorkerSide};
 use crate::apply::{Owner, shown};
 use crate::crd::{Provider, SecretKeyRef};
 use crate::manifests::config::{PREVIOUS_WORKER_SECRET, RELAY_YAML, WORKER_SECRET, hash_of};
-use crate::manifests::secrets::ADMIN_TOKEN;
+use crate::manifests::secrets::{ADMIN_TOKEN, API_KEYS};
 use crate::names;
 
 /// What the Secrets hold.
@@ -29,6 +29,8 @@ pub(super) struct Fetched {
     pub(super) admin_token: Option<SecretText>,
     /// Whether the Secret with the clients' keys is there already.
     pub(super) has_api_keys: bool,
+    /// Whether keys are in it.
+    pub(super) holds_api_keys: bool,
 }
 
 /// Why something could not be read.
@@ -79,7 +81,10 @@ pub(super) async fn fetch(client: &Client, provider: &Provider) -> Result<Fetche
     if let Some(secret) = reader.ours(&names::admin_secret(&name)).await? {
         fetched.admin_token = text(&secret, ADMIN_TOKEN).map(SecretText::new);
     }
-    fetched.has_api_keys = reader.ours(&names::api_keys_secret(&name)).await?.is_some();
+    if let Some(secret) = reader.ours(&names::api_keys_secret(&name)).await? {
+        fetched.has_api_keys = true;
+        fetched.holds_api_keys = text(&secret, API_KEYS).is_some();
+    }
     Ok(fetched)
 }
 

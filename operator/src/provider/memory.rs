@@ -60,6 +60,11 @@ impl Memory {
         self.applied.get(&manifest.display()) == Some(&fingerprint)
     }
 
+    /// Whether it was applied since anything changed, whatever it said then.
+    pub(super) fn was_applied(&self, manifest: &Manifest) -> bool {
+        self.applied.contains_key(&manifest.display())
+    }
+
     pub(super) fn note_applied(&mut self, manifest: &Manifest, fingerprint: u64, version: Option<String>) {
         self.applied.insert(manifest.display(), fingerprint);
         if let (true, Some(version)) = (manifest.resource.kind == "Secret", version) {
@@ -93,6 +98,11 @@ impl Memory {
         let after = self.retries.get_or_insert_with(fresh).next().unwrap_or(LAST_RETRY);
         self.retry_at = Some(now + after);
         Retry { after, is_new: true }
+    }
+
+    /// Whether the time of the next try has not come yet.
+    pub(super) fn awaits_retry(&self, now: Instant) -> bool {
+        self.retry_at.is_some_and(|at| at > now)
     }
 
     /// It went well.

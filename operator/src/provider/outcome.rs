@@ -7,6 +7,8 @@ use super::reasons;
 use super::rotation::{News, Plan};
 use super::validate::InvalidSpec;
 use crate::apply::ApplyError;
+use crate::conditions::{self, READY};
+use crate::crd::Provider;
 use crate::crd::provider::WorkerSecretStatus;
 use crate::names;
 
@@ -17,6 +19,10 @@ pub(super) struct Outcome {
     pub(super) generation: Option<i64>,
     /// What the relays report once they run the configuration; none before it was ever applied.
     pub(super) config_hash: Option<String>,
+    /// Generation of the spec that the applied configuration says.
+    pub(super) config_generation: Option<i64>,
+    /// Whether all that a request needs has been applied once: the configuration and the clients' Service.
+    pub(super) may_serve: bool,
     /// The worker secret.
     pub(super) worker_secret: Option<WorkerSecret>,
     /// resourceVersion of the Secret with the clients' keys, where relays mount it.
@@ -31,6 +37,14 @@ pub(super) struct Outcome {
     pub(super) wake_at: Option<Timestamp>,
     /// What went wrong.
     pub(super) failure: Option<Failure>,
+}
+
+impl Outcome {
+    /// What an operator that has just started knows: what the one before wrote into the status.
+    pub(super) fn before_the_first_pass(provider: &Provider) -> Self {
+        let was_ready = provider.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, READY));
+        Self { may_serve: was_ready, ..Self::default() }
+    }
 }
 
 /// Where the worker secret stands.

@@ -127,11 +127,11 @@ impl Facts<'_> {
         Wanted::new(READY, true, reasons::SERVING, message)
     }
 
-    /// A passing error of the API server says nothing about the relays, which go on; before they ever ran, it does.
+    /// A passing error of the API server says nothing about the relays, which go on; before they ever took requests, it does.
     fn failure_that_matters(&self) -> Option<&Failure> {
         let failure = self.outcome.failure.as_ref()?;
         let awaited = failure.reason == reasons::SECRET_NOT_FOUND;
-        (failure.stalls() || awaited || self.outcome.config_hash.is_none()).then_some(failure)
+        (failure.stalls() || awaited || !self.outcome.may_serve).then_some(failure)
     }
 
     fn with_consequence(&self, failure: &Failure) -> String {
@@ -170,7 +170,9 @@ impl Facts<'_> {
                 |failure| no(failure.reason, failure.message.clone()),
             );
         };
-        if let Some(failure) = failure.filter(|failure| failure.reason == reasons::INVALID_SPEC) {
+        // The relays may well run what was written last, but that is not what this generation says.
+        let is_older = self.outcome.config_generation != self.outcome.generation;
+        if let Some(failure) = failure.filter(|failure| is_older || failure.reason == reasons::INVALID_SPEC) {
             return no(failure.reason, failure.message.clone());
         }
         if self.look.relay_pods.is_empty() && self.provider.spec.relay.replicas == 0 {

@@ -87,6 +87,11 @@ impl World {
         self.shared.ctx.relays.keep("llm", "local", snapshot);
     }
 
+    /// As if the time of the next try had come.
+    fn retry_is_due(&self) {
+        self.shared.ledger().memories.values_mut().for_each(Memory::reset_retries);
+    }
+
     fn expected_hash(&self) -> String {
         self.shared.ctx.relays.expected("llm", "local").map(|expected| expected.hash).unwrap_or_default()
     }
@@ -197,6 +202,7 @@ async fn what_the_server_refuses_is_tried_again_less_and_less_often() {
 
         let first = retry(Arc::new(provider.clone()), &error, world.shared.clone());
         assert_ne!(first, Action::await_change(), "{code}");
+        world.retry_is_due();
         // The same failure writes no status, and touches no other object.
         world.pass(&provider).await.unwrap_err();
         assert_eq!(world.api.take_writes(), ["PATCH deployments/local-relay"], "{code}");
@@ -208,12 +214,118 @@ async fn what_the_server_refuses_is_tried_again_less_and_less_often() {
 }
 
 #[tokio::test]
+async fn without_its_service_a_provider_is_not_ready() {
+    for (code, reason) in [(403, "Forbidden"), (409, "ApiError"), (500, "ApiError")] {
+        let mut world = World::new();
+        world.api.refuse(move |method, path| (method == "PATCH" && path.ends_with("/services/local")).then_some(code));
+        let provider = provider(json!({}));
+        world.changed(&provider).await.unwrap_err();
+        world.relay(&world.expected_hash());
+        world.changed(&provider).await.unwrap_err();
+        assert_eq!(world.condition("Ready"), ("False".into(), reason.into()), "{code}");
+
+        world.api.refuse(|_, _| None);
+        world.changed(&provider).await.unwrap();
+        assert_eq!(world.condition("Ready"), ("True".into(), "Serving".into()), "{code}");
+        // Once it is there, a passing error takes nothing from it.
+        world.api.refuse(move |method, path| (method == "PATCH" && path.ends_with("/services/local")).then_some(code));
+        world.changed(&provider).await.unwrap_err();
+        assert_eq!(world.condition("Ready").0, "True", "{code}");
+    }
+}
+
+#[tokio::test]
+async fn programmed_says_nothing_of_a_generation_whose_configuration_was_not_written() {
+    for (refused, code, reason) in [("GET", 500, "ApiError"), ("PATCH", 403, "Forbidden")] {
+        let mut world = World::new();
+        world.changed(&provider(json!({}))).await.unwrap();
+        world.relay(&world.expected_hash());
+        world.changed(&provider(json!({}))).await.unwrap();
+        assert_eq!(world.condition("Programmed").0, "True", "{reason}");
+
+        world
+            .api
+            .refuse(move |method, path| (method == refused && path.ends_with("/secrets/local-relay")).then_some(code));
+        let newer = with_metadata(json!({"generation": 2}), json!({"queue": {"maxLength": 7}}));
+        world.changed(&newer).await.unwrap_err();
+        assert_eq!(world.condition("Programmed"), ("False".into(), reason.into()));
+        // What ran before still serves.
+        assert_eq!(world.condition("Ready").0, "True", "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_missing_secret_of_the_user_keeps_a_new_generation_from_being_programmed() {
+    let mut world = World::new();
+    world.changed(&provider(json!({}))).await.unwrap();
+    world.relay(&world.expected_hash());
+    world.changed(&provider(json!({}))).await.unwrap();
+    let newer = with_metadata(json!({"generation": 2}), json!({"workerSecretRef": {"name": "mine", "key": "k"}}));
+    world.changed(&newer).await.unwrap();
+    assert_eq!(world.condition("Programmed"), ("False".into(), "SecretNotFound".into()));
+}
+
+#[tokio::test]
+async fn a_passing_error_after_a_restart_leaves_a_serving_provider_ready() {
+    let mut world = World::new();
+    let fresh = provider(json!({}));
+    world.changed(&fresh).await.unwrap();
+    world.relay(&world.expected_hash());
+    world.changed(&fresh).await.unwrap();
+    let status = serde_json::from_value(world.api.object("providers/local/status").unwrap()).unwrap();
+    let served = Provider { status: Some(status), ..fresh };
+
+    world.shared.forget(&("llm".into(), "local".into()));
+    world.api.refuse(|method, path| (method == "GET" && path.contains("/secrets/")).then_some(500));
+    world.changed(&served).await.unwrap_err();
+    assert_eq!(world.condition("Ready"), ("True".into(), "Serving".into()));
+}
+
+#[tokio::test]
 async fn an_unreadable_secret_stops_before_anything_is_written() {
     let world = World::new();
     world.api.refuse(|method, path| (method == "GET" && path.contains("/secrets/")).then_some(500));
     world.changed(&provider(json!({}))).await.unwrap_err();
     assert_eq!(world.api.take_writes(), ["PATCH providers/local/status"]);
     assert_eq!(world.condition("Ready"), ("False".into(), "ApiError".into()));
+}
+
+#[tokio::test]
+async fn what_relays_report_does_not_hurry_the_next_try() {
+    let mut world = World::new();
+    world.api.refuse(|method, path| (method == "PATCH" && path.ends_with("deployments/local-relay")).then_some(403));
+    let provider = provider(json!({}));
+    let error = world.changed(&provider).await.unwrap_err();
+    retry(Arc::new(provider.clone()), &error, world.shared.clone());
+    world.relay(&world.expected_hash());
+    world.api.take_writes();
+    world.pass(&provider).await.unwrap_err();
+    let writes = world.api.take_writes();
+    assert!(!writes.iter().any(|write| write.contains("deployments")), "{writes:?}");
+    // The report itself is told, and a change in the cluster waits for nothing.
+    assert_eq!(world.condition("Ready").0, "True");
+    world.changed(&provider).await.unwrap_err();
+    assert!(world.api.take_writes().contains(&"PATCH deployments/local-relay".to_owned()));
+}
+
+#[tokio::test]
+async fn clients_keys_stay_mounted_while_they_are_not_asked_for() {
+    let world = World::new();
+    let mut keys = foreign("Secret", "local-api-keys");
+    keys["metadata"]["labels"] =
+        json!({"app.kubernetes.io/managed-by": "modelrelay-operator", "modelrelay.io/provider": "local"});
+    keys["data"] = json!({"keys.json": ByteString(b"{}".to_vec())});
+    world.api.put(&format!("{SECRETS}/local-api-keys"), keys);
+    world.changed(&provider(json!({"relay": {"requireApiKeys": false}}))).await.unwrap();
+    assert!(world.value("local-relay", "relay.yaml").unwrap().contains("requireApiKeys: false"));
+    let unrequired = world.api.object("deployments/local-relay").unwrap()["spec"]["template"].clone();
+    assert!(unrequired.to_string().contains("API_KEYS_SECRET"), "{unrequired}");
+    assert!(world.api.object("roles/local-relay").is_some());
+
+    let required = with_metadata(json!({"generation": 2}), json!({"relay": {"requireApiKeys": true}}));
+    world.changed(&required).await.unwrap();
+    assert!(world.value("local-relay", "relay.yaml").unwrap().contains("requireApiKeys: true"));
+    assert_eq!(world.api.object("deployments/local-relay").unwrap()["spec"]["template"], unrequired);
 }
 
 #[tokio::test]

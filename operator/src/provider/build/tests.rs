@@ -52,6 +52,7 @@ fn built(spec: Value, pools: &[std::sync::Arc<WorkerPool>], plan: &Plan, default
         plan,
         admin_token: valid.spec.relay.admin_token_secret_ref.is_none().then_some(&token),
         has_api_keys: false,
+        holds_api_keys: false,
     };
     build(&valid, &inputs)
 }

@@ -55,7 +55,13 @@ fn serving() -> Look {
 }
 
 fn applied() -> Outcome {
-    Outcome { generation: Some(3), config_hash: Some("new".into()), ..Outcome::default() }
+    Outcome {
+        generation: Some(3),
+        config_hash: Some("new".into()),
+        config_generation: Some(3),
+        may_serve: true,
+        ..Outcome::default()
+    }
 }
 
 fn now() -> Time {
@@ -145,7 +151,7 @@ fn a_passing_error_leaves_a_serving_provider_ready() {
     let outcome = Outcome { failure: Some(failure.clone()), ..applied() };
     let found = conditions(json!({}), &serving(), &outcome);
     assert_eq!(found, expect(("True", "Serving"), APPLIED, ("True", "ApiError"), FINE));
-    let never_ran = Outcome { config_hash: None, ..outcome };
+    let never_ran = Outcome { config_hash: None, may_serve: false, ..outcome };
     assert_eq!(conditions(json!({}), &serving(), &never_ran)[0].2, "ApiError");
 }
 

@@ -78,7 +78,9 @@ mod tests {
             match optional {
                 Optional::Null if field["nullable"] == true => object.insert(name.clone(), Value::Null),
                 Optional::Absent | Optional::Null if !is_required(name) && field["type"] != "object" => None,
-                _ => object.insert(name.clone(), sample(field, optional)),
+                Optional::Absent | Optional::Null | Optional::Given => {
+                    object.insert(name.clone(), sample(field, optional))
+                }
             };
         }
         if schema.get("additionalProperties").is_some() {

@@ -87,6 +87,8 @@ fn spans(args: &RunArgs) -> Vec<Span> {
 /// Everything that only the leader does. Dropping it stops it.
 async fn control(context: Arc<Context>, spans: Vec<Span>) {
     context.metrics.leader.set(1);
+    // What was reported before this replica lost the lease is old news.
+    context.relays.clear();
     let _resigned = Resigned(context.clone());
     let parts = spans.into_iter().map(|span| {
         let context = context.clone();

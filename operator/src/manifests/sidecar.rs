@@ -72,7 +72,13 @@ pub fn add_to_pod(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Ref
     let mut spec = take_object(root, "spec")?;
 
     check(&spec, inputs)?;
-    let worker = container(inputs, false);
+    let mut worker = container(inputs, false);
+    // Where the Pod as a whole has resources, the API server has made its requests the sum of its containers' before this
+    // one came, and would refuse more. The worker lives on what the Pod has, unless the pool says otherwise.
+    let has_whole = spec.get("resources").is_some_and(|resources| !resources.is_null());
+    if has_whole && inputs.spec().sidecar.resources.is_empty() {
+        worker.as_object_mut().map(|worker| worker.remove("resources"));
+    }
     let mut notes = backend::add_hooks(&mut spec, &metadata, inputs)?;
     if is_guaranteed(&spec)? && !has_equal_limits(&worker) {
         notes.push(Note::LosesGuaranteed);

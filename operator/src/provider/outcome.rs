@@ -146,7 +146,9 @@ impl From<&ApplyError> for Failure {
         let (reason, kind) = match error {
             ApplyError::NameTaken { .. } => (reasons::NAME_TAKEN, FailureKind::Stalled),
             ApplyError::Terminating { .. } => (reasons::TERMINATING, FailureKind::Transient),
-            ApplyError::Refused { code: 403, .. } => (reasons::FORBIDDEN, FailureKind::Transient),
+            refused @ ApplyError::Refused { .. } if refused.is_forbidden() => {
+                (reasons::FORBIDDEN, FailureKind::Transient)
+            }
             ApplyError::Refused { .. } => (reasons::OBJECT_REFUSED, FailureKind::Stalled),
             ApplyError::Api { .. } => (reasons::API_ERROR, FailureKind::Transient),
         };

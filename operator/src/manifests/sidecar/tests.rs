@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::crd::common::RawObject;
 use crate::defaults::NamedRef;
 use crate::manifests::snapshot;
 
@@ -78,6 +79,21 @@ fn a_plain_container_comes_last_and_has_no_restart_policy() {
     let last = pod["spec"]["containers"].as_array().unwrap().last().unwrap();
     assert_eq!((&last["name"], last.get("restartPolicy")), (&json!("modelrelay-worker"), None));
     assert_eq!(pod["spec"]["initContainers"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_pod_whose_resources_are_given_as_a_whole_shares_them_with_its_worker() {
+    let defaults = WorkerDefaults { resources: RawObject(json!({"requests": {"cpu": "50m"}})), ..defaults() };
+    let whole = |spec: &Value| {
+        let mut pod = vllm_pod();
+        pod["spec"]["resources"] = json!({"requests": {"cpu": "1"}});
+        let pool = pool(spec);
+        add_to_pod(&mut pod, &Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }).unwrap();
+        worker(&pod).unwrap().get("resources").cloned()
+    };
+    assert_eq!(whole(&json!({})), None, "the API server would refuse more than the whole");
+    let own = json!({"requests": {"cpu": "10m"}});
+    assert_eq!(whole(&json!({"sidecar": {"resources": own}})), Some(own), "what the pool says is meant");
 }
 
 #[test]

@@ -199,3 +199,13 @@ async fn a_pod_is_scraped_as_it_says_itself() {
     own["metadata"]["annotations"] = annotations.clone();
     assert_eq!(setup.admitted(&own).await["metadata"]["annotations"], annotations);
 }
+
+#[tokio::test]
+async fn a_pod_whose_resources_are_given_as_a_whole_gets_its_worker_too() {
+    let setup = Setup::pool(&json!({})).await;
+    let mut whole = pod("vllm", "llama");
+    whole["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1", "memory": "1Gi"}});
+    // The API server fills in what is left out from the containers, before any webhook is asked.
+    whole["spec"]["resources"] = json!({"limits": {"cpu": "2", "memory": "2Gi"}, "requests": {"cpu": "1"}});
+    assert!(worker(&setup.admitted(&whole).await).is_some());
+}

@@ -80,6 +80,13 @@ pub fn add_to_pod(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Ref
         worker.as_object_mut().map(|worker| worker.remove("resources"));
     }
     let mut notes = backend::add_hooks(&mut spec, &metadata, inputs)?;
+    // The kubelet starts all hooks of a Pod at once, the worker's own too. So where a backend stops in a way of its own, the
+    // worker takes nothing new from that moment, and the backend's hook is the time that running requests have.
+    if notes.iter().any(|note| matches!(note, Note::HasPreStop { .. }))
+        && let Some(worker) = worker.as_object_mut()
+    {
+        worker.insert("lifecycle".to_owned(), json!({"preStop": backend::hook(inputs)}));
+    }
     if is_guaranteed(&spec)? && !has_equal_limits(&worker) {
         notes.push(Note::LosesGuaranteed);
     }

@@ -46,12 +46,7 @@ pub(super) fn add_hooks(
     if chosen.is_empty() && !ports(inputs.spec()).is_empty() {
         notes.push(Note::NoSlotContainer);
     }
-    let hook = json!({"httpGet": {
-        "path": "/drain",
-        // The number: a name would be looked up in the ports of the container that has the hook.
-        "port": sidecar_port(inputs.spec()),
-        "httpHeaders": [{"name": DRAIN_TOKEN_HEADER, "value": inputs.drain_token}],
-    }});
+    let hook = hook(inputs);
     for (list, index) in chosen {
         let Some(container) = array(spec, list)?.get_mut(index).and_then(Value::as_object_mut) else {
             return Err(Refusal::Malformed { field: list, wanted: "a list of objects" });
@@ -70,6 +65,16 @@ pub(super) fn add_hooks(
         }
     }
     Ok(notes)
+}
+
+/// Waits in the worker's `/drain`.
+pub(super) fn hook(inputs: &Inputs<'_>) -> Value {
+    json!({"httpGet": {
+        "path": "/drain",
+        // The number: a name would be looked up in the ports of the container that has the hook.
+        "port": sidecar_port(inputs.spec()),
+        "httpHeaders": [{"name": DRAIN_TOKEN_HEADER, "value": inputs.drain_token}],
+    }})
 }
 
 /// A container's place: the list and the index in it.

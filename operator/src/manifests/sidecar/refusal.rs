@@ -26,7 +26,7 @@ impl fmt::Display for Note {
             Self::HasPreStop { container } => write!(
                 f,
                 "container {container} has a preStop hook, so the one that waits for running requests was not added: \
-                 when the Pod stops, the backend may end before they do"
+                 when the Pod stops, they have as long as that hook takes"
             ),
             Self::NoSlotContainer => f.write_str(
                 "no container names the port of a slot of the multiplexer, so none waits for running requests when \

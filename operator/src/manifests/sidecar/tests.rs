@@ -69,6 +69,7 @@ fn snapshot(name: &str, value: &Value) {
 #[test]
 fn a_native_sidecar_comes_after_the_init_containers() {
     let (pod, notes) = added(vllm_pod(), &json!({}));
+    assert_eq!(hooked(&pod), ["vllm"]);
     snapshot("sidecar-native", &pod);
     assert_eq!(notes, []);
 }
@@ -192,6 +193,7 @@ fn a_hook_of_the_backends_own_stays_and_is_told() {
     pod["spec"]["containers"][1]["lifecycle"] = json!({"preStop": own});
     let (after, notes) = added(pod, &json!({}));
     assert_eq!(after["spec"]["containers"][1]["lifecycle"]["preStop"], own);
+    assert_eq!(hooked(&after), ["modelrelay-worker"], "it takes nothing new while the backend's own hook runs");
     assert_eq!(notes, [Note::HasPreStop { container: "vllm".to_owned() }]);
 }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use k8s_openapi::api::core::v1::Pod;
-use modelrelay_cluster::{http::fetch, manifests};
+use modelrelay_cluster::{http::fetch, manifests, traffic::Traffic};
 use serde_json::{Value, json};
 
 use crate::setup::{Setup, deployment, drain_token, json_of, pod, worker};
@@ -50,6 +50,22 @@ async fn a_worker_may_be_a_plain_container() {
     setup.reason("True", "Serving").await;
     setup.status(&json!({"injected": 1, "connected": 1})).await;
     setup.answers().await;
+}
+
+#[tokio::test]
+async fn a_backend_that_stops_in_a_way_of_its_own_gets_nothing_new_meanwhile() {
+    let setup = Setup::provided(&json!({"maxConcurrency": 16})).await;
+    let mut backend = deployment("vllm", "llama", 2);
+    // Longer than any answer takes, and shorter than two after each other.
+    backend["spec"]["template"]["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 6}}});
+    setup.namespace.apply(&[backend]).await;
+    setup.namespace.rolled_out("deployment/vllm").await;
+    setup.status(&json!({"connected": 2})).await;
+    let traffic = Traffic::to(setup.namespace.service_address("local").await).streams(12).words(60).start();
+    traffic.wait_for_underway(12).await;
+    let leaving = setup.namespace.pod_names("app=vllm").await.remove(0);
+    setup.namespace.kubectl(&format!("delete pod {leaving} --wait=true")).await;
+    traffic.finish().await.expect_all_answered();
 }
 
 #[tokio::test]

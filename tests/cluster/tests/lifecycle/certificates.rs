@@ -28,8 +28,12 @@ async fn somebody_elses_certificate_is_served_and_its_successor_too() {
 
     let user = cluster.namespace("injected").await;
     user.apply(&[worker_pool("llama", &json!({"provider": "local"}))]).await;
-    let said = create_pod(&user).expect_failure().await;
-    assert!(said.contains("certificate signed by unknown authority"), "nobody has published the authority: {said}");
+    // The API server hears of a new webhook, and kube-proxy of its Pods, a moment after Helm did.
+    let unknown = "a refusal, because nobody has published the authority";
+    wait_until(unknown, PATIENCE, async || {
+        create_pod(&user).output().await.stderr.contains("certificate signed by unknown authority")
+    })
+    .await;
     publish(&release, folder.path()).await;
     wait_for_injection(&user).await;
 

@@ -37,7 +37,8 @@ async fn server(answer: &'static str) -> SocketAddr {
 
 async fn counts_of(answer: &'static str) -> Counts {
     let running = Traffic::to(server(answer).await).streams(1).words(1).start();
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    let came = |counts: &Counts| counts.answered + counts.retryable.len() + counts.cut.len() + counts.failed.len() > 0;
+    running.wait_for("an outcome", came).await;
     running.finish().await
 }
 

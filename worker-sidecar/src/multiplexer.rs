@@ -5,12 +5,20 @@
 //! random histories can be made up and replayed, and the simulator that compares policies runs the very code that
 //! serves.
 //!
+//! - [`machine`] is one slot: who is resident, who waits, what is to be done next.
+//! - [`event`] and [`effect`] are all that goes in and comes out of it; [`error`] is why a request is not served.
 //! - [`policy`] says when a resident is left and for which model: the quantum, the linger, the pick.
 //! - [`estimate`] measures what the policy needs: what a swap costs, how soon the next request comes, how many come at once.
+//! - [`memory`] says whether a model fits, before anything is unloaded for it.
 //! - [`config`] has the few settings that are not measured.
 
 pub mod config;
+pub mod effect;
+pub mod error;
 pub mod estimate;
+pub mod event;
+pub mod machine;
+pub mod memory;
 pub mod policy;
 
 use std::sync::Arc;

@@ -43,8 +43,8 @@ const LEAST_COST: Duration = Duration::from_millis(1);
 pub struct Candidate {
     /// Requests that wait, here or at relays.
     pub waiting: u32,
-    /// When the oldest of them came.
-    pub oldest: Instant,
+    /// How long the oldest of them has waited.
+    pub age: Duration,
     /// How long all of them have waited together.
     pub total_wait: Duration,
     /// What the swap to it costs.
@@ -95,7 +95,7 @@ pub enum Why {
 /// Whether to leave the resident for one of the candidates.
 pub fn decide(knobs: &Knobs, resident: &Resident<'_>, candidates: &[Candidate], now: Instant) -> Decision {
     let busy = resident.idle_since.is_none();
-    let Some(to) = pick(knobs, busy, candidates, now) else {
+    let Some(to) = pick(knobs, busy, candidates) else {
         return Decision::Stay { recheck: None, lingering: false };
     };
     let cost = candidates[to].cost;
@@ -116,12 +116,9 @@ pub fn decide(knobs: &Knobs, resident: &Resident<'_>, candidates: &[Candidate], 
 }
 
 /// Which candidate comes next. `busy`: the resident has work, and so is one more whose turn comes before a waiter's.
-pub fn pick(knobs: &Knobs, busy: bool, candidates: &[Candidate], now: Instant) -> Option<usize> {
-    let late = |index: &usize| {
-        let age = now.saturating_duration_since(candidates[*index].oldest);
-        age > bound(knobs, busy, candidates, *index)
-    };
-    let oldest = (0..candidates.len()).filter(late).min_by_key(|index| candidates[*index].oldest);
+pub fn pick(knobs: &Knobs, busy: bool, candidates: &[Candidate]) -> Option<usize> {
+    let late = |index: &usize| candidates[*index].age > bound(knobs, busy, candidates, *index);
+    let oldest = (0..candidates.len()).filter(late).max_by_key(|index| candidates[*index].age);
     oldest.or_else(|| {
         let worth = |index: &usize| {
             let Candidate { total_wait, cost, .. } = candidates[*index];
@@ -129,7 +126,7 @@ pub fn pick(knobs: &Knobs, busy: bool, candidates: &[Candidate], now: Instant) -
         };
         // Of equals the oldest, and of those the first.
         (0..candidates.len()).rev().max_by(|a, b| {
-            let by_age = || candidates[*b].oldest.cmp(&candidates[*a].oldest);
+            let by_age = || candidates[*a].age.cmp(&candidates[*b].age);
             worth(a).total_cmp(&worth(b)).then_with(by_age)
         })
     })

@@ -25,7 +25,7 @@ impl Scene {
 
     /// One model with so many requests, all of which came so long ago.
     fn candidate(&self, waiting: u32, age: u64, cost: u64) -> Candidate {
-        Candidate { waiting, oldest: self.ago(secs(age)), total_wait: secs(age) * waiting, cost: secs(cost) }
+        Candidate { waiting, age: secs(age), total_wait: secs(age) * waiting, cost: secs(cost) }
     }
 
     fn decide(&self, resident: &Resident<'_>, candidates: &[Candidate]) -> Decision {
@@ -194,7 +194,7 @@ fn linger_may_be_switched_off_or_fixed() {
 #[test]
 fn pick_takes_what_waits_most_per_second_of_swapping() {
     let scene = Scene::new();
-    let pick = |candidates: &[Candidate]| pick(&scene.knobs, false, candidates, scene.now);
+    let pick = |candidates: &[Candidate]| pick(&scene.knobs, false, candidates);
     assert_eq!(pick(&[]), None);
     assert_eq!(pick(&[scene.candidate(1, 10, 5), scene.candidate(4, 3, 5)]), Some(1), "12 s against 10 s");
     assert_eq!(pick(&[scene.candidate(1, 10, 5), scene.candidate(4, 3, 20)]), Some(0), "but at four times the cost");
@@ -204,9 +204,9 @@ fn pick_takes_what_waits_most_per_second_of_swapping() {
 #[test]
 fn of_equals_the_oldest_comes_first_and_so_does_one_past_its_bound() {
     let scene = Scene::new();
-    let pick = |candidates: &[Candidate]| pick(&scene.knobs, false, candidates, scene.now);
-    let newer = Candidate { oldest: scene.ago(secs(1)), total_wait: secs(4), ..scene.candidate(2, 0, 5) };
-    let older = Candidate { oldest: scene.ago(secs(3)), total_wait: secs(4), ..scene.candidate(2, 0, 5) };
+    let pick = |candidates: &[Candidate]| pick(&scene.knobs, false, candidates);
+    let newer = Candidate { age: secs(1), total_wait: secs(4), ..scene.candidate(2, 0, 5) };
+    let older = Candidate { age: secs(3), total_wait: secs(4), ..scene.candidate(2, 0, 5) };
     assert_eq!(pick(&[newer, older]), Some(1));
     // A crowd of 50 waits 500 s altogether, a lone request 130 s; its bound is (40 + 5 + 30) + 5 + 30 = 110 s.
     let (crowd, lone) = (scene.candidate(50, 10, 5), scene.candidate(1, 109, 5));
@@ -227,5 +227,5 @@ fn bound_is_everybody_elses_turn_and_the_own_swap() {
 #[test]
 fn swaps_that_cost_nothing_divide_nothing_by_zero() {
     let scene = Scene::new();
-    assert_eq!(pick(&scene.knobs, true, &[scene.candidate(1, 1, 0)], scene.now), Some(0));
+    assert_eq!(pick(&scene.knobs, true, &[scene.candidate(1, 1, 0)]), Some(0));
 }

@@ -147,7 +147,7 @@ impl Machine {
         let failure = self.models.get(gone).and_then(|entry| entry.failing(self.now));
         let until = failure.map(|failure| failure.until);
         self.enter(until.map_or(State::Empty, |until| State::Backoff { until }));
-        self.fail_superseded_orders();
+        self.finish_orders();
     }
 
     /// Out of use. Nobody waits for an operator.

@@ -48,9 +48,6 @@ impl Machine {
             State::Stopping { .. } => return Err(OrderError::Stopping),
             State::Quarantined { .. } => return Err(OrderError::Quarantined),
             State::Ready(resident) if resident.model == *model => return Ok(true),
-            State::Ready(resident) if self.is_pinned(&resident.model) => {
-                return Err(OrderError::Pinned(resident.model.clone()));
-            }
             State::Empty | State::Backoff { .. } | State::Ready(_) => {}
             State::Draining(_)
             | State::Severing(_)
@@ -60,9 +57,8 @@ impl Machine {
                 return if self.state.target() == Some(model) { Ok(false) } else { Err(OrderError::Busy) };
             }
         }
-        let others = self.models.values().find(|entry| entry.model() != model && entry.is_wanted());
-        if let Some(other) = others {
-            return Err(OrderError::OthersWait(other.model().clone()));
+        if let Some(obstacle) = self.obstacle_to_order(model) {
+            return Err(obstacle);
         }
         if self.starting {
             return Err(OrderError::Busy);
@@ -74,6 +70,16 @@ impl Machine {
         }
         self.start_preflight(model.clone(), Reason::Order);
         Ok(false)
+    }
+
+    /// Why a model is not loaded although an operator says so.
+    pub(super) fn obstacle_to_order(&self, model: &Model) -> Option<OrderError> {
+        let pinned = self.ready().map(|resident| &resident.model).filter(|resident| self.is_pinned(resident));
+        if let Some(resident) = pinned {
+            return Some(OrderError::Pinned(resident.clone()));
+        }
+        let others = self.models.values().find(|entry| entry.model() != model && entry.is_wanted());
+        others.map(|other| OrderError::OthersWait(other.model().clone()))
     }
 
     fn order_unload(&mut self, model: &Model, now: bool) -> Result<bool, OrderError> {
@@ -170,12 +176,21 @@ impl Machine {
         });
     }
 
-    /// A model's memory is free. In a slot that was quarantined, it was whatever was in it.
+    /// A model's memory is free.
     pub(super) fn finish_unload_orders(&mut self, model: &Model) {
-        let known = self.models.contains_key(model);
         self.end_orders(|order| match order {
-            Order::Unload { model: gone, .. } if gone == model || !known => Some(Ok(())),
+            Order::Unload { model: gone, .. } if gone == model => Some(Ok(())),
             Order::Unload { .. } | Order::Load(_) | Order::Pin(_) | Order::Unpin(_) => None,
+        });
+    }
+
+    /// Nothing is resident and nothing is under way: whatever was to be unloaded is, also what was named to get a slot out
+    /// of its quarantine; and no load goes on that was ordered before.
+    pub(super) fn finish_orders(&mut self) {
+        self.end_orders(|order| match order {
+            Order::Unload { .. } => Some(Ok(())),
+            Order::Load(_) => Some(Err(OrderError::Superseded)),
+            Order::Pin(_) | Order::Unpin(_) => None,
         });
     }
 

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::Machine;
 use super::state::{Preflight, State, SwapRecord, Target};
+use super::swap::reason_of;
 use crate::multiplexer::Model;
-use crate::multiplexer::effect::{Effect, News, OrderError, Reason};
+use crate::multiplexer::effect::{Effect, News, Reason};
 use crate::multiplexer::error::{LoadFailure, SlotError};
 use crate::multiplexer::event::OpId;
 use crate::multiplexer::memory::{self, Reading, Size};
@@ -66,25 +67,26 @@ impl Machine {
             }
             return;
         }
-        let still = match reason {
+        let reason = match reason {
             Reason::Order => {
-                let foreign = models.iter().find(|other| **other != model).cloned();
-                if let Some(other) = foreign {
-                    self.fail_load_orders(&model, &OrderError::OthersWait(other));
+                if let Some(obstacle) = self.obstacle_to_order(&model) {
+                    self.fail_load_orders(&model, &obstacle);
                     return;
                 }
-                self.is_load_pending(&model)
+                self.is_load_pending(&model).then_some(reason)
             }
-            Reason::Default => candidates.is_empty() && self.default_due().is_some_and(|due| due <= self.now),
-            Reason::Wanted => models.contains(&model),
+            Reason::Default => {
+                let due = self.default_due().is_some_and(|due| due <= self.now);
+                (candidates.is_empty() && due).then_some(reason)
+            }
+            Reason::Wanted => models.contains(&model).then_some(reason),
             // Whether it is still the best may change with every question; that it is wanted, and fits, is enough.
-            Reason::Idle | Reason::Quantum | Reason::Ttl | Reason::Removed => {
-                models.contains(&model) && matches!(self.decide(&candidates), Decision::Leave { .. })
-            }
+            Reason::Idle | Reason::Quantum | Reason::Ttl | Reason::Removed => match self.decide(&candidates) {
+                Decision::Leave { why, .. } if models.contains(&model) => Some(reason_of(why)),
+                Decision::Leave { .. } | Decision::Stay { .. } => None,
+            },
         };
-        if !still {
-            return;
-        }
+        let Some(reason) = reason else { return };
         if self.ready().is_some() {
             self.depart(Target { model: Some(model), reason });
         } else {

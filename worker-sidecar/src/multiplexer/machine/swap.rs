@@ -282,7 +282,7 @@ impl Machine {
     }
 }
 
-fn reason_of(why: Why) -> Reason {
+pub(super) fn reason_of(why: Why) -> Reason {
     match why {
         Why::Idle => Reason::Idle,
         Why::Quantum => Reason::Quantum,

@@ -5,6 +5,7 @@ mod cancel;
 mod crash;
 mod demand;
 mod harness;
+mod history;
 mod lease;
 mod orders;
 mod policy;

@@ -95,6 +95,14 @@ fn unload_of_a_pinned_model_is_refused() {
 }
 
 #[test]
+fn pin_that_comes_while_it_is_asked_whether_an_ordered_model_fits_stops_the_order() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.order(1, load("b"));
+    s.order(2, Order::Pin("a".into()));
+    assert_eq!(s.fits(), ["order 1 failed: model a is pinned; unpin it first"]);
+}
+
+#[test]
 fn unloaded_model_comes_back_when_somebody_wants_it() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.order(1, unload("a", false));

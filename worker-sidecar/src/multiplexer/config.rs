@@ -27,6 +27,9 @@ pub const FIRST_BACKOFF: Duration = Duration::from_secs(2);
 /// The doubling ends here.
 pub const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
 
+/// A setting beyond this means "never". So long ones still add up without overflow.
+pub const NEVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 /// What holds for every slot of a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Knobs {
@@ -104,6 +107,27 @@ impl SlotConfig {
             max_held_per_relay: 1024,
             models,
         }
+    }
+
+    /// The same with durations that can be added up, and models that take a request at least.
+    pub fn within_reason(mut self) -> Self {
+        let bounded = |duration: Duration| duration.min(NEVER);
+        let knobs = &mut self.knobs;
+        for knob in
+            [&mut knobs.drain_timeout, &mut knobs.load_timeout, &mut knobs.hold_budget, &mut knobs.min_residency]
+        {
+            *knob = bounded(*knob);
+        }
+        knobs.max_wait = knobs.max_wait.map(bounded);
+        if let Linger::Fixed(fixed) = &mut knobs.linger {
+            *fixed = bounded(*fixed);
+        }
+        self.return_to_default_after = self.return_to_default_after.map(bounded);
+        for model in &mut self.models {
+            model.idle_ttl = model.idle_ttl.map(bounded);
+            model.capacity = model.capacity.max(1);
+        }
+        self
     }
 }
 

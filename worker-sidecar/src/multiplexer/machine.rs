@@ -22,6 +22,7 @@
 mod admission;
 mod backend;
 mod entry;
+mod eta;
 mod eviction;
 mod loading;
 mod orders;
@@ -39,16 +40,15 @@ use std::time::{Duration, Instant};
 use modelrelay_protocol::grants::LinkKind;
 use modelrelay_protocol::message::Slot;
 
+pub use self::snapshot::{DrainView, Requests};
+
 use self::entry::Entry;
 use self::orders::Pending;
 use self::state::{Preflight, Resident, State, SwapRecord};
 use super::Model;
-use super::config::SlotConfig;
+use super::config::{NEVER, SlotConfig};
 use super::effect::{Effect, News};
 use super::event::{Event, Generation, OpId, Outcome, RelayKey, RequestKey};
-
-/// Settings beyond this mean "never", and still add up without overflow.
-const NEVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// A driver that has not answered a question by then is taken to be unable to.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -130,6 +130,7 @@ impl Jitter {
 impl Machine {
     /// A slot of which nothing is known yet; [`Event::Started`] begins it.
     pub fn new(config: SlotConfig, jitter: Jitter, now: Instant) -> Self {
+        let config = config.within_reason();
         let models = config.models.iter().map(|model| (model.id.clone(), Entry::new(model.clone()))).collect();
         let mut machine = Self {
             config,
@@ -217,11 +218,12 @@ impl Machine {
             self.expire_unused();
             self.lease_held();
             self.note_idleness();
+            // What is forgotten is no measure for what others cost, so it goes before the next decision.
+            self.forget_removed();
             if !self.advance() {
                 break;
             }
         }
-        self.forget_removed();
     }
 
     /// One step, if there is one to be taken.

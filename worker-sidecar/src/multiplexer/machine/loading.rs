@@ -95,6 +95,8 @@ impl Machine {
             self.default_dismissed = false;
         }
         let (generation, since) = (self.generation, self.now);
+        // A look that is under way is at what was there before.
+        self.probe = None;
         self.next_probe = Some(self.after(RESYNC_INTERVAL));
         self.quiet_since = None;
         self.enter(State::Ready(Resident {

@@ -209,6 +209,7 @@ impl Machine {
 
     /// Models that are gone end their waits; a resident one drains and goes.
     pub(super) fn handle_config(&mut self, config: SlotConfig) {
+        let config = config.within_reason();
         for model in &config.models {
             match self.models.get_mut(&model.id) {
                 Some(entry) => entry.reconfigure(model.clone(), self.now),

@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use super::Machine;
 use super::state::{Preflight, State, SwapRecord, Target};
-use super::swap::reason_of;
 use crate::multiplexer::Model;
 use crate::multiplexer::effect::{Effect, News, Reason};
 use crate::multiplexer::error::{LoadFailure, SlotError};
 use crate::multiplexer::event::OpId;
 use crate::multiplexer::memory::{self, Reading, Size};
-use crate::multiplexer::policy::{self, Decision};
+use crate::multiplexer::policy::{self, Decision, Why};
 
 impl Machine {
     /// Asks whether the model could be loaded, before anything is touched for it.
@@ -60,32 +59,21 @@ impl Machine {
         if self.models.get(&model).is_none_or(|entry| entry.removed) {
             return;
         }
-        let (models, candidates) = self.candidates();
-        if let State::Draining(draining) = &mut self.state {
-            if models.contains(&model) {
-                draining.target = Target { model: Some(model), reason: draining.target.reason };
+        if let State::Draining(draining) = &self.state {
+            let reason = draining.target.reason;
+            if self.candidates().0.contains(&model)
+                && let State::Draining(draining) = &mut self.state
+            {
+                draining.target = Target { model: Some(model), reason };
             }
             return;
         }
-        let reason = match reason {
-            Reason::Order => {
-                if let Some(obstacle) = self.obstacle_to_order(&model) {
-                    self.fail_load_orders(&model, &obstacle);
-                    return;
-                }
-                self.is_load_pending(&model).then_some(reason)
-            }
-            Reason::Default => {
-                let due = self.default_due().is_some_and(|due| due <= self.now);
-                (candidates.is_empty() && due).then_some(reason)
-            }
-            Reason::Wanted => models.contains(&model).then_some(reason),
-            // Whether it is still the best may change with every question; that it is wanted, and fits, is enough.
-            Reason::Idle | Reason::Quantum | Reason::Ttl | Reason::Removed => match self.decide(&candidates) {
-                Decision::Leave { why, .. } if models.contains(&model) => Some(reason_of(why)),
-                Decision::Leave { .. } | Decision::Stay { .. } => None,
-            },
-        };
+        let mut ordered = reason == Reason::Order && self.is_load_pending(&model);
+        if ordered && let Some(obstacle) = self.obstacle_to_order(&model) {
+            ordered = false;
+            self.fail_load_orders(&model, &obstacle);
+        }
+        let reason = if ordered { Some(Reason::Order) } else { self.reason_to_load(&model) };
         let Some(reason) = reason else { return };
         if self.ready().is_some() {
             self.depart(Target { model: Some(model), reason });
@@ -100,6 +88,29 @@ impl Machine {
             });
             self.news(News::SwapBegun { from: None, to: Some(model.clone()), reason });
             self.start_load(model, None, 1);
+        }
+    }
+
+    /// Why a model that fits should be loaded now, if it should. Whether it is the best may change with every question; that
+    /// it is wanted, and its own quantum over, is enough. Neither is undone by asking, so nothing is asked twice in one
+    /// instant.
+    fn reason_to_load(&self, model: &Model) -> Option<Reason> {
+        let (models, candidates) = self.candidates();
+        if candidates.is_empty() {
+            let due = self.default_due().is_some_and(|due| due <= self.now);
+            return (due && self.config.default.as_ref() == Some(model)).then_some(Reason::Default);
+        }
+        if !models.contains(model) {
+            return None;
+        }
+        let Some(resident) = self.ready() else { return Some(Reason::Wanted) };
+        let quantum = policy::quantum(&self.config.knobs, self.swap_cost(model));
+        match self.decide(&candidates) {
+            Decision::Leave { why: Why::Idle, .. } => Some(Reason::Idle),
+            Decision::Leave { why: Why::Quantum, .. } => {
+                (self.now >= resident.since + quantum).then_some(Reason::Quantum)
+            }
+            Decision::Stay { .. } => None,
         }
     }
 }

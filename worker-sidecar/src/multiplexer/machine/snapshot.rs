@@ -1,20 +1,70 @@
 //! A slot as relays are told of it, in the wire's own words.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus};
 
 use super::Machine;
 use super::entry::Entry;
 use super::state::State;
+use crate::multiplexer::Model;
 use crate::multiplexer::error::SlotError;
 
+/// A drain that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainView {
+    /// When the gate was closed.
+    pub since: Instant,
+    /// When those that run still are severed.
+    pub deadline: Instant,
+    /// How many they are.
+    pub leases: usize,
+}
+
+/// Who waits for a model, and who is served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// Requests that wait in the worker.
+    pub held: usize,
+    /// Requests that wait here or at relays.
+    pub waiting: u32,
+    /// Requests that talk to the backend.
+    pub leases: usize,
+}
+
 impl Machine {
-    /// The slot as it is now.
-    pub fn snapshot(&self) -> Slot {
+    /// The drain that is under way, for people.
+    pub fn drain(&self) -> Option<DrainView> {
+        let (since, deadline) = match &self.state {
+            State::Draining(draining) => (draining.since, draining.deadline),
+            State::Severing(severing) => (severing.draining_since, severing.until),
+            State::Stopping { deadline, stopped: false } => (self.since, *deadline),
+            State::Stopping { stopped: true, .. }
+            | State::Empty
+            | State::Ready(_)
+            | State::Evicting(_)
+            | State::Loading(_)
+            | State::RollingBack(_)
+            | State::Backoff { .. }
+            | State::Quarantined { .. } => return None,
+        };
+        Some(DrainView { since, deadline, leases: self.leases.len() })
+    }
+
+    /// Each model's requests, for metrics.
+    pub fn requests(&self) -> impl Iterator<Item = (&Model, Requests)> {
+        self.models.values().map(|entry| {
+            let leases = self.leases.values().filter(|lease| lease.model == *entry.model()).count();
+            let waiting = entry.waiting(self.now).count;
+            (entry.model(), Requests { held: entry.held.len(), waiting, leases })
+        })
+    }
+
+    /// The slot as relays are told of it at `now`.
+    pub fn snapshot(&self, now: Instant) -> Slot {
         let resident = self.state.resident();
-        let since = |moment| millis(self.now.saturating_duration_since(moment));
-        let eta = self.state.target().and_then(|target| self.eta(target));
+        let since = |moment| millis(now.saturating_duration_since(moment));
+        let eta = self.state.target().and_then(|target| self.eta(target, now));
         let mut slot = self.timeless_snapshot();
         slot.eta_ms = eta.map(millis);
         slot.since_ms = since(self.since);
@@ -26,7 +76,7 @@ impl Machine {
         for model in &mut slot.models {
             if let Some(entry) = self.models.get(model.id.as_str()) {
                 model.swap_cost_ms = millis(self.swap_cost(entry.model()));
-                let failure = entry.failing(self.now).and_then(|failure| failure.error_at(self.now).retry_after());
+                let failure = entry.failing(now).and_then(|failure| failure.error_at(now).retry_after());
                 model.retry_ms = failure.map(millis);
             }
         }

@@ -64,6 +64,9 @@ impl Machine {
                 }
             };
         }
+        if let State::Ready(resident) = &mut self.state {
+            resident.lingering = false;
+        }
         if idle_since.is_some() && self.ttl_due().is_some_and(|due| due <= self.now) {
             self.default_dismissed |= self.config.default.as_ref() == Some(&model);
             self.depart(Target { model: None, reason: Reason::Ttl });
@@ -86,7 +89,7 @@ impl Machine {
     pub(super) fn ttl_due(&self) -> Option<Instant> {
         let resident = self.ready()?;
         let entry = self.models.get(&resident.model).filter(|entry| !entry.pinned)?;
-        Some(resident.idle_since? + entry.config.idle_ttl?.min(super::NEVER))
+        Some(resident.idle_since? + entry.config.idle_ttl?)
     }
 
     /// When the default is loaded without anybody asking for it.
@@ -101,7 +104,7 @@ impl Machine {
             None if self.generation == 0 => Duration::ZERO,
             None => self.config.return_to_default_after?,
         };
-        let due = self.quiet_since? + after.min(super::NEVER);
+        let due = self.quiet_since? + after;
         Some(entry.failure.as_ref().map_or(due, |failure| due.max(failure.until)))
     }
 
@@ -282,7 +285,7 @@ impl Machine {
     }
 }
 
-pub(super) fn reason_of(why: Why) -> Reason {
+fn reason_of(why: Why) -> Reason {
     match why {
         Why::Idle => Reason::Idle,
         Why::Quantum => Reason::Quantum,

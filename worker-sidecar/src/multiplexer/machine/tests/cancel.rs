@@ -73,6 +73,17 @@ fn drain_goes_on_for_the_next_one_when_its_first_reason_leaves() {
 
 // e
 #[test]
+fn drain_that_is_over_waits_for_the_answer_whether_its_new_target_fits_and_then_severs_at_once() {
+    let mut s = draining();
+    s.pass(29.0);
+    s.arrive(3, "c");
+    s.cancel(2);
+    assert_eq!(s.pass(5.0), NOTHING, "and no timer spins");
+    assert_eq!(s.fits(), ["sever r1"]);
+}
+
+// e
+#[test]
 fn drain_is_called_off_when_what_it_was_retargeted_to_does_not_fit() {
     let mut s = draining();
     s.arrive(3, "c");

@@ -64,6 +64,7 @@ fn demand_whose_requests_never_come_stops_counting_after_a_second() {
     s.arrive(1, "a");
     assert_eq!(s.pass(0.9), NOTHING);
     assert_eq!(s.pass(0.1), ["preflight a"]);
+    assert!(s.machine.requests().all(|(model, requests)| &**model == "a" || requests.waiting == 0));
 }
 
 #[test]

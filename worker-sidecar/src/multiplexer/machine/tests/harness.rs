@@ -304,7 +304,7 @@ impl Stage {
     }
 
     pub(super) fn slot(&self) -> Slot {
-        self.machine.snapshot()
+        self.machine.snapshot(self.at(self.now))
     }
 
     pub(super) fn state(&self) -> SlotState {

@@ -8,7 +8,8 @@
 mod op;
 mod world;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
@@ -59,9 +60,10 @@ impl World {
                 self.running.remove(&request);
                 self.handle(Event::Released { request, answered });
             }
-            Op::Answer { fails, sleeps } => {
+            Op::Answer { fails, hopeless, sleeps } => {
                 if let Some((op, call)) = self.call.take() {
-                    self.answer(op, call, fails, sleeps);
+                    let last_resort = matches!(call, Call::Force(_) | Call::Memory);
+                    self.answer(op, call, fails && (hopeless || !last_resort), sleeps);
                 }
             }
             Op::AnswerLate { call, fails } => self.answer_late(call, fails),
@@ -154,9 +156,12 @@ impl World {
 
     fn answer(&mut self, op: OpId, call: Call, fails: bool, sleeps: bool) {
         let no = || "no".to_owned();
+        let asked = call.clone();
         let outcome = match call {
-            Call::Preflight if fails => Outcome::Preflight(Err(no())),
-            Call::Preflight => Outcome::Preflight(Ok(Reading { free: Some(5), held: Some(30), ..Reading::default() })),
+            Call::Preflight(_) if fails => Outcome::Preflight(Err(no())),
+            Call::Preflight(_) => {
+                Outcome::Preflight(Ok(Reading { free: Some(5), held: Some(30), ..Reading::default() }))
+            }
             Call::Evict(_) if fails => Outcome::Evicted(Err(no())),
             Call::Evict(_) => Outcome::Evicted(Ok(if sleeps { Left::Asleep } else { Left::Nothing })),
             Call::Force(_) => Outcome::ForceEvicted(if fails { Err(no()) } else { Ok(()) }),
@@ -173,6 +178,8 @@ impl World {
             }
         };
         self.handle(Event::Done { op, outcome });
+        let again = self.call.as_ref().is_some_and(|(_, call)| *call == asked);
+        assert!(!again || !matches!(asked, Call::Preflight(_)), "asked again what was just answered: {asked:?}");
     }
 
     /// The result of something that was superseded. What it says about the device is not true.
@@ -183,7 +190,7 @@ impl World {
         let index = call % self.old_calls.len();
         let (op, call) = self.old_calls.swap_remove(index);
         let outcome = match call {
-            Call::Preflight => Outcome::Preflight(Ok(Reading::default())),
+            Call::Preflight(_) => Outcome::Preflight(Ok(Reading::default())),
             Call::Evict(_) => Outcome::Evicted(Ok(Left::Nothing)),
             Call::Force(_) => Outcome::ForceEvicted(Ok(())),
             Call::Memory => Outcome::MemoryChecked { freed: !fails },
@@ -288,6 +295,7 @@ fn random_histories_keep_the_invariants_and_end_with_everybody_served() {
     let wanted = std::env::var("MODELRELAY_HISTORY_TRANSITIONS")
         .map_or(10_000, |wanted| wanted.parse::<u64>().expect("a number of transitions"));
     let transitions = Cell::new(0);
+    let visits = RefCell::new(HashMap::new());
     while transitions.get() < wanted {
         let mut runner = TestRunner::new(Config {
             cases: u32::try_from(wanted.div_ceil(200).min(100)).unwrap_or(100),
@@ -306,6 +314,9 @@ fn random_histories_keep_the_invariants_and_end_with_everybody_served() {
             }
             // The calm end is easy to live through, and not counted.
             transitions.set(transitions.get() + world.transitions);
+            for (state, count) in &world.visits {
+                *visits.borrow_mut().entry(*state).or_insert(0) += count;
+            }
             world.calm_down();
             Ok(())
         });
@@ -315,6 +326,8 @@ fn random_histories_keep_the_invariants_and_end_with_everybody_served() {
     }
     #[expect(clippy::print_stdout, reason = "the number is what this test is asked for")]
     {
+        println!("after events in {:?}", visits.borrow());
         println!("{} transitions", transitions.get());
     }
+    assert_eq!(visits.borrow().len(), 10, "some state was never seen");
 }

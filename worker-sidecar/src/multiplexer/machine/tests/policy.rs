@@ -22,6 +22,26 @@ fn resident_with_work_is_not_left_before_its_quantum_is_over() {
     assert_eq!(s.pass(0.1), ["preflight b"]);
 }
 
+// 41
+#[test]
+fn model_whose_own_quantum_is_not_over_does_not_profit_from_that_of_another() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    // c has been seen to cost 10 s, b 2 s like all others.
+    s.arrive(1, "c");
+    s.finish_swap(10.0);
+    s.finish(1);
+    s.arrive(2, "a");
+    s.finish_swap(2.0);
+    s.finish(2);
+    // a is idle, and c is asked about; before that is answered, a has work again, and b is wanted too.
+    assert_eq!(s.arrive(3, "c"), ["preflight c"]);
+    s.arrive(4, "a");
+    s.arrive(5, "b");
+    s.oversleep(49.0);
+    let lines = s.fits();
+    assert_eq!(lines, ["preflight b"], "49 s are more than the quantum for b, and less than that for c");
+}
+
 // 42
 #[test]
 fn saturated_resident_is_left_at_the_end_of_its_quantum_and_comes_back() {
@@ -82,6 +102,25 @@ fn idle_resident_lingers_where_its_next_request_usually_comes_soon() {
     assert!(s.news.contains(&News::LingerMiss { model: "a".into() }));
 }
 
+// 44
+#[test]
+fn nobody_lingers_for_one_model_while_a_crowd_waits_for_another() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    for request in 100..104 {
+        s.arrive(request, "a");
+        s.finish(request);
+        s.pass(0.4);
+    }
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(3.0);
+    for request in 3..=5 {
+        s.arrive(request, "c");
+    }
+    assert_eq!(s.finish(1), ["preflight b"], "for b alone it would");
+    assert_eq!(s.fits(), ["close a", "evict a"], "and it is asked once");
+}
+
 // 45
 #[test]
 fn strict_alternation_costs_no_linger() {
@@ -95,6 +134,47 @@ fn strict_alternation_costs_no_linger() {
     }
     assert_eq!(s.now, secs(20.0 * 2.4));
     assert!(s.news.iter().all(|news| !matches!(news, News::LingerMiss { .. })));
+}
+
+#[test]
+fn linger_that_is_not_needed_any_more_is_neither_hit_nor_miss() {
+    let mut s = with_gaps(&[0.4, 0.4, 0.4, 0.4]);
+    s.finish(1);
+    s.cancel(2);
+    s.arrive(3, "a");
+    s.finish(3);
+    s.pass(3.0);
+    assert!(!s.news.iter().any(|news| matches!(news, News::LingerHit { .. } | News::LingerMiss { .. })));
+}
+
+#[test]
+fn settings_that_mean_never_overflow_nothing() {
+    let never = std::time::Duration::MAX;
+    let knobs = Knobs {
+        drain_timeout: never,
+        load_timeout: never,
+        hold_budget: never,
+        max_wait: Some(never),
+        min_residency: never,
+        linger: Linger::Fixed(never),
+        ..Knobs::default()
+    };
+    let mut config = SlotConfig {
+        knobs,
+        return_to_default_after: Some(never),
+        default: Some("a".into()),
+        ..config(&["a", "b", "c"])
+    };
+    config.models[0].idle_ttl = Some(never);
+    config.models[0].capacity = 0;
+    let mut s = Stage::serving_with("a", config);
+    assert_eq!(s.arrive(1, "a"), ["lease r1 g1"], "a capacity of none is one");
+    s.arrive(2, "b");
+    s.arrive(3, "c");
+    assert_eq!(s.pass(1e4), NOTHING);
+    s.finish(1);
+    assert_eq!(s.pass(1e4), NOTHING);
+    s.slot();
 }
 
 #[test]

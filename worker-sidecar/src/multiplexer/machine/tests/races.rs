@@ -114,6 +114,17 @@ fn answers_to_questions_that_were_superseded_are_not_listened_to() {
 
 // p
 #[test]
+fn look_at_the_former_resident_says_nothing_about_its_successor() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.handle(Event::ConnectFailed { generation: 1 });
+    s.arrive(1, "b");
+    s.finish_swap(1.0);
+    assert_eq!(s.answer_probe(crate::multiplexer::event::Found::Serving("a".into())), NOTHING);
+    assert_eq!(s.resident(), Some("b".into()));
+}
+
+// p
+#[test]
 fn relay_that_joins_mid_swap_is_told_what_is_open_when_it_opens() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");

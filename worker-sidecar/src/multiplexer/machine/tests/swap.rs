@@ -7,6 +7,7 @@ use crate::multiplexer::config::{Knobs, SlotConfig};
 use crate::multiplexer::effect::{News, Reason, SwapResult};
 use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::event::Outcome;
+use crate::multiplexer::machine::{DrainView, Requests};
 use crate::multiplexer::memory::Reading;
 
 fn with_drain_timeout(seconds: f64) -> SlotConfig {
@@ -399,6 +400,27 @@ fn sleeping_model_is_woken_and_one_that_does_not_wake_is_started_cold() {
     assert_eq!(s.freed(true), ["load a Cold"], "and nobody was told that it failed");
     assert_eq!(s.loaded(), ["open a", "lease r2 g3"]);
     assert_eq!(s.slot().models[0].status, SlotModelStatus::Resident);
+}
+
+#[test]
+fn people_see_how_far_a_drain_is_and_who_waits() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.demand(&[("b", 3, 0.0)]);
+    assert_eq!(s.machine.drain(), None);
+    s.pass(6.0);
+    s.fits();
+    s.pass(10.0);
+    let drain = s.machine.drain().unwrap();
+    let (since, deadline) = (s.at(s.now - secs(10.0)), s.at(s.now + secs(20.0)));
+    assert_eq!(drain, DrainView { since, deadline, leases: 1 });
+    let requests: Vec<_> = s.machine.requests().map(|(_, requests)| requests).collect();
+    let (a, b) = (Requests { held: 0, waiting: 0, leases: 1 }, Requests { held: 1, waiting: 4, leases: 0 });
+    assert_eq!(requests, [a, b]);
+    assert_eq!(s.slot().eta_ms, Some(22_000), "what is left of the drain, and the load");
+    // Another model's quantum of 16 s, drain and load, and the own drain and load.
+    assert_eq!(s.machine.longest_wait(&"b".into()), secs(16.0 + 30.0 + 2.0 + 30.0 + 2.0));
 }
 
 #[test]

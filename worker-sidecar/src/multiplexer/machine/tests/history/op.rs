@@ -48,6 +48,8 @@ pub(super) enum Op {
     /// The driver answers what it was asked for last.
     Answer {
         fails: bool,
+        /// If it fails: also a kill, and the memory after it.
+        hopeless: bool,
         sleeps: bool,
     },
     /// The driver answers something else.
@@ -114,10 +116,12 @@ fn known() -> std::ops::Range<usize> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let millis = prop::sample::select(vec![1, 50, 500, 1_000, 2_000, 5_000, 30_000, 120_000]);
+    // Long times are rare: in them, drivers that were not heard of count as dead.
+    let short = prop::sample::select(vec![1, 50, 500, 1_000, 2_000, 5_000]);
+    let millis = prop_oneof![20 => short, 2 => Just(30_000_u64), 1 => Just(120_000_u64)];
     prop_oneof![
         40 => of_requests(),
-        30 => of_the_driver(),
+        40 => of_the_driver(),
         6 => of_people(),
         18 => millis.clone().prop_map(|millis| Op::Pass { millis }),
         2 => millis.prop_map(|millis| Op::Oversleep { millis }),
@@ -134,9 +138,9 @@ fn of_requests() -> impl Strategy<Value = Op> {
             .prop_map(|(relay, model, requests)| Op::Queue { relay, model, requests }),
         8 => any_index().prop_map(|relay| Op::Send { relay }),
         2 => any_index().prop_map(|relay| Op::Withdraw { relay }),
-        4 => any_index().prop_map(|request| Op::Cancel { request }),
-        12 => (any_index(), prop::bool::weighted(0.8)).prop_map(|(lease, answered)| Op::Finish { lease, answered }),
-        1 => kinds.prop_map(|kind| Op::Join { kind }),
+        2 => any_index().prop_map(|request| Op::Cancel { request }),
+        6 => (any_index(), prop::bool::weighted(0.8)).prop_map(|(lease, answered)| Op::Finish { lease, answered }),
+        2 => kinds.prop_map(|kind| Op::Join { kind }),
         1 => any_index().prop_map(|relay| Op::Lose { relay }),
         1 => any_index().prop_map(|relay| Op::Heard { relay }),
     ]
@@ -151,7 +155,8 @@ fn of_the_driver() -> impl Strategy<Value = Op> {
     ];
     let causes = prop::sample::select(vec![DownCause::Gone, DownCause::Unresponsive]);
     prop_oneof![
-        24 => (prop::bool::weighted(0.1), any::<bool>()).prop_map(|(fails, sleeps)| Op::Answer { fails, sleeps }),
+        24 => (prop::bool::weighted(0.15), prop::bool::weighted(0.1), any::<bool>())
+            .prop_map(|(fails, hopeless, sleeps)| Op::Answer { fails, hopeless, sleeps }),
         2 => (any_index(), any::<bool>()).prop_map(|(call, fails)| Op::AnswerLate { call, fails }),
         6 => finds.prop_map(|finds| Op::AnswerProbe { finds }),
         1 => (causes, prop::bool::weighted(0.2)).prop_map(|(cause, old)| Op::Crash { cause, old }),
@@ -162,7 +167,7 @@ fn of_the_driver() -> impl Strategy<Value = Op> {
 fn of_people() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => (0..MODELS.len()).prop_map(|model| Op::Load { model }),
-        4 => (0..MODELS.len(), any::<bool>()).prop_map(|(model, now)| Op::Unload { model, now }),
+        6 => (0..MODELS.len(), prop::bool::weighted(0.7)).prop_map(|(model, now)| Op::Unload { model, now }),
         3 => (known(), prop::bool::weighted(0.4)).prop_map(|(model, pinned)| Op::Pin { model, pinned }),
         2 => config().prop_map(Op::Config),
     ]
@@ -179,7 +184,7 @@ fn knobs() -> impl Strategy<Value = Knobs> {
         1 => Just(Linger::Off),
         1 => secs(&[1, 3]).prop_map(Linger::Fixed),
     ];
-    let waits = (secs(&[0, 1, 30]), secs(&[5, 60, 600]), secs(&[5, 300]), prop::option::of(secs(&[1, 60, 300])));
+    let waits = (secs(&[0, 1, 30]), secs(&[5, 60, 600]), secs(&[5, 300, 300]), prop::option::of(secs(&[1, 60, 300])));
     (waits, secs(&[0, 5, 20]), linger, any::<bool>()).prop_map(
         |((drain_timeout, load_timeout, hold_budget, max_wait), min_residency, linger, rollback)| Knobs {
             drain_timeout,

@@ -1,7 +1,7 @@
 //! The world around a slot: relays with queues of their own, a driver with a device, requests with clients. It knows what is
 //! true, and holds the machine to it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use modelrelay_protocol::message::SlotState;
@@ -15,7 +15,7 @@ use crate::multiplexer::{config::SlotConfig, policy};
 /// A call that the driver was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Call {
-    Preflight,
+    Preflight(Model),
     Evict(Model),
     Force(Model),
     Memory,
@@ -56,6 +56,8 @@ pub(super) struct World {
     committed: bool,
     pub(super) orders: BTreeSet<OrderId>,
     stopped: bool,
+    /// How often it was in which state after an event.
+    pub(super) visits: HashMap<SlotState, u64>,
     /// The last generation whose gate was opened, and when that was.
     generation: u64,
     residency: Instant,
@@ -96,6 +98,7 @@ impl World {
             committed: false,
             orders: BTreeSet::new(),
             stopped: false,
+            visits: HashMap::new(),
             generation: 0,
             residency: start,
             quanta: BTreeMap::new(),
@@ -183,7 +186,7 @@ impl World {
                 assert_eq!(self.open.as_ref(), Some(model), "a closed gate grants nothing");
                 self.grants.insert((*relay, model.clone()), values.slots);
             }
-            Effect::Preflight { op, .. } => self.ask(*op, Call::Preflight),
+            Effect::Preflight { op, model } => self.ask(*op, Call::Preflight(model.clone())),
             Effect::Evict { op, model } => {
                 self.committed = true;
                 self.check_nothing_runs();
@@ -246,7 +249,7 @@ impl World {
         assert_eq!(self.open, None, "an open gate before nothing");
     }
 
-    fn check(&self) {
+    fn check(&mut self) {
         let machine = &self.machine;
         let due = machine.next_timeout();
         assert!(due.is_none_or(|due| due > self.instant()), "a timeout in the past");
@@ -275,7 +278,8 @@ impl World {
             assert_eq!(entry.gate_open, open);
             assert_eq!(entry.divider.capacity(), if open { entry.config.capacity } else { 0 });
         }
-        let slot = machine.snapshot();
+        let slot = machine.snapshot(self.instant());
+        *self.visits.entry(slot.state).or_default() += 1;
         assert_eq!(
             slot.state == SlotState::Ready && !machine.is_leaving(),
             self.open.is_some(),

@@ -24,7 +24,7 @@ pub mod backend;
 mod container;
 mod refusal;
 
-pub use backend::backend_port;
+pub use backend::{backend_engine, backend_port, backend_url};
 pub use container::{BACKEND_KEY_FILE, CONFIG_FILE, SECRET_FILE, container, volumes};
 pub use refusal::{Note, Refusal};
 

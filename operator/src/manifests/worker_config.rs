@@ -10,7 +10,6 @@ use kube::Resource;
 use serde::Serialize;
 
 use super::{Manifest, sidecar};
-use crate::crd::worker_pool::Mode;
 use crate::crd::{LogFormat, WorkerPool};
 use crate::defaults::WorkerDefaults;
 use crate::names::{self, Component};
@@ -91,21 +90,14 @@ fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults) -> String {
     serde_yaml::to_string(&file).unwrap_or_default()
 }
 
+/// Pods have both in their environment too, which wins; Pods from before it did have only these.
 fn backend(pool: &WorkerPool) -> Backend {
     let spec = &pool.spec;
-    let backend = spec.backend.as_ref();
-    let path = backend.and_then(|backend| backend.base_path.as_deref()).unwrap_or_default().trim_matches('/');
-    let elsewhere = backend.and_then(|backend| backend.url.as_deref()).filter(|_| spec.mode() == Mode::Standalone);
-    let url = elsewhere.map_or_else(
-        || format!("http://127.0.0.1:{}", sidecar::backend_port(spec)),
-        |url| url.trim_end_matches('/').to_owned(),
-    );
+    let key = spec.backend.as_ref().and_then(|backend| backend.api_key_secret_ref.as_ref());
     Backend {
-        url: if path.is_empty() { url } else { format!("{url}/{path}") },
-        engine: backend.map(|backend| backend.engine).unwrap_or_default().as_str(),
-        api_key_file: backend
-            .and_then(|backend| backend.api_key_secret_ref.as_ref())
-            .map(|_| sidecar::BACKEND_KEY_FILE),
+        url: sidecar::backend_url(spec),
+        engine: sidecar::backend_engine(spec).as_str(),
+        api_key_file: key.map(|_| sidecar::BACKEND_KEY_FILE),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Inputs, Refusal, sidecar_port};
+use super::{Inputs, Refusal, backend, sidecar_port};
 use crate::crd::WorkerPoolSpec;
 use crate::crd::worker_pool::InjectMode;
 use crate::names;
@@ -60,7 +60,7 @@ pub fn container(inputs: &Inputs<'_>, alone: bool) -> Value {
     let mut container = json!({
         "name": names::WORKER_CONTAINER,
         "image": image(inputs),
-        "env": env(inputs),
+        "env": env(inputs, alone),
         "ports": [{"name": "relay-metrics", "containerPort": port, "protocol": "TCP"}],
         // Both ask the worker's own server and nothing behind it. Were they to wait for the backend, a native sidecar
         // would wait for containers that start after it; were they to wait for the relay, its outage would stop backends.
@@ -139,13 +139,20 @@ fn image(inputs: &Inputs<'_>) -> String {
     if own.is_empty() { inputs.defaults.image.clone() } else { own.to_owned() }
 }
 
-fn env(inputs: &Inputs<'_>) -> Vec<Value> {
+fn env(inputs: &Inputs<'_>, alone: bool) -> Vec<Value> {
+    let spec = inputs.spec();
     let mut env = vec![
         json!({"name": "WORKER_CONFIG", "value": CONFIG_FILE}),
         json!({"name": "WORKER_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
         json!({"name": "DRAIN_TOKEN", "value": inputs.drain_token}),
     ];
-    env.extend(inputs.spec().sidecar.env.iter().cloned());
+    // Beside a backend these belong to the Pod: worker.yaml reaches Pods that run, whose backends are where they were. The
+    // environment wins over it. Alone, a worker follows its backend to another address without a new Pod.
+    if !alone && !backend::has_slots(spec) {
+        env.push(json!({"name": "BACKEND_URL", "value": backend::backend_url(spec)}));
+        env.push(json!({"name": "BACKEND_ENGINE", "value": backend::backend_engine(spec).as_str()}));
+    }
+    env.extend(spec.sidecar.env.iter().cloned());
     env
 }
 

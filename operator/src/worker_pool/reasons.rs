@@ -30,7 +30,7 @@ reasons! {
     ScaledToZero: "The pool is at zero, as it was asked to be; with `scaling`, a request for one of its models wakes it.",
     WaitingForWorkers: "Pods are being created or are loading, or their workers have not registered yet. If it stays so: `kubectl describe` the Pods, and the log of their container modelrelay-worker.",
     NotConnected: "Pods have been ready for half a minute and none of their workers is known to a relay. The log of the container modelrelay-worker says why.",
-    BackendsNotAnswering: "Pods have been ready for half a minute and their workers are connected, but none advertises a model: no backend answers, because it still loads its model, listens on another port than `spec.backend` says, or serves nothing that `spec.models` lists. The logs of the backend and of the container modelrelay-worker say which.",
+    BackendsNotAnswering: "Pods have been ready for half a minute, or those of a template have not become ready for an hour, and their workers are connected, but none advertises a model: no backend answers, because it still loads its model, listens on another port than `spec.backend` says, or serves nothing that `spec.models` lists. The logs of the backend and of the container modelrelay-worker say which.",
     NoPods: "No Pod in the namespace carries the label modelrelay.io/pool with the pool's name. Set it on the Pod template of the backends.",
     PodsNotCreated: "The Deployment cannot create its Pods; the message says why, for example a quota or a policy.",
     PodsNotInjected: "Some labelled Pods have no worker: they were created while the webhook was away or before it was installed. Delete them, so that their controller creates new ones.",

@@ -257,8 +257,10 @@ fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
         let workers = if idle == 1 { "1 worker is".to_owned() } else { format!("{idle} workers are") };
         let pods = format!("{} of {} Pods are ready", census.ready, census.pods);
         let message = format!("{pods}; {workers} connected to Provider {provider}, but their backends do not answer");
+        // In a template a Pod is ready when its backend has loaded, so that one which never does shows in the rollout.
+        let overdue = facts.rollout.as_ref().is_some_and(|rollout| rollout.overdue);
         return match census.settled {
-            0 => Verdict::new(false, Reason::WaitingForWorkers, format!("{message} yet")),
+            0 if !overdue => Verdict::new(false, Reason::WaitingForWorkers, format!("{message} yet")),
             _ => Verdict::new(false, Reason::BackendsNotAnswering, message),
         };
     }

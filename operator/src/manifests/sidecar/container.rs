@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Inputs, Refusal, backend, sidecar_port};
 use crate::crd::WorkerPoolSpec;
-use crate::crd::worker_pool::InjectMode;
+use crate::crd::worker_pool::{InjectMode, Mode};
 use crate::names;
 
 /// The worker's settings, as it finds them.
@@ -28,6 +28,9 @@ const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const UID: i64 = 65532;
 /// The worker's own server answers within milliseconds; a minute is for nodes that start a hundred Pods at once.
 const STARTUP_ATTEMPTS: i32 = 60;
+
+/// Between two looks at whether the backend has loaded its model: the rollout waits for it, Pod after Pod.
+const BACKEND_PERIOD_SECS: i32 = 2;
 
 /// Settings of the worker that a pool's fields decide. In the environment they would win over worker.yaml, and the
 /// resource would say one thing while the worker does another.
@@ -62,10 +65,10 @@ pub fn container(inputs: &Inputs<'_>, alone: bool) -> Value {
         "image": image(inputs),
         "env": env(inputs, alone),
         "ports": [{"name": "relay-metrics", "containerPort": port, "protocol": "TCP"}],
-        // Both ask the worker's own server and nothing behind it. Were they to wait for the backend, a native sidecar
-        // would wait for containers that start after it; were they to wait for the relay, its outage would stop backends.
+        // Of the worker's own server and nothing behind it: a native sidecar that waited for the backend would wait for a
+        // container that starts after it.
         "startupProbe": probe("/livez", port, 1, STARTUP_ATTEMPTS),
-        "readinessProbe": probe("/readyz", port, 10, 3),
+        "readinessProbe": readiness(spec, alone),
         "volumeMounts": mounts(spec, alone),
         "securityContext": {
             "runAsNonRoot": true,
@@ -154,6 +157,17 @@ fn env(inputs: &Inputs<'_>, alone: bool) -> Vec<Value> {
     }
     env.extend(spec.sidecar.env.iter().cloned());
     env
+}
+
+/// Neither waits for the relay, whose outage would stop backends. In a template the operator decides how Pods are replaced,
+/// and a rollout must not go through all of them while none has loaded its model; the worker holds up its Pod until its
+/// backend has served for the first time, and never again. Elsewhere that is for whoever made the Pod to decide.
+fn readiness(spec: &WorkerPoolSpec, alone: bool) -> Value {
+    let port = sidecar_port(spec);
+    if spec.mode() == Mode::Template && !alone && !backend::has_slots(spec) {
+        return probe("/backendz", port, BACKEND_PERIOD_SECS, 15);
+    }
+    probe("/readyz", port, 10, 3)
 }
 
 fn probe(path: &str, port: i32, period: i32, attempts: i32) -> Value {

@@ -152,6 +152,22 @@ fn alone_the_worker_follows_its_backend_without_a_new_pod() {
 }
 
 #[test]
+fn a_rollout_of_a_template_waits_for_each_backend_and_a_pod_of_somebody_elses_for_none() {
+    let probes = |spec: &Value, alone: bool| {
+        let (pool, defaults) = (pool(spec), defaults());
+        let worker = container(&Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }, alone);
+        let path = |probe: &str| worker[probe]["httpGet"]["path"].as_str().unwrap().to_owned();
+        (path("startupProbe"), path("readinessProbe"))
+    };
+    let are = |startup: &str, readiness: &str| (startup.to_owned(), readiness.to_owned());
+    let template = json!({"template": {"spec": {"containers": [{"name": "vllm"}]}}});
+    // A native sidecar that is not started holds up the containers after it, so that probe never waits for a backend.
+    assert_eq!(probes(&template, false), are("/livez", "/backendz"));
+    assert_eq!(probes(&json!({}), false), are("/livez", "/readyz"));
+    assert_eq!(probes(&json!({"standalone": {}}), true), are("/livez", "/readyz"));
+}
+
+#[test]
 fn a_multiplexer_has_backends_of_its_own() {
     let slots = json!([{"id": "a", "driver": "static", "models": [{"id": "m", "url": "http://127.0.0.1:8001"}]}]);
     assert_eq!(backend_env(&json!({"multiplexer": {"slots": slots}}), false), []);

@@ -196,6 +196,23 @@ fn workers_whose_backends_do_not_answer_serve_nothing() {
 }
 
 #[test]
+fn a_backend_that_never_loads_is_named_once_its_rollout_is_overdue() {
+    let workers = Workers::Known { connected: 2, serving: 0, idle: 2, models: BTreeSet::new() };
+    let waiting = |overdue| Case {
+        workers: workers.clone(),
+        census: Census { ready: 0, settled: 0, ..census(2) },
+        rollout: Some(Rollout { overdue, ..rollout(2, false).unwrap() }),
+        ..Case::default()
+    };
+    waiting(false).is("FTF", Reason::WaitingForWorkers);
+    waiting(true).is("FTF", Reason::BackendsNotAnswering);
+    assert_eq!(
+        waiting(true).status().conditions[0].message,
+        "0 of 2 Pods are ready; 2 workers are connected to Provider local, but their backends do not answer"
+    );
+}
+
+#[test]
 fn an_injecting_pool_tells_of_pods_that_are_missing_and_of_pods_that_miss_something() {
     let inject = || Case { pool: injecting(), rollout: None, ..Case::default() };
     Case { census: census(0), workers: known(0, &[]), ..inject() }.is("FFF", Reason::NoPods);

@@ -15,6 +15,7 @@ pub mod reasons;
 pub mod render;
 pub mod replicas;
 pub mod report;
+pub mod rivals;
 pub mod rollout;
 pub mod scaling;
 pub mod status;
@@ -50,6 +51,7 @@ use fetch::FetchError;
 use memory::Memory;
 use reasons::Reason;
 use render::Rendered;
+use rivals::{Dispute, Rival};
 use rollout::Rollout;
 use status::{Facts, ProviderState, Workers};
 use ticker::Ticker;
@@ -176,6 +178,8 @@ struct Outcome {
     stall: Option<(Reason, String)>,
     heals: bool,
     rollout: Option<Rollout>,
+    /// Somebody else's number of replicas.
+    dispute: Option<Dispute>,
     /// Whether the template is not what would be rendered now.
     outdated: bool,
 }
@@ -262,8 +266,26 @@ async fn bring_about(
         Ok(rendered) => rendered,
         Err(refusal) => return Ok(Outcome::stalled(Reason::TemplateInvalid, refusal.to_string())),
     };
-    let object = bring_workload(pool, shared, fetched, workload, live, &rendered).await?;
-    Ok(Outcome { rollout: Some(Rollout::of(workload, &object)), outdated: rendered.outdated, ..Outcome::default() })
+    let (replicas, dispute) = replicas(pool, shared, workload, live.as_ref());
+    let object = bring_workload(pool, shared, fetched, workload, live, &rendered, replicas).await?;
+    let rollout = Some(Rollout::of(workload, &object));
+    Ok(Outcome { rollout, dispute, outdated: rendered.outdated, ..Outcome::default() })
+}
+
+/// The number to apply, and whether somebody else writes another.
+fn replicas(
+    pool: &WorkerPool,
+    shared: &Shared,
+    workload: Workload,
+    live: Option<&DynamicObject>,
+) -> (i32, Option<Dispute>) {
+    let has = live.and_then(fetch::replicas).filter(|_| workload.is_scaled());
+    let wanted = replicas::choose(pool, workload, has);
+    let (Some(has), Some(live)) = (has, live) else { return (wanted, None) };
+    let rival = Rival::of(&live.metadata);
+    let dispute = shared.memory.with(pool, |entry| entry.rivals.observe(Instant::now(), rival, has, wanted));
+    let theirs = matches!(dispute, Some(Dispute::Left(_)));
+    (if theirs { has } else { wanted }, dispute)
 }
 
 fn rendered(
@@ -284,9 +306,9 @@ async fn bring_workload(
     workload: Workload,
     live: Option<DynamicObject>,
     rendered: &Rendered,
+    wanted: i32,
 ) -> Result<serde_json::Value, ReconcileError> {
     let has = live.as_ref().and_then(fetch::replicas);
-    let wanted = replicas::choose(pool, workload, has);
     if workload.is_scaled() && has.is_some_and(|has| wanted < has) {
         rank(pool, shared, fetched).await;
     }
@@ -350,6 +372,7 @@ async fn report(
         rollout: outcome.rollout.clone(),
         wakeable: pool.spec.scaling.is_none() || ticker::is_wakeable(pool),
         standing: shared.standing(pool, Instant::now()),
+        dispute: outcome.dispute.clone(),
         outdated,
     };
     let status = status::status(&facts, &Time(Timestamp::now()));

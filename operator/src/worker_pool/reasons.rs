@@ -44,7 +44,7 @@ reasons! {
     InvalidSpec: "The spec says something that cannot be done; the message names the field.",
     MultiplexerUnsupported: "This version has no multiplexer. Remove `spec.multiplexer`; the pool's objects stay as they were meanwhile.",
     ModelsUnknown: "The pool is at zero and it is not known which models would wake it. List them in `spec.models`, or set `spec.replicas` to 1 once: what its workers advertise is remembered.",
-    ScalingConflict: "Somebody else writes `spec.replicas` while `spec.scaling` is set: an HPA, KEDA, a person, or a manifest that is applied again and again. Use one of the two. A number by somebody else is not lowered for one scaleDownDelay; after two within that time the operator writes none itself until one scaleDownDelay without another has gone by.",
+    ScalingConflict: "Somebody else writes `spec.replicas` while `spec.scaling` is set: an HPA, KEDA, a person, or a manifest that is applied again and again. Use one of the two. A number by somebody else is not lowered for one scaleDownDelay; after two within that time the operator writes none itself until one scaleDownDelay without another has gone by. Or somebody scales the pool's Deployment instead of the pool, and the message names them: point an HPA's or KEDA's scaleTargetRef at the WorkerPool.",
     Forbidden: "The API server does not let the operator write an object; the message says which. The chart's RBAC was changed, or a policy or quota refuses it. It is tried again.",
 }
 

@@ -10,11 +10,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::census::Census;
 use super::reasons::Reason;
+use super::rivals::Dispute;
 use super::rollout::Rollout;
 use super::writers::Standing;
 use crate::conditions::{self, READY, RECONCILING, STALLED, Status, Wanted};
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::{Mode, WorkerPoolStatus};
+use crate::manifests::backend::Workload;
 use crate::names;
 use crate::relay_state::RelaySnapshot;
 
@@ -44,6 +46,8 @@ pub struct Facts<'a> {
     pub wakeable: bool,
     /// Who writes the number of replicas.
     pub standing: Standing,
+    /// Who else writes that of the Deployment.
+    pub dispute: Option<Dispute>,
     /// Pods whose worker is not the one that would be rendered now.
     pub outdated: i32,
 }
@@ -165,24 +169,55 @@ fn wanted(facts: &Facts<'_>) -> [Wanted; 3] {
     let mut ready = ready(facts);
     let reconciling = reconciling(facts, &ready);
     let mut stalled = Verdict::new(false, ready.reason, "");
-    match facts.standing {
-        Standing::Alone => {}
-        Standing::Shared => {
-            const MESSAGE: &str = "somebody else wrote spec.replicas, which spec.scaling decides; that number is not \
-                lowered for one scaleDownDelay";
-            stalled = Verdict::new(false, Reason::ScalingConflict, MESSAGE);
-            if ready.status == Status::True {
-                ready.reason = Reason::ScalingConflict;
-                ready.message = format!("{}; {MESSAGE}", ready.message);
-            }
+    if let Some(conflict) = conflict(facts) {
+        if conflict.status == Status::False && ready.status == Status::True {
+            ready.reason = conflict.reason;
+            ready.message = format!("{}; {}", ready.message, conflict.message);
         }
-        Standing::Yielding => {
-            const MESSAGE: &str = "somebody else keeps writing spec.replicas, so spec.scaling does not for a while: \
-                remove one of the two";
-            stalled = Verdict::new(true, Reason::ScalingConflict, MESSAGE);
-        }
+        stalled = conflict;
     }
     [ready.wanted(READY), reconciling.wanted(RECONCILING), stalled.wanted(STALLED)]
+}
+
+/// What Stalled says where somebody else writes the number of replicas: true where it is left to them.
+fn conflict(facts: &Facts<'_>) -> Option<Verdict> {
+    let of = |stalls: bool, message: String| Some(Verdict::new(stalls, Reason::ScalingConflict, message));
+    let by_dispute = facts.dispute.as_ref().and_then(|dispute| {
+        let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
+        let deployment = Workload::of(facts.pool)?.name(name);
+        let whose = format!("Deployment {deployment}, whose replicas are those of this pool");
+        match dispute {
+            Dispute::Left(rival) if rival.autoscaler => {
+                let rival = rival.describe();
+                of(true, format!(
+                    "{rival} scales {whose}, and is left to it: make WorkerPool {name} its scaleTargetRef, or remove it and \
+                     write spec.replicas"
+                ))
+            }
+            Dispute::Left(rival) => {
+                let rival = rival.describe();
+                of(true, format!("{rival} keeps scaling {whose}, and is left alone for a while: scale WorkerPool {name} instead"))
+            }
+            Dispute::Settled(rival) => {
+                let rival = rival.describe();
+                of(false, format!("{rival} scaled {whose}, and was put right: scale WorkerPool {name} instead"))
+            }
+        }
+    });
+    by_dispute.or_else(|| match facts.standing {
+        Standing::Alone => None,
+        Standing::Shared => of(
+            false,
+            "somebody else wrote spec.replicas, which spec.scaling decides; that number is not lowered for one \
+             scaleDownDelay"
+                .to_owned(),
+        ),
+        Standing::Yielding => of(
+            true,
+            "somebody else keeps writing spec.replicas, so spec.scaling does not for a while: remove one of the two"
+                .to_owned(),
+        ),
+    })
 }
 
 fn asleep_for_ever(facts: &Facts<'_>) -> [Wanted; 3] {

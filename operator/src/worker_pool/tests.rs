@@ -234,6 +234,71 @@ async fn what_somebody_else_changed_is_put_right() {
     assert_eq!(template(&scene), before);
 }
 
+/// Somebody scales the Deployment itself.
+fn scaled_by(scene: &Scene, manager: &str, replicas: i32) {
+    let mut server = scene.server.lock().unwrap();
+    server.version += 1;
+    let version = server.version;
+    let deployment = server.objects.get_mut(DEPLOYMENT).unwrap();
+    deployment["spec"]["replicas"] = json!(replicas);
+    deployment["metadata"]["generation"] = json!(version);
+    deployment["metadata"]["managedFields"] = json!([
+        {"manager": "modelrelay-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:template": {}}}},
+        {
+            "manager": manager, "operation": "Update", "subresource": "scale",
+            "time": format!("2026-01-01T00:00:{:02}Z", version % 60), "fieldsV1": {"f:spec": {"f:replicas": {}}},
+        },
+    ]);
+}
+
+fn replicas(scene: &Scene) -> Value {
+    scene.server.lock().unwrap().objects[DEPLOYMENT]["spec"]["replicas"].clone()
+}
+
+#[tokio::test]
+async fn an_autoscaler_of_the_deployment_is_named_and_not_fought() {
+    let scene = Scene::new(&json!({}));
+    scene.report(serving());
+    scene.look().await.unwrap();
+    scene.events();
+    for wanted in [4, 5, 4] {
+        scaled_by(&scene, "kube-controller-manager", wanted);
+        scene.look().await.unwrap();
+        scene.look().await.unwrap();
+        assert_eq!(replicas(&scene), json!(wanted));
+    }
+    assert_eq!(scene.condition("Ready"), ("True".into(), "Serving".into()));
+    assert_eq!(scene.condition("Stalled"), ("True".into(), "ScalingConflict".into()));
+    assert_eq!(scene.events(), ["ScalingConflict"]);
+    let status = scene.pool().status.clone().unwrap();
+    let stalled = status.conditions.iter().find(|one| one.type_ == "Stalled").unwrap();
+    assert_eq!(
+        stalled.message,
+        "a HorizontalPodAutoscaler (field manager kube-controller-manager) scales Deployment llama-backend, whose \
+         replicas are those of this pool, and is left to it: make WorkerPool llama its scaleTargetRef, or remove it and \
+         write spec.replicas"
+    );
+    // As it is then: the autoscaler writes the pool's number.
+    scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"]["replicas"] = json!(3);
+    scene.look().await.unwrap();
+    assert_eq!((replicas(&scene), scene.condition("Stalled").0), (json!(3), "False".into()));
+}
+
+#[tokio::test]
+async fn a_person_who_scales_the_deployment_is_corrected_and_told() {
+    let scene = Scene::new(&json!({}));
+    scene.report(serving());
+    scene.look().await.unwrap();
+    scene.events();
+    scaled_by(&scene, "kubectl", 7);
+    scene.look().await.unwrap();
+    assert_eq!((replicas(&scene), scene.events()), (json!(2), vec!["ScalingConflict".to_owned()]));
+    assert_eq!(scene.condition("Ready"), ("True".into(), "ScalingConflict".into()));
+    scaled_by(&scene, "kubectl", 7);
+    scene.look().await.unwrap();
+    assert_eq!((replicas(&scene), scene.condition("Stalled").0), (json!(7), "True".into()), "two correct each other");
+}
+
 #[tokio::test]
 async fn a_race_and_a_plea_to_wait_are_tried_again_and_no_condition_cries() {
     for (code, message) in [(409, "the object has been modified"), (429, "too many requests"), (503, "no")] {

@@ -75,6 +75,7 @@ impl Case {
             rollout: self.rollout.clone(),
             wakeable: self.wakeable,
             standing: self.standing,
+            dispute: None,
             outdated: 0,
         };
         status(&facts, &at(1))

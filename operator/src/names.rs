@@ -26,6 +26,8 @@ pub const PREVIOUS_UNTIL_ANNOTATION: &str = "modelrelay.io/previous-until";
 pub const SECRET_CHANGED_ANNOTATION: &str = "modelrelay.io/changed-at";
 /// On relay Pods whose mounted configuration is late: asks the kubelet to look once more.
 pub const NUDGE_ANNOTATION: &str = "modelrelay.io/nudged-at";
+/// On Pods that were injected: hash of the worker as it was put there.
+pub const WORKER_HASH_ANNOTATION: &str = "modelrelay.io/worker-hash";
 /// Keeps a Pod whose pool does not exist from being scheduled.
 pub const NO_SUCH_POOL_GATE: &str = "modelrelay.io/no-such-pool";
 /// The worker's container, in every mode.

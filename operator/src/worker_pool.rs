@@ -202,8 +202,10 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
         return Ok(Action::await_change());
     }
     let pods = fetch::pods(&shared.caches, pool);
+    let (image, hash) = worker_now(shared, pool);
     let measure = Measure {
-        image: &worker_image(shared, pool),
+        hash: &hash,
+        image: &image,
         usable: census::usable_since(pool, &report::previous(shared, pool).conditions),
         now: Timestamp::now(),
     };
@@ -360,7 +362,7 @@ async fn report(
         Some(_) if outcome.outdated => census.injected,
         // Told by the template's revision, because another webhook may have rewritten the image of every Pod.
         Some(rollout) => rollout.old,
-        None => census.other_image,
+        None => census.outdated,
     };
     let facts = Facts {
         pool,
@@ -392,9 +394,12 @@ fn next_look(census: &Census, numbers_later: Option<Duration>) -> Duration {
     [numbers_later, settling].into_iter().flatten().fold(RESYNC, Duration::min)
 }
 
-fn worker_image(shared: &Shared, pool: &WorkerPool) -> String {
-    let container = sidecar::container(&Inputs { pool, defaults: &shared.ctx.defaults.worker, drain_token: "" }, false);
-    container.get("image").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
+/// Image and hash of the worker that a Pod would get now.
+fn worker_now(shared: &Shared, pool: &WorkerPool) -> (String, String) {
+    let inputs = Inputs { pool, defaults: &shared.ctx.defaults.worker, drain_token: "" };
+    let container = sidecar::container(&inputs, false);
+    let image = container.get("image").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
+    (image, sidecar::hash(&inputs))
 }
 
 impl Shared {

@@ -14,6 +14,8 @@ use super::*;
 use crate::cache::Triggers;
 use crate::crd::Provider;
 use crate::defaults::{Defaults, WorkerDefaults};
+use crate::inject::decide::{self, Decision, Lookup};
+use crate::inject::review::Review;
 use crate::manifests::testing;
 use crate::relay_state::{RelayReport, RelaySnapshot, WorkerReport};
 
@@ -423,6 +425,58 @@ async fn pods_that_waited_for_a_pool_that_could_not_be_used_are_let_go_when_it_c
     // One that was created meanwhile is let go too.
     scene.look().await.unwrap();
     assert_eq!(scene.writes(), [freed]);
+}
+
+/// A Pod as the webhook makes it for the pool as it is.
+fn injected(scene: &Scene, name: &str) -> Value {
+    let pod = json!({
+        "metadata": {"name": name, "namespace": "llm", "uid": name, "labels": {"modelrelay.io/pool": "llama"}},
+        "spec": {"containers": [{"name": "vllm", "ports": [{"containerPort": 8000}, {"containerPort": 9000}]}]},
+    });
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "operation": "CREATE", "namespace": "llm", "object": pod,
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+        },
+    });
+    let review = Review::parse(review.to_string().as_bytes()).unwrap();
+    let pool = Lookup::Found(Box::new(WorkerPool::clone(&scene.pool())));
+    let decision = decide::decide(&review, "llama", &pool, &scene.shared.ctx.defaults.worker, name);
+    let Decision::Injected { pod, .. } = decision else { panic!("{decision:?}") };
+    pod
+}
+
+#[tokio::test]
+async fn injected_pods_are_outdated_when_they_would_be_made_otherwise_now() {
+    let outdated = |change: Value| async move {
+        let mut scene = Scene::new(&json!({"template": null, "replicas": null}));
+        // Two of them, because each has a drain token of its own.
+        for name in ["vllm-1", "vllm-2"] {
+            let mut pod = injected(&scene, name);
+            // As another webhook may do it, for a registry that mirrors.
+            let worker = pod["spec"]["initContainers"][0].as_object_mut().unwrap();
+            worker.insert("image".to_owned(), json!("mirror.example/worker"));
+            scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
+        }
+        json_patch::merge(&mut scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"], &change);
+        scene.look().await.unwrap();
+        scene.pool().status.as_ref().and_then(|status| status.outdated)
+    };
+    for elsewhere in [json!({}), json!({"models": ["m"], "maxConcurrency": 3})] {
+        assert_eq!(outdated(elsewhere.clone()).await, Some(0), "{elsewhere}");
+    }
+    for change in [
+        json!({"backend": {"port": 9000}}),
+        json!({"backend": {"basePath": "/v2"}}),
+        json!({"backend": {"engine": "sglang", "port": 8000}}),
+        json!({"backend": {"container": "vllm"}}),
+        json!({"sidecar": {"port": 18000}}),
+        json!({"sidecar": {"image": "worker:next"}}),
+        json!({"shutdownTimeout": "5m"}),
+    ] {
+        assert_eq!(outdated(change.clone()).await, Some(2), "{change}");
+    }
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ pub mod scaling;
 pub mod status;
 pub mod ticker;
 pub mod validate;
+mod words;
 pub mod writers;
 
 use std::collections::HashSet;
@@ -42,6 +43,7 @@ use crate::apply::ApplyError;
 use crate::cache::Caches;
 use crate::context::Context;
 use crate::crd::WorkerPool;
+use crate::crd::worker_pool::Mode;
 use crate::manifests::backend::{self, Workload};
 use crate::manifests::sidecar::{self, Inputs};
 use crate::manifests::worker_config;
@@ -64,6 +66,9 @@ const CONCURRENCY: u16 = 4;
 const GATHER: Duration = Duration::from_millis(100);
 /// A look without a reason, in case a change went unnoticed.
 const RESYNC: Duration = Duration::from_secs(300);
+
+/// Between two looks at a pool that has no Pods: why somebody else cannot create them, no watch tells.
+const WITHOUT_PODS: Duration = Duration::from_secs(60);
 
 /// What both loops share.
 pub struct Shared {
@@ -195,6 +200,8 @@ struct Fetched {
     provider: ProviderState,
     pods: Vec<Arc<Pod>>,
     census: Census,
+    /// Why somebody else's Deployment has none of the pool's Pods.
+    not_created: Option<String>,
 }
 
 async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileError> {
@@ -210,7 +217,12 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
         now: Timestamp::now(),
     };
     let census = census::take(pods.iter().map(AsRef::as_ref), measure);
-    let fetched = Fetched { provider: fetch::provider(&shared.caches, pool), pods, census };
+    let provider = fetch::provider(&shared.caches, pool);
+    let not_created = match is_without_pods(pool, &census) {
+        true => fetch::not_created(&shared.ctx.client, pool).await,
+        false => None,
+    };
+    let fetched = Fetched { provider, pods, census, not_created };
     let outcome = match validate::validate(pool) {
         Ok(validated) => {
             bring_about(pool, shared, &fetched, &validated).await.or_else(|error| healing(&error).ok_or(error))?
@@ -218,14 +230,29 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
         Err(error) => refused(&error),
     };
     let numbers_later = report(pool, shared, &fetched, &outcome).await?;
+    tell_of_waiting(pool, shared, &fetched.census, outcome.stall.as_ref()).await;
     // The webhook asks the status whether the pool can be used, so the status comes before the next Pods.
     if outcome.stall.is_none() {
         release(pool, shared, &fetched.census).await?;
     }
     match outcome.stall {
         Some((reason, message)) if outcome.heals => Err(ReconcileError::Stalled { reason, message }),
-        Some(_) | None => Ok(Action::requeue(next_look(&fetched.census, numbers_later))),
+        Some(_) | None => Ok(Action::requeue(next_look(pool, &fetched.census, numbers_later))),
     }
+}
+
+/// Whether Pods are somebody else's matter, and there are none.
+fn is_without_pods(pool: &WorkerPool, census: &Census) -> bool {
+    pool.spec.mode() == Mode::Inject && census.pods == 0 && census.gated.is_empty()
+}
+
+/// Pods that the webhook gated say nothing of what they wait for, and neither does whoever created them.
+async fn tell_of_waiting(pool: &WorkerPool, shared: &Shared, census: &Census, stall: Option<&(Reason, String)>) {
+    let waiting = stall.filter(|_| !census.gated.is_empty());
+    let told = shared.memory.with(pool, |entry| std::mem::replace(&mut entry.told_waiting, waiting.is_some()));
+    let Some((_, why)) = waiting.filter(|_| !told) else { return };
+    let note = format!("{} for this pool: {why}", words::counted(census.gated.len(), "Pod waits", "Pods wait"));
+    shared.ctx.tell(&pool.object_ref(&()), EventType::Warning, "PodsWaiting", "Gate", note).await;
 }
 
 fn refused(error: &ValidateError) -> Outcome {
@@ -370,6 +397,7 @@ async fn report(
         stall: outcome.stall.clone(),
         provider: fetched.provider,
         census,
+        not_created: fetched.not_created.clone(),
         workers,
         rollout: outcome.rollout.clone(),
         wakeable: pool.spec.scaling.is_none() || ticker::is_wakeable(pool),
@@ -388,10 +416,11 @@ async fn report(
         .map_err(|source| ReconcileError::Write { what: "status", source: Box::new(source) })
 }
 
-fn next_look(census: &Census, numbers_later: Option<Duration>) -> Duration {
+fn next_look(pool: &WorkerPool, census: &Census, numbers_later: Option<Duration>) -> Duration {
     // A ready Pod without a connection becomes worth a word when it has settled.
     let settling = (census.settled < census.ready).then_some(SETTLED);
-    [numbers_later, settling].into_iter().flatten().fold(RESYNC, Duration::min)
+    let without = is_without_pods(pool, census).then_some(WITHOUT_PODS);
+    [numbers_later, settling, without].into_iter().flatten().fold(RESYNC, Duration::min)
 }
 
 /// Image and hash of the worker that a Pod would get now.

@@ -43,6 +43,8 @@ pub struct Entry {
     pub writers: Writers,
     /// Who writes those of its Deployment.
     pub rivals: Rivals,
+    /// Whether it was said that Pods wait for the pool.
+    pub told_waiting: bool,
     /// What relays and Provider last looked like.
     pub seen: Option<u64>,
     reconciling: Delays,

@@ -38,6 +38,8 @@ pub struct Facts<'a> {
     pub provider: ProviderState,
     /// Its Pods.
     pub census: &'a Census,
+    /// Why somebody else's Deployment cannot create Pods of it.
+    pub not_created: Option<String>,
     /// Its workers.
     pub workers: Workers,
     /// Its Deployment or DaemonSet.
@@ -280,6 +282,9 @@ fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
         return Verdict::new(false, Reason::PodsNotCreated, failure);
     }
     if census.pods == 0 && facts.pool.spec.mode() == Mode::Inject {
+        if let Some(why) = &facts.not_created {
+            return Verdict::new(false, Reason::PodsNotCreated, why);
+        }
         let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
         let message = format!("no Pod in this namespace has the label {}={name}", names::POOL_LABEL);
         return Verdict::new(false, Reason::NoPods, message);

@@ -20,6 +20,7 @@ use crate::manifests::testing;
 use crate::relay_state::{RelayReport, RelaySnapshot, WorkerReport};
 
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/llm/deployments/llama-backend";
+const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/llm/deployments";
 const CONFIG_MAP: &str = "/api/v1/namespaces/llm/configmaps/llama-worker";
 pub(super) const POOL: &str = "/apis/modelrelay.io/v1alpha1/namespaces/llm/workerpools/llama";
 const STATUS: &str = "/apis/modelrelay.io/v1alpha1/namespaces/llm/workerpools/llama/status";
@@ -417,6 +418,11 @@ async fn pods_that_waited_for_a_pool_that_could_not_be_used_are_let_go_when_it_c
     scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
     scene.look().await.unwrap();
     assert_eq!(scene.writes(), written(&[STATUS]));
+    assert_eq!(scene.events(), ["MultiplexerUnsupported"]);
+    scene.look().await.unwrap();
+    assert_eq!(scene.events(), ["PodsWaiting"]);
+    scene.look().await.unwrap();
+    assert_eq!(scene.events(), [""; 0], "said once");
     change(&scene, json!({"spec": {"multiplexer": null}}));
     scene.look().await.unwrap();
     // The webhook reads the status, so the Pod's successor must not come before it.
@@ -477,6 +483,42 @@ async fn injected_pods_are_outdated_when_they_would_be_made_otherwise_now() {
     ] {
         assert_eq!(outdated(change.clone()).await, Some(2), "{change}");
     }
+}
+
+#[tokio::test]
+async fn why_a_deployment_of_somebody_elses_gets_no_pods_is_said() {
+    let scene = Scene::new(&json!({"template": null, "replicas": null}));
+    scene.report(RelaySnapshot { workers: BTreeMap::default(), ..serving() });
+    let why =
+        "admission webhook \"inject.modelrelay.io\" denied the request: WorkerPool llama: the Pod uses hostNetwork";
+    let deployment = |name: &str, pool: &str, status: &str| {
+        json!({
+            "metadata": {"name": name, "namespace": "llm"},
+            "spec": {
+                "selector": {},
+                "template": {"metadata": {"labels": {"modelrelay.io/pool": pool}}, "spec": {"containers": []}},
+            },
+            "status": {"conditions": [
+                {"type": "ReplicaFailure", "status": status, "reason": "FailedCreate", "message": why},
+            ]},
+        })
+    };
+    let list =
+        |items: Value| json!({"apiVersion": "apps/v1", "kind": "DeploymentList", "metadata": {}, "items": items});
+    let theirs = json!([deployment("other", "another", "True"), deployment("fine", "llama", "False")]);
+    let say = |items: Value| scene.server.lock().unwrap().objects.insert(DEPLOYMENTS.to_owned(), list(items));
+    say(theirs.clone());
+    scene.look().await.unwrap();
+    assert_eq!(scene.condition("Ready"), ("False".into(), "NoPods".into()));
+    let mut with_ours = theirs.clone();
+    with_ours.as_array_mut().unwrap().push(deployment("vllm", "llama", "True"));
+    say(with_ours);
+    let again = scene.look().await.unwrap();
+    assert_eq!(scene.condition("Ready"), ("False".into(), "PodsNotCreated".into()));
+    let status = scene.pool().status.clone().unwrap();
+    assert_eq!(status.conditions[0].message, format!("Deployment vllm cannot create its Pods: {why}"));
+    // Nothing tells the operator of a change to such a Deployment.
+    assert_eq!(again, Action::requeue(Duration::from_secs(60)));
 }
 
 #[tokio::test]

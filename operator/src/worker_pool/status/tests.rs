@@ -71,6 +71,7 @@ impl Case {
             stall: self.stall.clone(),
             provider: self.provider,
             census: &self.census,
+            not_created: None,
             workers: self.workers.clone(),
             rollout: self.rollout.clone(),
             wakeable: self.wakeable,

@@ -369,7 +369,8 @@ async fn release(pool: &WorkerPool, shared: &Shared, census: &Census) -> Result<
         .await
         .map_err(|source| ReconcileError::Write { what: "a Pod that waits for the pool", source: Box::new(source) })?;
     if released > 0 {
-        let note = format!("Pods that waited for this pool are created anew, with a worker: {released}");
+        let pods = words::counted(released, "Pod that waited for this pool is", "Pods that waited for this pool are");
+        let note = format!("{pods} created anew, with a worker");
         shared.ctx.tell(&pool.object_ref(&()), EventType::Normal, "PodsReleased", "Release", note).await;
     }
     Ok(())

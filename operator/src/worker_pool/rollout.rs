@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::words;
 use crate::manifests::backend::Workload;
 
 /// How far it is.
@@ -49,7 +50,11 @@ impl Rollout {
             old: count((total - updated).max(0)),
             done: seen && updated >= desired && total <= updated && available >= desired,
             overdue: condition(object, "Progressing").is_some_and(|one| one["reason"] == "ProgressDeadlineExceeded"),
-            message: format!("{updated} of {desired} Pods are of the newest template, {available} are available"),
+            message: format!(
+                "{updated} of {desired} Pods {} of the newest template, {}",
+                words::is_or_are(updated),
+                words::counted(available, "is available", "are available"),
+            ),
             failure: failure(object),
         }
     }
@@ -88,6 +93,15 @@ mod tests {
         }
         assert!(deployment(0, &json!({"observedGeneration": 3})).done);
         assert!(!deployment(1, &json!({})).done);
+    }
+
+    #[test]
+    fn the_message_counts_in_words() {
+        let message = |updated: i64, available: i64| {
+            deployment(2, &json!({"updatedReplicas": updated, "availableReplicas": available})).message
+        };
+        assert_eq!(message(2, 1), "2 of 2 Pods are of the newest template, 1 is available");
+        assert_eq!(message(1, 0), "1 of 2 Pods is of the newest template, 0 are available");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::census::Census;
 use super::reasons::Reason;
 use super::rivals::Dispute;
 use super::rollout::Rollout;
+use super::words;
 use super::writers::Standing;
 use crate::conditions::{self, READY, RECONCILING, STALLED, Status, Wanted};
 use crate::crd::WorkerPool;
@@ -265,7 +266,7 @@ fn ready(facts: &Facts<'_>) -> Verdict {
         Workers::Known { serving, .. } if *serving > 0 => match not_injected(facts) {
             Some(message) => Verdict::new(true, Reason::PodsNotInjected, message),
             None => {
-                let workers = if *serving == 1 { "1 worker is".to_owned() } else { format!("{serving} workers are") };
+                let workers = words::counted(*serving, "worker is", "workers are");
                 Verdict::new(true, Reason::Serving, format!("{workers} connected to Provider {provider}"))
             }
         },
@@ -293,10 +294,11 @@ fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
         return Verdict::new(false, Reason::PodsNotInjected, message);
     }
     let provider = &facts.pool.spec.provider;
+    let ready = format!("{} of {} Pods {} ready", census.ready, census.pods, words::is_or_are(census.ready));
     if idle > 0 {
-        let workers = if idle == 1 { "1 worker is".to_owned() } else { format!("{idle} workers are") };
-        let pods = format!("{} of {} Pods are ready", census.ready, census.pods);
-        let message = format!("{pods}; {workers} connected to Provider {provider}, but their backends do not answer");
+        let workers = words::counted(idle, "worker is", "workers are");
+        let silent = if idle == 1 { "its backend does not answer" } else { "their backends do not answer" };
+        let message = format!("{ready}; {workers} connected to Provider {provider}, but {silent}");
         // In a template a Pod is ready when its backend has loaded, so that one which never does shows in the rollout.
         let overdue = facts.rollout.as_ref().is_some_and(|rollout| rollout.overdue);
         return match census.settled {
@@ -306,16 +308,12 @@ fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
     }
     if census.settled > 0 {
         let message = format!(
-            "{} of {} Pods are ready, and no worker is connected to Provider {provider}: the log of the container {} \
-             says why",
-            census.ready,
-            census.pods,
+            "{ready}, and no worker is connected to Provider {provider}: the log of the container {} says why",
             names::WORKER_CONTAINER
         );
         return Verdict::new(false, Reason::NotConnected, message);
     }
-    let message = format!("{} of {} Pods are ready, and no worker has registered yet", census.ready, census.pods);
-    Verdict::new(false, Reason::WaitingForWorkers, message)
+    Verdict::new(false, Reason::WaitingForWorkers, format!("{ready}, and no worker has registered yet"))
 }
 
 fn reconciling(facts: &Facts<'_>, ready: &Verdict) -> Verdict {
@@ -337,8 +335,10 @@ fn not_injected(facts: &Facts<'_>) -> Option<String> {
     let missing = &facts.census.not_injected;
     let first = missing.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
     let more = if missing.len() > NAMED { ", …" } else { "" };
+    let (have, them) = if missing.len() == 1 { ("has", "it") } else { ("have", "them") };
+    let all = facts.census.pods;
     (!missing.is_empty())
-        .then(|| format!("{} of {} Pods have no worker: {first}{more}; delete them", missing.len(), facts.census.pods))
+        .then(|| format!("{} of {all} Pods {have} no worker: {first}{more}; delete {them}", missing.len()))
 }
 
 /// The verdict that stands, where nothing new is known.

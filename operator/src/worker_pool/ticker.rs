@@ -16,7 +16,7 @@ use super::scaling::share::{self, Place, Sharer};
 use super::scaling::{Config, Decision, Inputs, Load, Why};
 use super::status::Workers;
 use super::writers::{Seen, Standing};
-use super::{Shared, fetch, replicas, validate};
+use super::{Shared, fetch, replicas, validate, words};
 use crate::conditions::{self, READY};
 use crate::crd::WorkerPool;
 use crate::names;
@@ -271,7 +271,10 @@ async fn carry_out(shared: &Shared, change: Change) {
 fn why(why: Why, load: Option<Load>) -> String {
     let load = load.unwrap_or_default();
     match why {
-        Why::Load => format!("{} requests wait and {} run", load.waiting, load.running),
+        Why::Load => {
+            let waiting = words::counted(load.waiting, "request waits", "requests wait");
+            format!("{waiting} and {}", words::counted(load.running, "runs", "run"))
+        }
         Why::Idle => "fewer Pods were enough for the whole scaleDownDelay".to_owned(),
         Why::Bounds => "minReplicas and maxReplicas".to_owned(),
         Why::Delay | Why::Unknown | Why::ModelsUnknown => "the number stays".to_owned(),

@@ -8,6 +8,11 @@ pub(super) fn counted<N: Display + PartialEq + From<u8> + Copy>(number: N, one: 
     format!("{number} {words}")
 }
 
+/// Of a number among others: `1 of 2 Pods is`, `2 of 2 Pods are`.
+pub(super) fn is_or_are<N: PartialEq + From<u8> + Copy>(number: N) -> &'static str {
+    if number == N::from(1) { "is" } else { "are" }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -223,6 +223,24 @@ fn an_injecting_pool_tells_of_pods_that_are_missing_and_of_pods_that_miss_someth
     let serving = Case { census: lacking(1), workers: known(1, &["m"]), ..inject() };
     serving.is("TFF", Reason::PodsNotInjected);
     assert_eq!(serving.status().conditions[0].message, "2 of 2 Pods have no worker: a, b; delete them");
+    let one = Census { injected: 1, not_injected: vec!["a".into()], ..census(2) };
+    let serving = Case { census: one, workers: known(1, &["m"]), ..inject() };
+    assert_eq!(serving.status().conditions[0].message, "1 of 2 Pods has no worker: a; delete it");
+}
+
+#[test]
+fn one_is_singular() {
+    let message = |census: Census, workers: Workers| {
+        Case { census, workers, ..Case::default() }.status().conditions.swap_remove(0).message
+    };
+    let loading = || Census { ready: 1, settled: 0, ..census(2) };
+    let idle = |idle| Workers::Known { connected: idle, serving: 0, idle, models: BTreeSet::new() };
+    assert_eq!(
+        message(loading(), idle(1)),
+        "1 of 2 Pods is ready; 1 worker is connected to Provider local, but its backend does not answer yet"
+    );
+    assert_eq!(message(loading(), known(0, &[])), "1 of 2 Pods is ready, and no worker has registered yet");
+    assert_eq!(message(census(2), known(1, &["m"])), "1 worker is connected to Provider local");
 }
 
 #[test]

@@ -205,3 +205,10 @@ async fn a_pool_is_looked_at_when_its_workers_change_and_not_with_every_request(
     snapshot.workers.values_mut().for_each(|worker| worker.draining = true);
     assert!(noticed(&snapshot));
 }
+
+#[test]
+fn why_a_pool_was_scaled_is_said_in_words() {
+    let load = |waiting, running| Some(Load { waiting, running, ..Load::default() });
+    assert_eq!(why(Why::Load, load(1, 0)), "1 request waits and 0 run");
+    assert_eq!(why(Why::Load, load(2, 1)), "2 requests wait and 1 runs");
+}

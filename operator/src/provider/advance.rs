@@ -167,7 +167,7 @@ async fn apply_one(
     }
     memory.note_absent_no_more(manifest);
     let object: DynamicObject = apply(&ctx.client, owner, manifest).await?;
-    memory.note_applied(manifest, fingerprint, object.resource_version());
+    memory.note_applied(manifest, fingerprint, &object.metadata);
     Ok(())
 }
 

@@ -49,7 +49,7 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
         &valid,
         &Inputs {
             defaults: &ctx.defaults.relay,
-            operator_namespace: &ctx.namespace,
+            operator: &ctx.place,
             plan: &plan,
             admin_token: admin_token.as_ref(),
             has_api_keys: fetched.has_api_keys,

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::cache::{Now, Requests, Triggers};
+use crate::context::Place;
 use crate::defaults::{Defaults, RelayDefaults};
 use crate::relay_state::{RelayReport, RelaySnapshot};
 
@@ -34,7 +35,7 @@ impl World {
         let api = FakeApi::default();
         let relay = RelayDefaults { image: "r:1".into(), ..RelayDefaults::default() };
         let defaults = Defaults { relay, ..Defaults::default() };
-        let ctx = Context::new(api.client(), defaults, "mr-system".into(), "test".into());
+        let ctx = Context::new(api.client(), defaults, Place::in_namespace("mr-system"), "test".into());
         let (triggers, requests) = Triggers::channels();
         let (relay_pods, pods) = reflector::store();
         let caches = Caches {

@@ -49,7 +49,7 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
         &valid,
         &Inputs {
             defaults: &ctx.defaults.relay,
-            operator_namespace: &ctx.namespace,
+            operator: &ctx.place,
             plan: &plan,
             admin_token: admin_token.as_ref(),
             has_api_keys: fetched.has_api_keys,
@@ -167,7 +167,7 @@ async fn apply_one(
     }
     memory.note_absent_no_more(manifest);
     let object: DynamicObject = apply(&ctx.client, owner, manifest).await?;
-    memory.note_applied(manifest, fingerprint, object.resource_version());
+    memory.note_applied(manifest, fingerprint, &object.metadata);
     Ok(())
 }
 

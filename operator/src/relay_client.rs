@@ -165,9 +165,12 @@ impl Schedule {
         }
     }
 
-    /// Looks at once where something new is expected.
+    /// Looks at once where something new is expected, or a new report is waited for.
     fn hurry(&mut self, ctx: &Context) {
         for (key, entry) in &mut self.entries {
+            if ctx.relays.is_wanted(&key.0, &key.1) {
+                entry.due = Instant::now();
+            }
             let expected = ctx.relays.expected(&key.0, &key.1);
             if expected.as_ref() != entry.expected.as_ref().map(|(expectation, _)| expectation) {
                 entry.expected = expected.map(|expectation| (expectation, Instant::now()));

@@ -70,6 +70,9 @@ const RESYNC: Duration = Duration::from_secs(300);
 /// Between two looks at a pool that has no Pods: why somebody else cannot create them, no watch tells.
 const WITHOUT_PODS: Duration = Duration::from_secs(60);
 
+/// How long relays may take to say who is idle before Pods go. They answer within milliseconds.
+const RANK_PATIENCE: Duration = Duration::from_secs(1);
+
 /// What both loops share.
 pub struct Shared {
     /// What the whole operator shares.
@@ -357,9 +360,11 @@ async fn bring_workload(
     Ok(object.and_then(|object| serde_json::to_value(object).ok()).unwrap_or_default())
 }
 
-/// Nothing is known of who is idle before a relay has reported; then the cluster decides.
+/// Nothing is known of who is idle before a relay has reported; then the cluster decides. What was reported last is up to
+/// 5 s old.
 async fn rank(pool: &WorkerPool, shared: &Shared, fetched: &Fetched) {
-    if let Some(snapshot) = shared.ctx.relays.of(&pool.namespace().unwrap_or_default(), &pool.spec.provider) {
+    let namespace = pool.namespace().unwrap_or_default();
+    if let Some(snapshot) = shared.ctx.relays.fresh(&namespace, &pool.spec.provider, RANK_PATIENCE).await {
         pods::rank(&shared.ctx.client, pool, &fetched.pods, &snapshot).await;
     }
 }

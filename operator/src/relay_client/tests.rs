@@ -131,6 +131,26 @@ async fn what_is_no_relay_is_told_from_one() {
     assert_eq!((code, why(answer).as_str()), (0, "it cannot be connected to"));
 }
 
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_a_new_report_has_only_that_provider_asked_at_once() {
+    let (service, _handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let client = Client::new(service, "default");
+    let ctx = Context::new(client, Defaults::default(), Place::in_namespace("system"), "operator-0".into());
+    let mut schedule = Schedule::default();
+    let key = |provider: &str| ("llm".to_owned(), provider.to_owned());
+    for provider in ["local", "other"] {
+        schedule.entry(&key(provider)).due = Instant::now() + INTERVAL;
+    }
+    let mut due = async |ctx: &Context| {
+        schedule.hurry(ctx);
+        ["local", "other"].map(|provider| schedule.entry(&key(provider)).due <= Instant::now())
+    };
+    assert_eq!(due(&ctx).await, [false, false]);
+    let waiting = ctx.relays.fresh("llm", "local", INTERVAL / 2);
+    let meanwhile = async { assert_eq!(due(&ctx).await, [true, false]) };
+    tokio::join!(waiting, meanwhile);
+}
+
 #[test]
 fn a_pod_that_ended_or_is_deleted_is_leaving() {
     let pod = |value: Value| RelayPod::of(&serde_json::from_value(value).unwrap());

@@ -487,6 +487,39 @@ async fn injected_pods_are_outdated_when_they_would_be_made_otherwise_now() {
     }
 }
 
+/// What is known of who is idle is seconds old, and a Pod that got a request meanwhile must not be the first to go.
+#[tokio::test(start_paused = true)]
+async fn relays_are_asked_once_more_before_pods_go() {
+    let mut scene = Scene::new(&json!({}));
+    for name in ["llama-1", "llama-2"] {
+        let pod = json!({"metadata": {"name": name, "namespace": "llm", "labels": {"modelrelay.io/pool": "llama"}}});
+        scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
+    }
+    let busy = |busy: &str| {
+        let worker = |name: &str| WorkerReport {
+            name: name.into(),
+            in_flight: u64::from(name == busy),
+            ..serving().workers["w"].clone()
+        };
+        let workers = [("1".to_owned(), worker("llama-1")), ("2".to_owned(), worker("llama-2"))].into();
+        RelaySnapshot { workers, ..serving() }
+    };
+    scene.report(busy("llama-1"));
+    scene.look().await.unwrap();
+    scene.writes();
+    // Whoever asks the relays is told to, and does.
+    let (ctx, now) = (scene.shared.ctx.clone(), busy("llama-2"));
+    let mut news = ctx.relays.expectations();
+    let relays = tokio::spawn(async move {
+        news.changed().await.unwrap();
+        ctx.relays.keep("llm", "local", now);
+    });
+    scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"]["replicas"] = json!(1);
+    scene.look().await.unwrap();
+    tokio::time::timeout(Duration::from_secs(1), relays).await.expect("the relays are asked").unwrap();
+    assert_eq!(scene.writes()[..2], written(&["/api/v1/namespaces/llm/pods/llama-2", DEPLOYMENT]));
+}
+
 #[tokio::test]
 async fn why_a_deployment_of_somebody_elses_gets_no_pods_is_said() {
     let scene = Scene::new(&json!({"template": null, "replicas": null}));

@@ -222,7 +222,7 @@ async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memo
         Some(standing) => standing,
         None => Box::pin(advance::advance(ctx, provider, &look, memory)).await,
     };
-    let news = outcome.news.take();
+    let news = std::mem::take(&mut outcome.news);
     memory.outcome = Some(outcome.clone());
 
     let expected = outcome.config_hash.clone().map(|hash| Expectation { hash, pods: look.pod_names() });
@@ -230,7 +230,7 @@ async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memo
     if let Some(expected) = expected {
         ctx.relays.expect(&key.0, &key.1, expected);
     }
-    let numbers_due = update_status(shared, provider, &look, &outcome, news, memory).await?;
+    let numbers_due = update_status(shared, provider, &look, &outcome, &news, memory).await?;
     propagated.map_err(|error| Error::Pods(Box::new(error)))?;
     next(&outcome, memory, numbers_due)
 }
@@ -258,7 +258,7 @@ async fn update_status(
     provider: &Provider,
     look: &Look,
     outcome: &Outcome,
-    news: Option<rotation::News>,
+    news: &[rotation::News],
     memory: &mut Memory,
 ) -> Result<Option<Duration>, Error> {
     let there = provider.status.clone().unwrap_or_default();

@@ -30,7 +30,7 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
     let generation = provider.metadata.generation;
     // What was known before still is, where this pass does not get as far.
     let before = memory.outcome.clone().unwrap_or_else(|| Outcome::before_the_first_pass(provider));
-    let kept = Outcome { generation, news: None, failure: None, wake_at: None, ..before };
+    let kept = Outcome { generation, news: Vec::new(), failure: None, wake_at: None, ..before };
     let valid = match validate(provider, &look.pools) {
         Ok(valid) => valid,
         Err(error) => return Outcome { failure: Some(Failure::from(&error)), ..kept },
@@ -75,7 +75,7 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
             .flatten(),
         cold_models: valid.cold_models,
         ignores_expect_workers: valid.spec.relay.expect_workers && valid.scales_from_zero,
-        news: plan.news.filter(|_| applied.failure.is_none()),
+        news: if applied.failure.is_none() { plan.news } else { Vec::new() },
         wake_at: [plan.wake_at, own_refs_due].into_iter().flatten().min(),
         failure: applied.failure,
     }
@@ -133,7 +133,7 @@ async fn apply_all(ctx: &Context, valid: &ValidatedProvider, desired: &Desired, 
         if let Err(error) = apply_one(ctx, owner, manifest, memory).await {
             return Applied { wrote_config, failure: Some(Failure::from(&error)) };
         }
-        wrote_config = true;
+        wrote_config |= manifest.name == names::relay(&valid.name);
     }
     let mut failures = Vec::new();
     for manifest in &desired.objects {

@@ -44,6 +44,9 @@ pub(super) struct Inputs<'a> {
 pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desired {
     let config = config::relay_config(provider, inputs.plan);
     let mut secrets = vec![config.manifest, secrets::worker_secret(provider, inputs.plan)];
+    if inputs.plan.tells_workers_first() {
+        secrets.reverse();
+    }
     secrets.extend(inputs.admin_token.map(|token| secrets::admin_secret(provider, token)));
     let relay = &provider.spec.relay;
     // Keys stay when they are not asked for: they are the clients'.

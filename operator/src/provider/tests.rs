@@ -14,6 +14,7 @@ use crate::defaults::{Defaults, RelayDefaults};
 use crate::relay_state::{RelayReport, RelaySnapshot};
 
 mod api;
+mod secrets;
 
 use api::FakeApi;
 

@@ -34,11 +34,11 @@ fn at(text: &str) -> Timestamp {
 fn steady() -> Plan {
     Plan {
         current: Secret::new("worker-value"),
-        previous: None,
+        previous: Vec::new(),
         worker: Secret::new("worker-value"),
         worker_changed_at: at("2026-11-01T00:00:00Z"),
         acted_on: None,
-        news: None,
+        news: Vec::new(),
         wake_at: None,
     }
 }
@@ -134,10 +134,10 @@ fn with_api_keys_and_the_charts_defaults() {
 
 #[test]
 fn rotation_under_way() {
-    let until = at("2026-11-02T00:00:00Z");
+    let previous = |value: &str, until: &str| Previous { value: Secret::new(value), until: Some(at(until)) };
     let plan = Plan {
         current: Secret::new("new-value"),
-        previous: Some(Previous { value: Secret::new("old-value"), until: Some(until) }),
+        previous: vec![previous("old-value", "2026-11-02T00:00:00Z"), previous("older-value", "2026-11-01T09:00:00Z")],
         worker: Secret::new("new-value"),
         acted_on: Some("monday".into()),
         ..steady()

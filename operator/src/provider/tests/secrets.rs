@@ -1,0 +1,55 @@
+//! What passes do with the Secrets: the life of the worker secret as relays and workers mount it.
+
+use super::*;
+
+/// Whole passes with the annotation: the relays are told, confirm, and workers get the new value.
+async fn rotate(world: &mut World, annotation: &str) {
+    let provider = with_metadata(json!({"annotations": {"modelrelay.io/rotate": annotation}}), json!({}));
+    world.changed(&provider).await.unwrap();
+    world.relay(&world.expected_hash());
+    world.pass(&provider).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_second_rotation_within_a_day_leaves_the_first_ones_promise_as_an_older_operator_wrote_it() {
+    let mut world = World::new();
+    world.changed(&provider(json!({}))).await.unwrap();
+    let first = world.value("local-worker", "worker-secret").unwrap();
+    rotate(&mut world, "monday").await;
+    let second = world.value("local-worker", "worker-secret").unwrap();
+    assert_ne!(first, second);
+    // That was an hour ago: so the annotation says, which older operators write too.
+    let hour_ago = Timestamp::from_second(Timestamp::now().as_second() + 23 * 3600).unwrap().to_string();
+    world.api.annotate(&format!("{SECRETS}/local-relay"), "modelrelay.io/previous-until", &hour_ago);
+
+    rotate(&mut world, "noon").await;
+    let third = world.value("local-worker", "worker-secret").unwrap();
+    assert!(third != second && third != first);
+    let relay = world.api.object("secrets/local-relay").unwrap();
+    let held: Vec<String> = relay["data"].as_object().unwrap().keys().cloned().collect();
+    let values: Vec<Option<String>> = held.iter().map(|key| world.value("local-relay", key)).collect();
+    for good in [&first, &second, &third] {
+        assert!(values.contains(&Some(good.clone())), "{held:?}");
+    }
+    let yaml = world.value("local-relay", "relay.yaml").unwrap();
+    assert!(yaml.contains(&format!("notAfter: {hour_ago}")), "{yaml}");
+}
+
+#[tokio::test]
+async fn workers_get_a_new_value_before_the_old_one_gets_its_end() {
+    let mut world = World::new();
+    world.changed(&provider(json!({}))).await.unwrap();
+    let provider = with_metadata(json!({"annotations": {"modelrelay.io/rotate": "monday"}}), json!({}));
+    world.changed(&provider).await.unwrap();
+    world.relay(&world.expected_hash());
+    // The operator gets no further than the first of the two.
+    world.api.refuse(|method, path| (method == "PATCH" && path.ends_with("secrets/local-relay")).then_some(500));
+    world.pass(&provider).await.unwrap_err();
+    let new = world.value("local-worker", "worker-secret");
+    assert_eq!(new, world.value("local-relay", "worker-secret"));
+    assert!(!world.value("local-relay", "relay.yaml").unwrap().contains("notAfter"));
+    world.api.refuse(|_, _| None);
+    world.pass(&provider).await.unwrap();
+    assert_eq!(world.value("local-worker", "worker-secret"), new);
+    assert!(world.value("local-relay", "relay.yaml").unwrap().contains("notAfter"));
+}

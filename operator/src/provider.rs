@@ -297,11 +297,13 @@ fn next(outcome: &Outcome, memory: &Memory, numbers_due: Option<Duration>) -> Re
         };
     }
     let until = |at: Timestamp| at.duration_since(Timestamp::now()).try_into().unwrap_or(Duration::ZERO);
+    // A relay that cannot start holds up a rotation for so long only, and time alone tells nobody.
+    let awaits_relays = outcome.worker_secret.as_ref().is_some_and(|secret| secret.awaits_relays);
     let waits = [
         Some(IDLE_INTERVAL),
         outcome.wake_at.map(until),
         numbers_due,
-        memory.unconfirmed_since.map(|_| UNCONFIRMED_INTERVAL),
+        (awaits_relays || memory.unconfirmed_since.is_some()).then_some(UNCONFIRMED_INTERVAL),
     ];
     let soonest = waits.into_iter().flatten().min().unwrap_or(IDLE_INTERVAL);
     // A moment later than the moment itself, so that it has come.

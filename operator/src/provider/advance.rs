@@ -92,7 +92,7 @@ fn plan_secrets(
         relay: fetched.relay.clone(),
         own: fetched.own.clone(),
         annotation: provider.annotations().get(names::ROTATE_ANNOTATION).cloned(),
-        confirmed: fetched.applied_hash.as_deref().is_some_and(|hash| look.is_confirmed(hash)),
+        confirmed: fetched.applied_hash.as_deref().is_some_and(|hash| look.is_confirmed(hash, now)),
     };
     let plan = rotation::plan(now, &known, &fresh()?);
     let admin_token = match (&provider.spec.relay.admin_token_secret_ref, &fetched.admin_token) {

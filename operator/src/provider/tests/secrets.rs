@@ -53,3 +53,40 @@ async fn workers_get_a_new_value_before_the_old_one_gets_its_end() {
     assert_eq!(world.value("local-worker", "worker-secret"), new);
     assert!(world.value("local-relay", "relay.yaml").unwrap().contains("notAfter"));
 }
+
+/// A relay Pod beside the one that runs, as a kubelet shows it.
+fn relay_beside(world: &mut World, state: Value) {
+    let started = Timestamp::now().to_string();
+    let pod = json!({
+        "metadata": {"name": "relay-2", "namespace": "llm", "labels": {"modelrelay.io/provider": "local"}},
+        "spec": {"nodeName": "n", "containers": []},
+        "status": {"startTime": started, "containerStatuses": [{
+            "name": "relay", "state": state, "ready": false, "restartCount": 0, "image": "", "imageID": "",
+        }]},
+    });
+    world.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
+}
+
+#[tokio::test]
+async fn a_relay_that_cannot_start_holds_up_no_rotation_and_one_that_starts_does() {
+    let states = [
+        (json!({"waiting": {"reason": "ImagePullBackOff"}}), true),
+        (json!({"waiting": {"reason": "CrashLoopBackOff"}}), true),
+        (json!({"waiting": {"reason": "ContainerCreating"}}), false),
+        (json!({"running": {}}), false),
+    ];
+    for (state, rotates) in states {
+        let mut world = World::new();
+        world.changed(&provider(json!({}))).await.unwrap();
+        let first = world.value("local-worker", "worker-secret");
+        relay_beside(&mut world, state.clone());
+        rotate(&mut world, "monday").await;
+        assert_eq!(world.value("local-worker", "worker-secret") != first, rotates, "{state}");
+        world.relay(&world.expected_hash());
+        // Time alone may end the wait.
+        let provider = with_metadata(json!({"annotations": {"modelrelay.io/rotate": "monday"}}), json!({}));
+        let next = world.pass(&provider).await.unwrap();
+        let soon = Action::requeue(UNCONFIRMED_INTERVAL + Duration::from_millis(50));
+        assert_eq!(next == soon, !rotates, "{state}: {next:?}");
+    }
+}

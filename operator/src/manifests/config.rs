@@ -3,6 +3,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 use modelrelay_protocol::config_hash::config_hash;
+use modelrelay_protocol::secret::Secret;
 use serde::Serialize;
 use serde_json::json;
 
@@ -28,6 +29,13 @@ pub const PREVIOUS_WORKER_SECRETS: [&str; MAX_PREVIOUS] = [
     "worker-secret-previous-8",
 ];
 
+/// Begins the line of `relay.yaml` that makes its hash tell nothing. The hash is in annotations and in `/admin/state`, and
+/// without that line all it covers but the worker secrets could be known or guessed: whoever reads it could try out secrets
+/// that people made up against it, offline. A comment, because relays refuse fields that they do not know.
+const SALT: &str = "# salt: ";
+/// 32 bytes are 43 characters; less is not of the operator's making.
+const MIN_SALT_CHARS: usize = 43;
+
 /// What is mounted into relays.
 pub struct RelayConfig {
     /// The Secret.
@@ -37,8 +45,8 @@ pub struct RelayConfig {
 }
 
 /// The configuration Secret.
-pub fn relay_config(provider: &ValidatedProvider, plan: &Plan) -> RelayConfig {
-    let yaml = relay_yaml(provider, plan);
+pub fn relay_config(provider: &ValidatedProvider, plan: &Plan, salt: &Secret) -> RelayConfig {
+    let yaml = format!("{SALT}{}\n{}", salt.expose(), relay_yaml(provider, plan));
     let mut entries = vec![(RELAY_YAML, yaml.as_str()), (WORKER_SECRET, plan.current.expose())];
     let mut annotations = serde_json::Map::new();
     for (age, (key, previous)) in PREVIOUS_WORKER_SECRETS.into_iter().zip(&plan.previous).enumerate() {
@@ -56,6 +64,12 @@ pub fn relay_config(provider: &ValidatedProvider, plan: &Plan) -> RelayConfig {
         metadata.insert("annotations".to_owned(), annotations.into());
     }
     RelayConfig { manifest: secret(metadata, data(entries)), hash }
+}
+
+/// The salt of a `relay.yaml`, to be kept: another one is another configuration.
+pub fn salt_of(relay_yaml: &str) -> Option<&str> {
+    let salt = relay_yaml.lines().next()?.strip_prefix(SALT)?;
+    (salt.len() >= MIN_SALT_CHARS).then_some(salt)
 }
 
 /// The hash that relays report for a configuration Secret with these entries, in this order: `relay.yaml` names first the

@@ -41,7 +41,7 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
     };
     let own_refs = provider.spec.worker_secret_ref.is_some() || provider.spec.relay.admin_token_secret_ref.is_some();
     let now = Timestamp::now();
-    let (plan, admin_token) = match plan_secrets(provider, &fetched, look, now) {
+    let Planned { plan, salt, admin_token } = match plan_secrets(provider, &fetched, look, now) {
         Ok(planned) => planned,
         Err(failure) => return Outcome { failure: Some(failure), ..kept },
     };
@@ -51,6 +51,7 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
             defaults: &ctx.defaults.relay,
             operator_namespace: &ctx.namespace,
             plan: &plan,
+            salt: &salt,
             admin_token: admin_token.as_ref(),
             has_api_keys: fetched.has_api_keys,
             holds_api_keys: fetched.holds_api_keys,
@@ -81,12 +82,15 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
     }
 }
 
-fn plan_secrets(
-    provider: &Provider,
-    fetched: &Fetched,
-    look: &Look,
-    now: Timestamp,
-) -> Result<(Plan, Option<Secret>), Failure> {
+/// What the Secrets should hold.
+struct Planned {
+    plan: Plan,
+    salt: Secret,
+    /// None where the user names one.
+    admin_token: Option<Secret>,
+}
+
+fn plan_secrets(provider: &Provider, fetched: &Fetched, look: &Look, now: Timestamp) -> Result<Planned, Failure> {
     let known = Known {
         worker: fetched.worker.clone(),
         relay: fetched.relay.clone(),
@@ -100,7 +104,8 @@ fn plan_secrets(
         (None, Some(token)) => Some(token.clone()),
         (None, None) => Some(fresh()?),
     };
-    Ok((plan, admin_token))
+    let salt = fetched.salt.clone().map_or_else(fresh, Ok)?;
+    Ok(Planned { plan, salt, admin_token })
 }
 
 /// 32 bytes from the operating system, as 43 characters that no file, header or URL minds.

@@ -32,6 +32,8 @@ pub(super) struct Inputs<'a> {
     pub(super) operator_namespace: &'a str,
     /// The worker secrets.
     pub(super) plan: &'a Plan,
+    /// The configuration's salt.
+    pub(super) salt: &'a Secret,
     /// The admin token, where the user names none.
     pub(super) admin_token: Option<&'a Secret>,
     /// Whether there were keys before.
@@ -42,7 +44,7 @@ pub(super) struct Inputs<'a> {
 
 /// Builds it.
 pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desired {
-    let config = config::relay_config(provider, inputs.plan);
+    let config = config::relay_config(provider, inputs.plan, inputs.salt);
     let mut secrets = vec![config.manifest, secrets::worker_secret(provider, inputs.plan)];
     if inputs.plan.tells_workers_first() {
         secrets.reverse();

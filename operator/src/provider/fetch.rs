@@ -10,7 +10,7 @@ use modelrelay_protocol::secret::Secret as SecretText;
 use super::rotation::{Previous, RelaySide, WorkerSide};
 use crate::apply::{Owner, shown};
 use crate::crd::{Provider, SecretKeyRef};
-use crate::manifests::config::{PREVIOUS_WORKER_SECRETS, RELAY_YAML, WORKER_SECRET, hash_of};
+use crate::manifests::config::{PREVIOUS_WORKER_SECRETS, RELAY_YAML, WORKER_SECRET, hash_of, salt_of};
 use crate::manifests::secrets::{ADMIN_TOKEN, API_KEYS};
 use crate::names;
 
@@ -23,6 +23,8 @@ pub(super) struct Fetched {
     pub(super) relay: Option<RelaySide>,
     /// Hash of what relays mount.
     pub(super) applied_hash: Option<String>,
+    /// Salt of what relays mount.
+    pub(super) salt: Option<SecretText>,
     /// The user's own worker secret.
     pub(super) own: Option<SecretText>,
     /// The generated admin token.
@@ -74,6 +76,7 @@ pub(super) async fn fetch(client: &Client, provider: &Provider) -> Result<Fetche
     if let Some(secret) = reader.ours(&names::relay(&name)).await? {
         fetched.relay = relay_side(&secret);
         fetched.applied_hash = applied_hash(&secret);
+        fetched.salt = text(&secret, RELAY_YAML).and_then(|yaml| salt_of(&yaml).map(SecretText::new));
     }
     if let Some(secret) = reader.ours(&names::worker_secret(&name)).await? {
         fetched.worker = worker_side(&secret);

@@ -45,11 +45,12 @@ fn steady() -> Plan {
 
 fn built(spec: Value, pools: &[std::sync::Arc<WorkerPool>], plan: &Plan, defaults: &RelayDefaults) -> Desired {
     let valid = validate(&provider(spec), pools).unwrap();
-    let token = Secret::new("admin-value");
+    let (token, salt) = (Secret::new("admin-value"), Secret::new("salt-value"));
     let inputs = Inputs {
         defaults,
         operator_namespace: "mr-system",
         plan,
+        salt: &salt,
         admin_token: valid.spec.relay.admin_token_secret_ref.is_none().then_some(&token),
         has_api_keys: false,
         holds_api_keys: false,

@@ -90,3 +90,53 @@ async fn a_relay_that_cannot_start_holds_up_no_rotation_and_one_that_starts_does
         assert_eq!(next == soon, !rotates, "{state}: {next:?}");
     }
 }
+
+fn salt_of(yaml: &str) -> Option<&str> {
+    yaml.lines().next()?.strip_prefix("# salt: ")
+}
+
+#[tokio::test]
+async fn a_guessed_secret_cannot_be_compared_to_the_hash_that_everybody_may_read() {
+    let mut world = World::new();
+    let provider = provider(json!({}));
+    world.changed(&provider).await.unwrap();
+    let yaml = world.value("local-relay", "relay.yaml").unwrap();
+    let salt = salt_of(&yaml).expect("a salt").to_owned();
+    assert!(salt.len() >= 32, "{yaml}");
+    let (hash, status) = (world.expected_hash(), world.api.object("providers/local/status").unwrap().to_string());
+    assert!(!status.contains(&salt), "{status}");
+    // Another pass, and another operator, change nothing.
+    world.relay(&hash);
+    world.shared.forget(&("llm".into(), "local".into()));
+    world.changed(&provider).await.unwrap();
+    assert_eq!(world.value("local-relay", "relay.yaml"), Some(yaml));
+    assert_eq!(world.expected_hash(), hash);
+
+    let other = World::new();
+    other.changed(&provider).await.unwrap();
+    assert_ne!(salt_of(&other.value("local-relay", "relay.yaml").unwrap()), Some(salt.as_str()));
+}
+
+#[tokio::test]
+async fn a_configuration_of_an_operator_that_knew_no_salt_gets_one_and_no_rotation() {
+    let mut world = World::new();
+    let provider = provider(json!({}));
+    world.changed(&provider).await.unwrap();
+    let secret = world.value("local-worker", "worker-secret");
+    let path = format!("{SECRETS}/local-relay");
+    let yaml = world.value("local-relay", "relay.yaml").unwrap();
+    let unsalted: String = yaml.lines().filter(|line| !line.starts_with('#')).map(|line| format!("{line}\n")).collect();
+    world.api.0.lock().unwrap().objects.get_mut(&path).unwrap()["data"]["relay.yaml"] =
+        json!(ByteString(unsalted.clone().into_bytes()));
+    world.shared.forget(&("llm".into(), "local".into()));
+    world.changed(&provider).await.unwrap();
+    let salted = world.value("local-relay", "relay.yaml").unwrap();
+    assert!(salt_of(&salted).is_some() && salted.ends_with(&unsalted), "{salted}");
+    assert_eq!(world.value("local-worker", "worker-secret"), secret);
+    assert_eq!(world.value("local-relay", "worker-secret-previous"), None);
+    world.relay(&world.expected_hash());
+    world.api.take_writes();
+    world.shared.forget(&("llm".into(), "local".into()));
+    world.changed(&provider).await.unwrap();
+    assert_eq!(world.value("local-relay", "relay.yaml"), Some(salted));
+}

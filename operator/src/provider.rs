@@ -33,6 +33,7 @@ mod look;
 mod memory;
 mod news;
 mod outcome;
+mod pace;
 mod propagate;
 pub mod reasons;
 pub mod rotation;
@@ -47,12 +48,11 @@ use advance::OWN_SECRET_INTERVAL;
 use look::Look;
 use memory::Memory;
 use outcome::{FailureKind, Outcome};
+use pace::Due;
 use status::Facts;
 
 /// Providers that are worked on at once.
 const CONCURRENCY: u16 = 4;
-/// Workers, depths and the like are written no more often than this.
-const NUMBERS_INTERVAL: Duration = Duration::from_secs(10);
 /// The watch has surely shown a status that was written so long ago.
 const WATCH_LAG: Duration = Duration::from_secs(10);
 /// For what no watch tells of.
@@ -268,16 +268,14 @@ async fn update_status(
     };
     let now = Time(Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default());
     let after = status::status(&Facts { provider, look, outcome }, &before, &now);
-    let only_numbers = status::without_numbers(&before) == status::without_numbers(&after);
-    let since = memory.written.as_ref().map_or(NUMBERS_INTERVAL, |(_, at)| at.elapsed());
-    if before == after {
-        if memory.written.is_none() {
-            memory.written = Some((after, Instant::now()));
+    let since = memory.written.as_ref().map(|(_, at)| at.elapsed());
+    match pace::due(&before, &after, since) {
+        Due::Now => {}
+        Due::In(left) => return Ok(Some(left)),
+        Due::Never => {
+            memory.written.get_or_insert_with(|| (after, Instant::now()));
+            return Ok(None);
         }
-        return Ok(None);
-    }
-    if only_numbers && since < NUMBERS_INTERVAL {
-        return Ok(Some(NUMBERS_INTERVAL.saturating_sub(since)));
     }
     write_status(&shared.ctx.client, provider, &after).await.map_err(|error| Error::Status(Box::new(error)))?;
     news::tell(&shared.ctx, provider, &before, &after, news).await;

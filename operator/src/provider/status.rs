@@ -151,9 +151,24 @@ impl Facts<'_> {
             let mut failing = conditions.filter(|condition| condition.type_ == wanted && condition.status == "False");
             failing.find_map(|condition| condition.message.clone())
         };
-        match of_type("PodScheduled").or_else(|| of_type("Ready")) {
+        let why = match of_type("PodScheduled").or_else(|| of_type("Ready")) {
             Some(why) => format!("Pod {name}: {why}"),
             None => format!("Pod {name} is starting"),
+        };
+        format!("{why}{}", self.what_it_waits_for(&name))
+    }
+
+    /// Why a relay that answers is unready all the same, as far as it shows: its probes tell the kubelet only.
+    fn what_it_waits_for(&self, pod: &str) -> &'static str {
+        let reported = self.look.reported.as_deref();
+        let idle =
+            reported.filter(|reported| matches!(reported.relays.get(pod), Some(Ok(_))) && reported.workers.is_empty());
+        match idle {
+            None => "",
+            Some(_) if self.provider.spec.relay.expect_workers && !self.outcome.ignores_expect_workers => {
+                "; it has no worker, and expectWorkers is true"
+            }
+            Some(_) => "; it has no worker, and waits 15 s for the first after its start",
         }
     }
 

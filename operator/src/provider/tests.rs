@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::cache::{Requests, Triggers};
 use crate::defaults::{Defaults, RelayDefaults};
-use crate::relay_state::{RelayReport, RelaySnapshot};
+use crate::relay_state::{ModelReport, RelayReport, RelaySnapshot, WorkerReport};
 
 mod api;
 mod secrets;
@@ -85,6 +85,21 @@ impl World {
         let report = RelayReport { config_hash: Some(hash.to_owned()), ..RelayReport::default() };
         let snapshot =
             RelaySnapshot { relays: [("relay-1".to_owned(), Ok(report))].into(), ..RelaySnapshot::default() };
+        self.shared.ctx.relays.keep("llm", "local", snapshot);
+    }
+
+    /// A relay that runs what it should, with these workers, each of which serves this model.
+    fn workers(&mut self, workers: &[&str], model: Option<&str>) {
+        self.relay(&self.expected_hash());
+        let before = self.shared.ctx.relays.of("llm", "local").unwrap();
+        let report = |name: &&str| ((*name).to_owned(), WorkerReport::default());
+        let model_of =
+            |id: &str| (id.to_owned(), ModelReport { workers: workers.len() as u64, ..ModelReport::default() });
+        let snapshot = RelaySnapshot {
+            workers: workers.iter().map(report).collect(),
+            models: model.into_iter().map(model_of).collect(),
+            ..RelaySnapshot::clone(&before)
+        };
         self.shared.ctx.relays.keep("llm", "local", snapshot);
     }
 
@@ -404,6 +419,29 @@ async fn programmed_follows_the_relays_without_touching_objects() {
     assert_eq!(world.condition("Programmed"), ("True".into(), "ConfigurationApplied".into()));
     let writes = world.api.take_writes();
     assert!(writes.iter().all(|write| write.contains("pods/relay-1") || write.contains("/status")), "{writes:?}");
+}
+
+#[tokio::test]
+async fn the_first_worker_and_the_first_model_are_told_at_once_and_more_of_them_later() {
+    let mut world = World::new();
+    let provider = provider(json!({}));
+    world.changed(&provider).await.unwrap();
+    world.workers(&[], None);
+    world.pass(&provider).await.unwrap();
+    let steps: [(&[&str], Option<&str>, bool); 5] = [
+        (&["a"], None, true),
+        (&["a"], Some("m"), true),
+        (&["a", "b"], Some("m"), false),
+        (&[], None, false),
+        (&["a"], Some("m"), false),
+    ];
+    for (workers, model, told) in steps {
+        world.workers(workers, model);
+        world.api.take_writes();
+        world.pass(&provider).await.unwrap();
+        let is_told = world.api.take_writes().contains(&"PATCH providers/local/status".to_owned());
+        assert_eq!(is_told, told, "{workers:?} {model:?}");
+    }
 }
 
 #[tokio::test]

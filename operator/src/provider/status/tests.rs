@@ -183,6 +183,29 @@ fn a_roll_out_that_does_not_get_on_stalls_and_what_runs_serves() {
 }
 
 #[test]
+fn a_relay_that_waits_for_its_first_worker_is_said_to() {
+    let unready = Look { relay_pods: vec![pod("a", false)], ..serving() };
+    let message = |spec: Value, look: &Look, outcome: &Outcome| {
+        let provider = provider(spec);
+        let status = status(&Facts { provider: &provider, look, outcome }, &ProviderStatus::default(), &now());
+        status.conditions[0].message.clone()
+    };
+    let why = "Pod a: containers with unready status: [relay]";
+    let patience = format!("{why}; it has no worker, and waits 15 s for the first after its start");
+    assert_eq!(message(json!({}), &unready, &applied()), patience);
+    let expects = json!({"relay": {"expectWorkers": true}});
+    assert_eq!(
+        message(expects.clone(), &unready, &applied()),
+        format!("{why}; it has no worker, and expectWorkers is true")
+    );
+    let ignored = Outcome { ignores_expect_workers: true, ..applied() };
+    assert_eq!(message(expects, &unready, &ignored), patience);
+    // It does not answer, so nobody knows.
+    let silent = Look { reported: None, ..unready };
+    assert_eq!(message(json!({}), &silent, &applied()), why);
+}
+
+#[test]
 fn a_secret_that_relays_do_not_know_yet_is_under_way() {
     let secret = WorkerSecret {
         version: None,

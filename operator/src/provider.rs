@@ -209,12 +209,14 @@ fn retry(provider: Arc<Provider>, error: &Error, shared: Arc<Shared>) -> Action 
 
 async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memory) -> Result<Action, Error> {
     let (ctx, caches) = (&shared.ctx, &shared.caches);
-    let changed = caches.triggers.take_changed(&ObjectRef::from_obj(provider));
-    let look = Look::now(ctx, caches, &key.0, &key.1);
-    if changed {
-        memory.forget_objects();
+    let now = Instant::now();
+    let is_stale = memory.is_stale(now);
+    if is_stale {
+        memory.forget_objects(now);
     }
-    let is_early = memory.awaits_retry(Instant::now());
+    let changed = memory.note(caches.triggers.take_changes(&ObjectRef::from_obj(provider))) || is_stale;
+    let look = Look::now(ctx, caches, &key.0, &key.1);
+    let is_early = memory.awaits_retry(now);
     let stands = |outcome: &Outcome| {
         !changed && (is_settled(outcome, provider, &look) || (is_early && has_failed(outcome, provider, &look)))
     };

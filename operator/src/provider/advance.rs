@@ -49,7 +49,7 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
         &valid,
         &Inputs {
             defaults: &ctx.defaults.relay,
-            operator_namespace: &ctx.namespace,
+            operator: &ctx.place,
             plan: &plan,
             salt: &salt,
             admin_token: admin_token.as_ref(),
@@ -172,7 +172,7 @@ async fn apply_one(
     }
     memory.note_absent_no_more(manifest);
     let object: DynamicObject = apply(&ctx.client, owner, manifest).await?;
-    memory.note_applied(manifest, fingerprint, object.resource_version());
+    memory.note_applied(manifest, fingerprint, &object.metadata);
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use modelrelay_protocol::secret::Secret;
 
 use super::ValidatedProvider;
 use super::rotation::Plan;
+use crate::context::Place;
 use crate::defaults::RelayDefaults;
 use crate::manifests::{Manifest, config, network, relay, secrets};
 
@@ -29,7 +30,7 @@ pub(super) struct Inputs<'a> {
     /// What the Provider leaves out.
     pub(super) defaults: &'a RelayDefaults,
     /// Where the operator lives.
-    pub(super) operator_namespace: &'a str,
+    pub(super) operator: &'a Place,
     /// The worker secrets.
     pub(super) plan: &'a Plan,
     /// The configuration's salt.
@@ -70,7 +71,7 @@ pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desire
         network::workers_service(provider),
         relay::disruption_budget(provider),
     ]);
-    let policy = network::network_policy(provider, inputs.operator_namespace);
+    let policy = network::network_policy(provider, inputs.operator);
     if relay.network_policy.enabled {
         objects.push(policy);
     } else {

@@ -3,13 +3,16 @@
 #![allow(clippy::needless_pass_by_value, reason = "values are written where they are used")]
 
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use kube::Resource;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::{reflector, watcher};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cache::{Requests, Triggers};
+use crate::cache::{Now, Requests, Triggers};
+use crate::context::Place;
 use crate::defaults::{Defaults, RelayDefaults};
 use crate::relay_state::{ModelReport, RelayReport, RelaySnapshot, WorkerReport};
 
@@ -33,7 +36,7 @@ impl World {
         let api = FakeApi::default();
         let relay = RelayDefaults { image: "r:1".into(), ..RelayDefaults::default() };
         let defaults = Defaults { relay, ..Defaults::default() };
-        let ctx = Context::new(api.client(), defaults, "mr-system".into(), "test".into());
+        let ctx = Context::new(api.client(), defaults, Place::in_namespace("mr-system"), "test".into());
         let (triggers, requests) = Triggers::channels();
         let (relay_pods, pods) = reflector::store();
         let caches = Caches {
@@ -53,6 +56,18 @@ impl World {
     async fn changed(&self, provider: &Provider) -> Result<Action, Error> {
         self.shared.caches.triggers.provider("llm", "local");
         self.pass(provider).await
+    }
+
+    /// Somebody, perhaps the operator itself, touched one of its objects.
+    fn touched<K>(&self, name: &str, version: &str, now: Now)
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned,
+    {
+        let meta = json!({
+            "name": name, "namespace": "llm", "resourceVersion": version, "labels": {"modelrelay.io/provider": "local"},
+        });
+        let object: K = serde_json::from_value(json!({"metadata": meta})).unwrap();
+        self.shared.caches.triggers.object(&object, now);
     }
 
     async fn pass(&self, provider: &Provider) -> Result<Action, Error> {
@@ -156,6 +171,42 @@ async fn the_first_pass_makes_everything_secrets_first_and_the_second_writes_not
 }
 
 #[tokio::test]
+async fn only_what_somebody_else_touched_is_applied_again() {
+    let world = World::new();
+    world.changed(&provider(json!({}))).await.unwrap();
+    world.api.take_writes();
+    let ours = world.api.object("services/local").unwrap()["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let cases: [(&str, &str, Now, &[&str]); 4] = [
+        ("local", &ours, Now::There, &[]),
+        ("local", "theirs", Now::There, &["PATCH services/local"]),
+        ("local-workers", "any", Now::Gone, &["PATCH services/local-workers"]),
+        // Not wanted, and known not to be there.
+        ("local-lb", "any", Now::Gone, &[]),
+    ];
+    for (name, version, now, writes) in cases {
+        world.touched::<Service>(name, version, now);
+        world.pass(&provider(json!({}))).await.unwrap();
+        assert_eq!(world.api.take_writes(), writes, "{name} {version}");
+    }
+    // The Provider itself: nothing of its objects is different.
+    world.changed(&provider(json!({}))).await.unwrap();
+    assert_eq!(world.api.take_writes(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn once_an_hour_nothing_is_taken_for_granted() {
+    let world = World::new();
+    world.changed(&provider(json!({}))).await.unwrap();
+    world.api.take_writes();
+    tokio::time::advance(IDLE_INTERVAL).await;
+    world.pass(&provider(json!({}))).await.unwrap();
+    let objects = world.api.take_writes().iter().filter(|write| !write.contains("providers")).count();
+    assert_eq!(objects, 9);
+    world.pass(&provider(json!({}))).await.unwrap();
+    assert_eq!(world.api.take_writes(), Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn a_provider_made_again_adopts_the_secrets_of_the_one_before() {
     let world = World::new();
     world.changed(&provider(json!({}))).await.unwrap();
@@ -244,6 +295,7 @@ async fn without_its_service_a_provider_is_not_ready() {
         world.changed(&provider).await.unwrap();
         assert_eq!(world.condition("Ready"), ("True".into(), "Serving".into()), "{code}");
         // Once it is there, a passing error takes nothing from it.
+        world.touched::<Service>("local", "theirs", Now::There);
         world.api.refuse(move |method, path| (method == "PATCH" && path.ends_with("/services/local")).then_some(code));
         world.changed(&provider).await.unwrap_err();
         assert_eq!(world.condition("Ready").0, "True", "{code}");
@@ -451,7 +503,8 @@ async fn a_deleted_object_is_made_again() {
     world.changed(&provider).await.unwrap();
     let before = world.value("local-worker", "worker-secret");
     world.api.0.lock().unwrap().objects.remove(&format!("{SECRETS}/local-worker"));
-    world.changed(&provider).await.unwrap();
+    world.touched::<Secret>("local-worker", "any", Now::Gone);
+    world.pass(&provider).await.unwrap();
     assert_eq!(world.value("local-worker", "worker-secret"), before);
 }
 

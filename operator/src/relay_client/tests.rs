@@ -10,6 +10,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::cache::Triggers;
+use crate::context::Place;
 use crate::defaults::Defaults;
 use crate::manifests::testing;
 
@@ -160,7 +161,7 @@ fn a_pod_that_ended_or_is_deleted_is_leaving() {
 async fn what_a_relay_reports_is_told_to_its_provider_and_to_no_pool() {
     let (service, _handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
-    let ctx = Context::new(client, Defaults::default(), "system".into(), "operator-0".into());
+    let ctx = Context::new(client, Defaults::default(), Place::in_namespace("system"), "operator-0".into());
     let (triggers, mut requests) = Triggers::channels();
     let (pools, mut pools_writer) = reflector::store();
     pools_writer.apply_watcher_event(&watcher::Event::Apply(testing::pool(&json!({"provider": "local"}))));

@@ -4,6 +4,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::context::Place;
 use crate::crd::{Provider, WorkerPool};
 use crate::defaults::{Defaults, RelayDefaults};
 use crate::manifests::snapshot;
@@ -48,7 +49,7 @@ fn built(spec: Value, pools: &[std::sync::Arc<WorkerPool>], plan: &Plan, default
     let (token, salt) = (Secret::new("admin-value"), Secret::new("salt-value"));
     let inputs = Inputs {
         defaults,
-        operator_namespace: "mr-system",
+        operator: &Place::in_namespace("mr-system"),
         plan,
         salt: &salt,
         admin_token: valid.spec.relay.admin_token_secret_ref.is_none().then_some(&token),
@@ -151,6 +152,22 @@ fn a_load_balancer_that_workers_use_too() {
     let service = json!({"type": "LoadBalancer", "workers": true, "loadBalancerClass": "example.com/lb"});
     let spec = json!({"relay": {"replicas": 2, "service": service, "networkPolicy": {"metricsFrom": []}}});
     snapshot::check("provider-load-balancer", &page(&built(spec, &[], &steady(), &defaults())));
+}
+
+#[test]
+fn an_operator_on_its_nodes_network_reaches_relays_through_their_policies() {
+    let from = |spec: Value, place: &Place| {
+        let valid = validate(&provider(spec), &[]).unwrap();
+        network::network_policy(&valid, place).value["spec"]["ingress"][2].get("from").cloned()
+    };
+    let on_node = Place { host_network: true, ..Place::in_namespace("mr-system") };
+    assert_eq!(from(json!({}), &on_node), None);
+    let nodes = json!({"ipBlock": {"cidr": "10.0.0.0/24"}});
+    let listed = json!({"relay": {"networkPolicy": {"metricsFrom": [nodes]}}});
+    let named = json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "mr-system"}}});
+    assert_eq!(from(listed, &on_node), Some(json!([named, nodes])));
+    let every_pod = json!([named, {"namespaceSelector": {}}]);
+    assert_eq!(from(json!({}), &Place::in_namespace("mr-system")), Some(every_pod));
 }
 
 #[test]

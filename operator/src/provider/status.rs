@@ -11,6 +11,7 @@ use crate::conditions::{self, PROGRAMMED, READY, RECONCILING, STALLED, Status, W
 use crate::crd::{Provider, ProviderStatus};
 use crate::names;
 use crate::relay_state::RelaySnapshot;
+use crate::words::one_or;
 
 #[cfg(test)]
 mod tests;
@@ -119,7 +120,9 @@ impl Facts<'_> {
         if ready == 0 {
             return no(reasons::NO_RELAY_READY, self.why_none_is_ready());
         }
-        let message = format!("{ready} of {wanted} relays take requests at {}", endpoint(self.provider));
+        let relays = format!("{wanted} {}", one_or(wanted, "relay", "relays"));
+        let take = one_or(ready, "takes", "take");
+        let message = format!("{ready} of {relays} {take} requests at {}", endpoint(self.provider));
         if self.outcome.ignores_expect_workers {
             let message = format!("{message}; expectWorkers is ignored, because a pool may be at zero");
             return Wanted::new(READY, true, reasons::SCALES_FROM_ZERO, message);
@@ -198,7 +201,8 @@ impl Facts<'_> {
             Some((reason, message)) => no(reason, message),
             None => {
                 let count = self.look.relay_pods.len();
-                let message = format!("{count} of {count} relay Pods run the newest configuration");
+                let pods_run = one_or(count, "Pod runs", "Pods run");
+                let message = format!("{count} of {count} relay {pods_run} the newest configuration");
                 Wanted::new(PROGRAMMED, true, reasons::CONFIGURATION_APPLIED, message)
             }
         }
@@ -270,8 +274,11 @@ impl Facts<'_> {
         let observed = status.observed_generation >= deployment.metadata.generation && specified == wanted;
         let available = status.available_replicas.unwrap_or_default();
         let complete = updated == wanted && status.replicas.unwrap_or_default() == wanted && available >= wanted;
+        let are = |number| one_or(number, "is", "are");
+        let relays_are = format!("{} {}", one_or(wanted, "relay", "relays"), are(updated));
+        let available_are = format!("{available} {}", are(available));
         (!observed || !complete)
-            .then(|| format!("{updated} of {wanted} relays are up to date, {available} are available"))
+            .then(|| format!("{updated} of {wanted} {relays_are} up to date, {available_are} available"))
     }
 
     fn stuck(&self) -> Option<String> {

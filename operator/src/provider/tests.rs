@@ -237,18 +237,6 @@ async fn a_taken_name_stalls_and_the_rest_is_made_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_strangers_secret_is_neither_read_nor_mounted() {
-    let world = World::new();
-    let mut theirs = foreign("Secret", "local-admin");
-    theirs["data"] = json!({"token": ByteString(b"theirs".to_vec())});
-    world.api.put(&format!("{SECRETS}/local-admin"), theirs);
-    world.changed(&provider(json!({}))).await.unwrap_err();
-    let writes = world.api.take_writes();
-    assert!(!writes.iter().any(|write| write.contains("deployments") || write.contains("local-admin")), "{writes:?}");
-    assert_eq!(world.condition("Stalled"), ("True".into(), "NameTaken".into()));
-}
-
-#[tokio::test]
 async fn what_the_server_refuses_is_tried_again_less_and_less_often() {
     let cases = [
         (409, "ApiError", "True"),
@@ -377,26 +365,6 @@ async fn what_relays_report_does_not_hurry_the_next_try() {
 }
 
 #[tokio::test]
-async fn clients_keys_stay_mounted_while_they_are_not_asked_for() {
-    let world = World::new();
-    let mut keys = foreign("Secret", "local-api-keys");
-    keys["metadata"]["labels"] =
-        json!({"app.kubernetes.io/managed-by": "modelrelay-operator", "modelrelay.io/provider": "local"});
-    keys["data"] = json!({"keys.json": ByteString(b"{}".to_vec())});
-    world.api.put(&format!("{SECRETS}/local-api-keys"), keys);
-    world.changed(&provider(json!({"relay": {"requireApiKeys": false}}))).await.unwrap();
-    assert!(world.value("local-relay", "relay.yaml").unwrap().contains("requireApiKeys: false"));
-    let unrequired = world.api.object("deployments/local-relay").unwrap()["spec"]["template"].clone();
-    assert!(unrequired.to_string().contains("API_KEYS_SECRET"), "{unrequired}");
-    assert!(world.api.object("roles/local-relay").is_some());
-
-    let required = with_metadata(json!({"generation": 2}), json!({"relay": {"requireApiKeys": true}}));
-    world.changed(&required).await.unwrap();
-    assert!(world.value("local-relay", "relay.yaml").unwrap().contains("requireApiKeys: true"));
-    assert_eq!(world.api.object("deployments/local-relay").unwrap()["spec"]["template"], unrequired);
-}
-
-#[tokio::test]
 async fn a_status_that_cannot_be_written_is_an_error() {
     let world = World::new();
     world.api.refuse(|method, path| (method == "PATCH" && path.ends_with("/status")).then_some(429));
@@ -423,38 +391,6 @@ async fn an_invalid_spec_touches_nothing_that_runs() {
     assert_eq!(world.condition("Stalled"), ("True".into(), "InvalidSpec".into()));
     let status = world.api.object("providers/local/status").unwrap();
     assert_eq!((&status["observedGeneration"], &status["workerSecret"]["name"]), (&json!(2), &json!("local-worker")));
-}
-
-#[tokio::test]
-async fn a_users_secret_is_awaited_and_its_change_rotates() {
-    let mut world = World::new();
-    let provider = provider(json!({"workerSecretRef": {"name": "mine", "key": "k"}}));
-    let action = world.changed(&provider).await.unwrap();
-    assert_eq!(action, Action::requeue(OWN_SECRET_INTERVAL));
-    assert_eq!(world.condition("Reconciling"), ("True".into(), "SecretNotFound".into()));
-    assert_eq!(world.condition("Stalled").0, "False");
-
-    let mine = |value: &str| {
-        let mut secret = foreign("Secret", "mine");
-        secret["data"] = json!({"k": ByteString(format!("{value}\n").into_bytes())});
-        secret
-    };
-    world.api.put(&format!("{SECRETS}/mine"), mine("first"));
-    world.changed(&provider).await.unwrap();
-    assert_eq!(world.value("local-worker", "worker-secret").as_deref(), Some("first"));
-
-    world.api.put(&format!("{SECRETS}/mine"), mine("second"));
-    world.relay(&world.expected_hash());
-    world.changed(&provider).await.unwrap();
-    // The relay has not reported the configuration with both values yet.
-    world.pass(&provider).await.unwrap();
-    assert_eq!(world.value("local-worker", "worker-secret").as_deref(), Some("first"));
-    assert_eq!(world.value("local-relay", "worker-secret-previous").as_deref(), Some("first"));
-    world.relay(&world.expected_hash());
-    world.pass(&provider).await.unwrap();
-    assert_eq!(world.value("local-worker", "worker-secret").as_deref(), Some("second"));
-    assert_eq!(world.value("local-relay", "worker-secret-previous").as_deref(), Some("first"));
-    assert_eq!(world.api.object("secrets/mine").unwrap(), mine("second"));
 }
 
 #[tokio::test]

@@ -140,3 +140,67 @@ async fn a_configuration_of_an_operator_that_knew_no_salt_gets_one_and_no_rotati
     world.changed(&provider).await.unwrap();
     assert_eq!(world.value("local-relay", "relay.yaml"), Some(salted));
 }
+
+#[tokio::test]
+async fn a_strangers_secret_is_neither_read_nor_mounted() {
+    let world = World::new();
+    let mut theirs = foreign("Secret", "local-admin");
+    theirs["data"] = json!({"token": ByteString(b"theirs".to_vec())});
+    world.api.put(&format!("{SECRETS}/local-admin"), theirs);
+    world.changed(&provider(json!({}))).await.unwrap_err();
+    let writes = world.api.take_writes();
+    assert!(!writes.iter().any(|write| write.contains("deployments") || write.contains("local-admin")), "{writes:?}");
+    assert_eq!(world.condition("Stalled"), ("True".into(), "NameTaken".into()));
+}
+
+#[tokio::test]
+async fn clients_keys_stay_mounted_while_they_are_not_asked_for() {
+    let world = World::new();
+    let mut keys = foreign("Secret", "local-api-keys");
+    keys["metadata"]["labels"] =
+        json!({"app.kubernetes.io/managed-by": "modelrelay-operator", "modelrelay.io/provider": "local"});
+    keys["data"] = json!({"keys.json": ByteString(b"{}".to_vec())});
+    world.api.put(&format!("{SECRETS}/local-api-keys"), keys);
+    world.changed(&provider(json!({"relay": {"requireApiKeys": false}}))).await.unwrap();
+    assert!(world.value("local-relay", "relay.yaml").unwrap().contains("requireApiKeys: false"));
+    let unrequired = world.api.object("deployments/local-relay").unwrap()["spec"]["template"].clone();
+    assert!(unrequired.to_string().contains("API_KEYS_SECRET"), "{unrequired}");
+    assert!(world.api.object("roles/local-relay").is_some());
+
+    let required = with_metadata(json!({"generation": 2}), json!({"relay": {"requireApiKeys": true}}));
+    world.changed(&required).await.unwrap();
+    assert!(world.value("local-relay", "relay.yaml").unwrap().contains("requireApiKeys: true"));
+    assert_eq!(world.api.object("deployments/local-relay").unwrap()["spec"]["template"], unrequired);
+}
+
+#[tokio::test]
+async fn a_users_secret_is_awaited_and_its_change_rotates() {
+    let mut world = World::new();
+    let provider = provider(json!({"workerSecretRef": {"name": "mine", "key": "k"}}));
+    let action = world.changed(&provider).await.unwrap();
+    assert_eq!(action, Action::requeue(OWN_SECRET_INTERVAL));
+    assert_eq!(world.condition("Reconciling"), ("True".into(), "SecretNotFound".into()));
+    assert_eq!(world.condition("Stalled").0, "False");
+
+    let mine = |value: &str| {
+        let mut secret = foreign("Secret", "mine");
+        secret["data"] = json!({"k": ByteString(format!("{value}\n").into_bytes())});
+        secret
+    };
+    world.api.put(&format!("{SECRETS}/mine"), mine("first"));
+    world.changed(&provider).await.unwrap();
+    assert_eq!(world.value("local-worker", "worker-secret").as_deref(), Some("first"));
+
+    world.api.put(&format!("{SECRETS}/mine"), mine("second"));
+    world.relay(&world.expected_hash());
+    world.changed(&provider).await.unwrap();
+    // The relay has not reported the configuration with both values yet.
+    world.pass(&provider).await.unwrap();
+    assert_eq!(world.value("local-worker", "worker-secret").as_deref(), Some("first"));
+    assert_eq!(world.value("local-relay", "worker-secret-previous").as_deref(), Some("first"));
+    world.relay(&world.expected_hash());
+    world.pass(&provider).await.unwrap();
+    assert_eq!(world.value("local-worker", "worker-secret").as_deref(), Some("second"));
+    assert_eq!(world.value("local-relay", "worker-secret-previous").as_deref(), Some("first"));
+    assert_eq!(world.api.object("secrets/mine").unwrap(), mine("second"));
+}

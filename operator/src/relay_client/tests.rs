@@ -79,6 +79,23 @@ fn a_relay_that_no_node_takes_holds_no_requests_and_confirms_nothing() {
     assert!(!snapshot("local", vec![unscheduled("b")]).is_complete());
 }
 
+#[test]
+fn the_first_workers_of_a_pool_and_all_of_one_that_scales_are_looked_for_every_second() {
+    let pools = |spec: Value| vec![Arc::new(testing::pool(&spec))];
+    let resting = pools(json!({"provider": "local"}));
+    let scaled = pools(json!({"provider": "local", "scaling": {"minReplicas": 0, "maxReplicas": 1}}));
+    let idle = json!({"version": "0.1.0", "providers": []});
+    let idle = snapshot("local", vec![answer("a", false, idle)]);
+    let serving = snapshot("local", vec![answer("a", false, state("h", false))]);
+    let silent = snapshot("local", vec![silent("a", false)]);
+    assert_eq!(interval(&resting, &idle), BRISK_INTERVAL);
+    assert_eq!(interval(&resting, &serving), INTERVAL);
+    assert_eq!(interval(&scaled, &serving), BRISK_INTERVAL);
+    // Nobody is expected, or nobody would be seen.
+    assert_eq!(interval(&[], &idle), INTERVAL);
+    assert_eq!(interval(&resting, &silent), INTERVAL);
+}
+
 async fn serve(router: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

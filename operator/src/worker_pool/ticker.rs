@@ -16,11 +16,12 @@ use super::scaling::share::{self, Place, Sharer};
 use super::scaling::{Config, Decision, Inputs, Load, Why};
 use super::status::Workers;
 use super::writers::{Seen, Standing};
-use super::{Shared, fetch, replicas, validate, words};
+use super::{Shared, fetch, replicas, validate};
 use crate::conditions::{self, READY};
 use crate::crd::WorkerPool;
 use crate::names;
 use crate::relay_state::{RelaySnapshot, WorkerReport};
+use crate::words::one_or;
 
 const EVERY: Duration = Duration::from_secs(1);
 /// Pools whose replicas are written at once.
@@ -272,8 +273,8 @@ fn why(why: Why, load: Option<Load>) -> String {
     let load = load.unwrap_or_default();
     match why {
         Why::Load => {
-            let waiting = words::counted(load.waiting, "request waits", "requests wait");
-            format!("{waiting} and {}", words::counted(load.running, "runs", "run"))
+            let requests_wait = one_or(load.waiting, "request waits", "requests wait");
+            format!("{} {requests_wait} and {} {}", load.waiting, load.running, one_or(load.running, "runs", "run"))
         }
         Why::Idle => "fewer Pods were enough for the whole scaleDownDelay".to_owned(),
         Why::Bounds => "minReplicas and maxReplicas".to_owned(),

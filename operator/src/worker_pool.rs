@@ -21,7 +21,6 @@ pub mod scaling;
 pub mod status;
 pub mod ticker;
 pub mod validate;
-mod words;
 pub mod writers;
 
 use std::collections::HashSet;
@@ -48,6 +47,7 @@ use crate::manifests::backend::{self, Workload};
 use crate::manifests::sidecar::{self, Inputs};
 use crate::manifests::worker_config;
 use crate::metrics::ControllerName;
+use crate::words;
 use census::{Census, Measure, SETTLED};
 use fetch::FetchError;
 use memory::Memory;

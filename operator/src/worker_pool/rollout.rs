@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::words;
 use crate::manifests::backend::Workload;
+use crate::words;
 
 /// How far it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Rollout {
             overdue: condition(object, "Progressing").is_some_and(|one| one["reason"] == "ProgressDeadlineExceeded"),
             message: format!(
                 "{updated} of {desired} Pods {} of the newest template, {}",
-                words::is_or_are(updated),
+                words::one_or(updated, "is", "are"),
                 words::counted(available, "is available", "are available"),
             ),
             failure: failure(object),

@@ -12,7 +12,6 @@ use super::census::Census;
 use super::reasons::Reason;
 use super::rivals::Dispute;
 use super::rollout::Rollout;
-use super::words;
 use super::writers::Standing;
 use crate::conditions::{self, READY, RECONCILING, STALLED, Status, Wanted};
 use crate::crd::WorkerPool;
@@ -20,6 +19,7 @@ use crate::crd::worker_pool::{Mode, WorkerPoolStatus};
 use crate::manifests::backend::Workload;
 use crate::names;
 use crate::relay_state::RelaySnapshot;
+use crate::words;
 
 /// Names that the status lists: models, and Pods without a worker.
 const LISTED: usize = 32;
@@ -294,7 +294,7 @@ fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
         return Verdict::new(false, Reason::PodsNotInjected, message);
     }
     let provider = &facts.pool.spec.provider;
-    let ready = format!("{} of {} Pods {} ready", census.ready, census.pods, words::is_or_are(census.ready));
+    let ready = format!("{} of {} Pods {} ready", census.ready, census.pods, words::one_or(census.ready, "is", "are"));
     if idle > 0 {
         let workers = words::counted(idle, "worker is", "workers are");
         let silent = if idle == 1 { "its backend does not answer" } else { "their backends do not answer" };

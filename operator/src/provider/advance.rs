@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
-use kube::api::DynamicObject;
+use kube::api::{Api, DynamicObject};
 use modelrelay_protocol::secret::Secret;
 
 use super::build::{Desired, Inputs, build};
@@ -58,13 +58,16 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
         },
     );
     let applied = apply_all(ctx, &valid, &desired, memory).await;
-    let has_service = memory.was_applied(&network::client_service(&valid));
+    let service = network::client_service(&valid);
+    let has_service = memory.was_applied(&service);
+    // One that somebody only touched is still there, however its next application fared; one that went is not.
+    let still_serves = kept.may_serve && (has_service || is_there(ctx, &service).await);
     let own_refs_due = own_refs.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
     Outcome {
         generation,
         config_hash: applied.wrote_config.then_some(desired.config_hash).or(kept.config_hash),
         config_generation: if applied.wrote_config { generation } else { kept.config_generation },
-        may_serve: kept.may_serve || (applied.wrote_config && has_service),
+        may_serve: still_serves || (applied.wrote_config && has_service),
         worker_secret: Some(WorkerSecret::of(
             &valid.name,
             &plan,
@@ -121,6 +124,12 @@ fn fresh() -> Result<Secret, Failure> {
         })
         .collect();
     Ok(Secret::new(text))
+}
+
+/// What cannot be asked for is taken to be there.
+async fn is_there(ctx: &Context, manifest: &Manifest) -> bool {
+    let api: Api<DynamicObject> = Api::namespaced_with(ctx.client.clone(), &manifest.namespace, &manifest.resource);
+    !matches!(api.get_metadata_opt(&manifest.name).await, Ok(None))
 }
 
 struct Applied {

@@ -21,7 +21,7 @@ pub(super) struct Outcome {
     pub(super) config_hash: Option<String>,
     /// Generation of the spec that the applied configuration says.
     pub(super) config_generation: Option<i64>,
-    /// Whether all that a request needs has been applied once: the configuration and the clients' Service.
+    /// Whether all that a request needs has been applied once, the configuration and the clients' Service, and is there.
     pub(super) may_serve: bool,
     /// The worker secret.
     pub(super) worker_secret: Option<WorkerSecret>,

@@ -291,6 +291,28 @@ async fn without_its_service_a_provider_is_not_ready() {
 }
 
 #[tokio::test]
+async fn whose_service_went_and_may_not_come_again_is_not_ready() {
+    for (code, reason) in [(403, "Forbidden"), (500, "ApiError")] {
+        let mut world = World::new();
+        let provider = provider(json!({}));
+        world.changed(&provider).await.unwrap();
+        world.relay(&world.expected_hash());
+        world.changed(&provider).await.unwrap();
+        assert_eq!(world.condition("Ready").0, "True");
+
+        world.api.0.lock().unwrap().objects.remove("/api/v1/namespaces/llm/services/local").unwrap();
+        world.touched::<Service>("local", "theirs", Now::Gone);
+        world.api.refuse(move |method, path| (method == "PATCH" && path.ends_with("/services/local")).then_some(code));
+        world.changed(&provider).await.unwrap_err();
+        assert_eq!(world.condition("Ready"), ("False".into(), reason.into()), "{code}");
+
+        world.api.refuse(|_, _| None);
+        world.changed(&provider).await.unwrap();
+        assert_eq!(world.condition("Ready"), ("True".into(), "Serving".into()), "{code}");
+    }
+}
+
+#[tokio::test]
 async fn programmed_says_nothing_of_a_generation_whose_configuration_was_not_written() {
     for (refused, code, reason) in [("GET", 500, "ApiError"), ("PATCH", 403, "Forbidden")] {
         let mut world = World::new();

@@ -15,13 +15,13 @@ use crate::cache::Triggers;
 use crate::context::Place;
 use crate::crd::Provider;
 use crate::defaults::{Defaults, WorkerDefaults};
-use crate::inject::decide::{self, Decision, Lookup};
-use crate::inject::review::Review;
 use crate::manifests::testing;
 use crate::relay_state::{RelayReport, RelaySnapshot, WorkerReport};
 
+mod numbers;
+mod somebody_elses;
+
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/llm/deployments/llama-backend";
-const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/llm/deployments";
 const CONFIG_MAP: &str = "/api/v1/namespaces/llm/configmaps/llama-worker";
 pub(super) const POOL: &str = "/apis/modelrelay.io/v1alpha1/namespaces/llm/workerpools/llama";
 const STATUS: &str = "/apis/modelrelay.io/v1alpha1/namespaces/llm/workerpools/llama/status";
@@ -239,71 +239,6 @@ async fn what_somebody_else_changed_is_put_right() {
     assert_eq!(template(&scene), before);
 }
 
-/// Somebody scales the Deployment itself.
-fn scaled_by(scene: &Scene, manager: &str, replicas: i32) {
-    let mut server = scene.server.lock().unwrap();
-    server.version += 1;
-    let version = server.version;
-    let deployment = server.objects.get_mut(DEPLOYMENT).unwrap();
-    deployment["spec"]["replicas"] = json!(replicas);
-    deployment["metadata"]["generation"] = json!(version);
-    deployment["metadata"]["managedFields"] = json!([
-        {"manager": "modelrelay-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:template": {}}}},
-        {
-            "manager": manager, "operation": "Update", "subresource": "scale",
-            "time": format!("2026-01-01T00:00:{:02}Z", version % 60), "fieldsV1": {"f:spec": {"f:replicas": {}}},
-        },
-    ]);
-}
-
-fn replicas(scene: &Scene) -> Value {
-    scene.server.lock().unwrap().objects[DEPLOYMENT]["spec"]["replicas"].clone()
-}
-
-#[tokio::test]
-async fn an_autoscaler_of_the_deployment_is_named_and_not_fought() {
-    let scene = Scene::new(&json!({}));
-    scene.report(serving());
-    scene.look().await.unwrap();
-    scene.events();
-    for wanted in [4, 5, 4] {
-        scaled_by(&scene, "kube-controller-manager", wanted);
-        scene.look().await.unwrap();
-        scene.look().await.unwrap();
-        assert_eq!(replicas(&scene), json!(wanted));
-    }
-    assert_eq!(scene.condition("Ready"), ("True".into(), "Serving".into()));
-    assert_eq!(scene.condition("Stalled"), ("True".into(), "ScalingConflict".into()));
-    assert_eq!(scene.events(), ["ScalingConflict"]);
-    let status = scene.pool().status.clone().unwrap();
-    let stalled = status.conditions.iter().find(|one| one.type_ == "Stalled").unwrap();
-    assert_eq!(
-        stalled.message,
-        "a HorizontalPodAutoscaler (field manager kube-controller-manager) scales Deployment llama-backend, whose \
-         replicas are those of this pool, and is left to it: make WorkerPool llama its scaleTargetRef, or remove it and \
-         write spec.replicas"
-    );
-    // As it is then: the autoscaler writes the pool's number.
-    scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"]["replicas"] = json!(3);
-    scene.look().await.unwrap();
-    assert_eq!((replicas(&scene), scene.condition("Stalled").0), (json!(3), "False".into()));
-}
-
-#[tokio::test]
-async fn a_person_who_scales_the_deployment_is_corrected_and_told() {
-    let scene = Scene::new(&json!({}));
-    scene.report(serving());
-    scene.look().await.unwrap();
-    scene.events();
-    scaled_by(&scene, "kubectl", 7);
-    scene.look().await.unwrap();
-    assert_eq!((replicas(&scene), scene.events()), (json!(2), vec!["ScalingConflict".to_owned()]));
-    assert_eq!(scene.condition("Ready"), ("True".into(), "ScalingConflict".into()));
-    scaled_by(&scene, "kubectl", 7);
-    scene.look().await.unwrap();
-    assert_eq!((replicas(&scene), scene.condition("Stalled").0), (json!(7), "True".into()), "two correct each other");
-}
-
 #[tokio::test]
 async fn a_race_and_a_plea_to_wait_are_tried_again_and_no_condition_cries() {
     for (code, message) in [(409, "the object has been modified"), (429, "too many requests"), (503, "no")] {
@@ -399,161 +334,6 @@ async fn without_its_provider_a_pool_starts_no_backend_until_there_is_one() {
     scene.providers.apply_watcher_event(&watcher::Event::Delete(provider()));
     scene.look().await.unwrap();
     assert_eq!(scene.writes(), written(&[STATUS]));
-}
-
-#[tokio::test]
-async fn pods_that_waited_for_a_pool_that_could_not_be_used_are_let_go_when_it_can() {
-    const GATED: &str = "/api/v1/namespaces/llm/pods/vllm-1";
-    let mut scene = Scene::new(&json!({"template": null, "replicas": null, "multiplexer": {"loadTimeout": "5m"}}));
-    let change = |scene: &Scene, change: Value| {
-        json_patch::merge(scene.server.lock().unwrap().objects.get_mut(POOL).unwrap(), &change);
-    };
-    change(&scene, json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}}));
-    let pod = json!({
-        "metadata": {
-            "name": "vllm-1", "namespace": "llm", "uid": "u", "creationTimestamp": "2026-01-02T00:00:00Z",
-            "labels": {"modelrelay.io/pool": "llama"},
-            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}],
-        },
-        "spec": {"containers": [{"name": "vllm"}], "schedulingGates": [{"name": "modelrelay.io/no-such-pool"}]},
-    });
-    scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
-    scene.look().await.unwrap();
-    assert_eq!(scene.writes(), written(&[STATUS]));
-    assert_eq!(scene.events(), ["MultiplexerUnsupported"]);
-    scene.look().await.unwrap();
-    assert_eq!(scene.events(), ["PodsWaiting"]);
-    scene.look().await.unwrap();
-    assert_eq!(scene.events(), [""; 0], "said once");
-    change(&scene, json!({"spec": {"multiplexer": null}}));
-    scene.look().await.unwrap();
-    // The webhook reads the status, so the Pod's successor must not come before it.
-    let freed = format!("DELETE {GATED}");
-    assert_eq!(scene.writes(), [written(&[CONFIG_MAP, STATUS]), vec![freed.clone()]].concat());
-    // One that was created meanwhile is let go too.
-    scene.look().await.unwrap();
-    assert_eq!(scene.writes(), [freed]);
-}
-
-/// A Pod as the webhook makes it for the pool as it is.
-fn injected(scene: &Scene, name: &str) -> Value {
-    let pod = json!({
-        "metadata": {"name": name, "namespace": "llm", "uid": name, "labels": {"modelrelay.io/pool": "llama"}},
-        "spec": {"containers": [{"name": "vllm", "ports": [{"containerPort": 8000}, {"containerPort": 9000}]}]},
-    });
-    let review = json!({
-        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-        "request": {
-            "uid": "u", "operation": "CREATE", "namespace": "llm", "object": pod,
-            "resource": {"group": "", "version": "v1", "resource": "pods"},
-        },
-    });
-    let review = Review::parse(review.to_string().as_bytes()).unwrap();
-    let pool = Lookup::Found(Box::new(WorkerPool::clone(&scene.pool())));
-    let decision = decide::decide(&review, "llama", &pool, &scene.shared.ctx.defaults.worker, name);
-    let Decision::Injected { pod, .. } = decision else { panic!("{decision:?}") };
-    pod
-}
-
-#[tokio::test]
-async fn injected_pods_are_outdated_when_they_would_be_made_otherwise_now() {
-    let outdated = |change: Value| async move {
-        let mut scene = Scene::new(&json!({"template": null, "replicas": null}));
-        // Two of them, because each has a drain token of its own.
-        for name in ["vllm-1", "vllm-2"] {
-            let mut pod = injected(&scene, name);
-            // As another webhook may do it, for a registry that mirrors.
-            let worker = pod["spec"]["initContainers"][0].as_object_mut().unwrap();
-            worker.insert("image".to_owned(), json!("mirror.example/worker"));
-            scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
-        }
-        json_patch::merge(&mut scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"], &change);
-        scene.look().await.unwrap();
-        scene.pool().status.as_ref().and_then(|status| status.outdated)
-    };
-    for elsewhere in [json!({}), json!({"models": ["m"], "maxConcurrency": 3})] {
-        assert_eq!(outdated(elsewhere.clone()).await, Some(0), "{elsewhere}");
-    }
-    for change in [
-        json!({"backend": {"port": 9000}}),
-        json!({"backend": {"basePath": "/v2"}}),
-        json!({"backend": {"engine": "sglang", "port": 8000}}),
-        json!({"backend": {"container": "vllm"}}),
-        json!({"sidecar": {"port": 18000}}),
-        json!({"sidecar": {"image": "worker:next"}}),
-        json!({"shutdownTimeout": "5m"}),
-    ] {
-        assert_eq!(outdated(change.clone()).await, Some(2), "{change}");
-    }
-}
-
-/// What is known of who is idle is seconds old, and a Pod that got a request meanwhile must not be the first to go.
-#[tokio::test(start_paused = true)]
-async fn relays_are_asked_once_more_before_pods_go() {
-    let mut scene = Scene::new(&json!({}));
-    for name in ["llama-1", "llama-2"] {
-        let pod = json!({"metadata": {"name": name, "namespace": "llm", "labels": {"modelrelay.io/pool": "llama"}}});
-        scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
-    }
-    let busy = |busy: &str| {
-        let worker = |name: &str| WorkerReport {
-            name: name.into(),
-            in_flight: u64::from(name == busy),
-            ..serving().workers["w"].clone()
-        };
-        let workers = [("1".to_owned(), worker("llama-1")), ("2".to_owned(), worker("llama-2"))].into();
-        RelaySnapshot { workers, ..serving() }
-    };
-    scene.report(busy("llama-1"));
-    scene.look().await.unwrap();
-    scene.writes();
-    // Whoever asks the relays is told to, and does.
-    let (ctx, now) = (scene.shared.ctx.clone(), busy("llama-2"));
-    let mut news = ctx.relays.expectations();
-    let relays = tokio::spawn(async move {
-        news.changed().await.unwrap();
-        ctx.relays.keep("llm", "local", now);
-    });
-    scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"]["replicas"] = json!(1);
-    scene.look().await.unwrap();
-    tokio::time::timeout(Duration::from_secs(1), relays).await.expect("the relays are asked").unwrap();
-    assert_eq!(scene.writes()[..2], written(&["/api/v1/namespaces/llm/pods/llama-2", DEPLOYMENT]));
-}
-
-#[tokio::test]
-async fn why_a_deployment_of_somebody_elses_gets_no_pods_is_said() {
-    let scene = Scene::new(&json!({"template": null, "replicas": null}));
-    scene.report(RelaySnapshot { workers: BTreeMap::default(), ..serving() });
-    let why =
-        "admission webhook \"inject.modelrelay.io\" denied the request: WorkerPool llama: the Pod uses hostNetwork";
-    let deployment = |name: &str, pool: &str, status: &str| {
-        json!({
-            "metadata": {"name": name, "namespace": "llm"},
-            "spec": {
-                "selector": {},
-                "template": {"metadata": {"labels": {"modelrelay.io/pool": pool}}, "spec": {"containers": []}},
-            },
-            "status": {"conditions": [
-                {"type": "ReplicaFailure", "status": status, "reason": "FailedCreate", "message": why},
-            ]},
-        })
-    };
-    let list =
-        |items: Value| json!({"apiVersion": "apps/v1", "kind": "DeploymentList", "metadata": {}, "items": items});
-    let theirs = json!([deployment("other", "another", "True"), deployment("fine", "llama", "False")]);
-    let say = |items: Value| scene.server.lock().unwrap().objects.insert(DEPLOYMENTS.to_owned(), list(items));
-    say(theirs.clone());
-    scene.look().await.unwrap();
-    assert_eq!(scene.condition("Ready"), ("False".into(), "NoPods".into()));
-    let mut with_ours = theirs.clone();
-    with_ours.as_array_mut().unwrap().push(deployment("vllm", "llama", "True"));
-    say(with_ours);
-    let again = scene.look().await.unwrap();
-    assert_eq!(scene.condition("Ready"), ("False".into(), "PodsNotCreated".into()));
-    let status = scene.pool().status.clone().unwrap();
-    assert_eq!(status.conditions[0].message, format!("Deployment vllm cannot create its Pods: {why}"));
-    // Nothing tells the operator of a change to such a Deployment.
-    assert_eq!(again, Action::requeue(Duration::from_secs(60)));
 }
 
 #[tokio::test]

@@ -87,6 +87,7 @@ impl Dispatch {
         };
         let told = worker.wants_demand();
         worker.grant = Some(grant);
+        worker.granted_at = self.turn;
         match (told, worker.wants_demand()) {
             (false, true) => self.mark(key, now),
             (true, false) => self.forget_demand(key),
@@ -94,6 +95,7 @@ impl Dispatch {
         }
         self.refresh_rank(key);
         self.fill(key, now, out);
+        self.answer_grant(key, now);
     }
 
     pub(super) fn handle_lost(

@@ -84,6 +84,7 @@ impl Dispatch {
 
         self.turn += 1;
         worker.turn = self.turn;
+        request.sent = self.turn;
         worker.in_flight.insert(key);
         worker.demand.handle_sent(&group.name);
         out.push(Effect::Send {

@@ -174,7 +174,8 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
             kind = if version == VERSION { EndKind::OtherVersion } else { EndKind::Failed };
             version = if version == VERSION { VERSION_PUBLISHED } else { VERSION };
         }
-        let pause = backoff.next_pause(kind, relay_link::random()).max(end.retry_after.unwrap_or_default());
+        let relays = *worker.relay_count.borrow();
+        let pause = backoff.next_pause(kind, relays, relay_link::random()).max(end.retry_after.unwrap_or_default());
         let rest = async {
             match (&end.relay_id, endpoint.addr) {
                 // That very relay sits behind this address: there is nothing to gain while its link lives.

@@ -149,6 +149,18 @@ impl Dispatch {
         }
     }
 
+    pub(super) fn handle_succeeded(&mut self, older: WorkerKey, newer: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+        if !self.workers.get(&newer).is_some_and(|worker| worker.core1 && !worker.draining) {
+            return;
+        }
+        let pinned = self.requests.values().filter(|request| request.pin == Some(older));
+        let pinned: Vec<_> = pinned.map(|request| request.key).collect();
+        for request in pinned {
+            self.pin_to(request, newer, now);
+        }
+        self.fill(newer, now, out);
+    }
+
     pub(super) fn handle_draining(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
         self.begin_drain(key, now, out);
         self.settle(key, now, out);

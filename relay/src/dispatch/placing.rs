@@ -164,6 +164,23 @@ impl Dispatch {
         self.mark_listeners(model, now);
     }
 
+    /// Has a request wait, now or when it has to again, for another worker than before. Its clocks go on.
+    pub(super) fn pin_to(&mut self, key: RequestKey, to: WorkerKey, now: Moment) {
+        let Some(request) = self.requests.get_mut(&key) else {
+            return;
+        };
+        let State::Queued { cold_start, .. } = request.state else {
+            request.pin = Some(to);
+            return;
+        };
+        let queue = &mut self.models[request.model].queue;
+        queue.remove(&place_of(request, cold_start));
+        request.pin = Some(to);
+        queue.insert(place_of(request, cold_start));
+        let model = request.model;
+        self.mark_listeners(model, now);
+    }
+
     /// Takes a request out of the queue.
     pub(super) fn dequeue(&mut self, key: RequestKey, now: Moment) {
         let Some(request) = self.requests.get(&key) else {

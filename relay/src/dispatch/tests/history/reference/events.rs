@@ -36,6 +36,12 @@ impl Reference {
                     self.attempt_failed(worker, request, failure);
                 }
             }
+            Event::WorkerSucceeded { older, newer } => {
+                if self.workers.get(&newer).is_some_and(|worker| worker.new.core1 && !worker.draining) {
+                    let pinned = self.requests.values_mut().filter(|request| request.new.pin == Some(older));
+                    pinned.for_each(|request| request.new.pin = Some(newer));
+                }
+            }
             Event::WorkerDraining { worker } => self.drain(worker),
             Event::SettingsChanged(settings) => {
                 self.settings = settings;

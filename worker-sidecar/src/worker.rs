@@ -242,6 +242,7 @@ impl Worker {
     /// The same complaint is a warning once.
     fn secret_now(&self) -> Option<Secret> {
         let read = self.live.load().secret.read();
+        let had_one = self.newest_secret.borrow().is_some();
         let error = read.as_ref().err().map(ToString::to_string);
         let told = std::mem::replace(&mut *lock(&self.secret_error), error.clone());
         match (read, error) {
@@ -256,9 +257,7 @@ impl Worker {
                 });
             }
             (Err(_), error) if error == told => {}
-            (Err(error), _) if self.newest_secret.borrow().is_some() => {
-                tracing::warn!(%error, "dialling with the last good secret")
-            }
+            (Err(error), _) if had_one => tracing::warn!(%error, "dialling with the last good secret"),
             (Err(error), _) => tracing::warn!(%error, "there is no worker secret yet; waiting for it"),
         }
         self.newest_secret.borrow().clone()

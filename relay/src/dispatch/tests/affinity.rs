@@ -131,7 +131,7 @@ fn pin_to_an_old_worker_cannot_carry_what_needs_core1() {
     p.join_granted(2, &["m"], 1);
     let sent = p.submit_with(1, "m", |new| {
         new.needs_core1 = true;
-        new.pin = Some(crate::dispatch::WorkerKey(1));
+        new.pin = Some(WorkerKey(1));
     });
     assert_eq!(sent, ["fail r1: WorkerTooOld { worker: WorkerKey(1) }"]);
 }

@@ -169,32 +169,10 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
     let mut backoff = Backoff::default();
     let mut version = VERSION;
     let mut said = None;
-    let mut newer = None;
     // Links whose place another has taken, until they end.
     let mut leaving: Vec<Session> = Vec::new();
     loop {
-        let linked = match newer.take() {
-            Some(linked) => Ok(linked),
-            None => link_up(worker, endpoint, version, None).await,
-        };
-        let end = match linked {
-            Ok(linked) => {
-                let link = Arc::clone(linked.link());
-                let mut session = Session(tokio::spawn(linked.serve()));
-                tokio::select! {
-                    // A panic is our fault and costs this link, not this relay.
-                    end = &mut session.0 => end.unwrap_or_else(|_| End::panicked()),
-                    linked = successor(worker, endpoint, version, &link, wanted.clone()) => {
-                        tracing::info!(relay = %link.relay, "a link with the new worker secret takes this one's place");
-                        leaving.retain(|session| !session.0.is_finished());
-                        leaving.push(session);
-                        newer = Some(linked);
-                        continue;
-                    }
-                }
-            }
-            Err(end) => end,
-        };
+        let end = serve(worker, endpoint, version, &wanted, &mut leaving).await;
         worker.metrics.reconnects(end.label);
         tell(endpoint, &end, &mut said);
         let mut kind = end.kind;
@@ -230,6 +208,32 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
     }
     for mut session in leaving {
         let _ = (&mut session.0).await;
+    }
+}
+
+/// Makes a link and serves it, and then each that takes its place, until one ends.
+async fn serve(
+    worker: &Arc<Worker>,
+    endpoint: &Endpoint,
+    version: &str,
+    wanted: &watch::Receiver<bool>,
+    leaving: &mut Vec<Session>,
+) -> End {
+    let mut linked = match link_up(worker, endpoint, version, None).await {
+        Ok(linked) => linked,
+        Err(end) => return end,
+    };
+    loop {
+        let link = Arc::clone(linked.link());
+        let mut session = Session(tokio::spawn(linked.serve()));
+        linked = tokio::select! {
+            // A panic is our fault and costs this link, not this relay.
+            end = &mut session.0 => return end.unwrap_or_else(|_| End::panicked()),
+            newer = successor(worker, endpoint, version, &link, wanted.clone()) => newer,
+        };
+        tracing::info!(relay = %link.relay, "a link with the new worker secret takes the place of the older one");
+        leaving.retain(|session| !session.0.is_finished());
+        leaving.push(session);
     }
 }
 

@@ -1,6 +1,6 @@
 //! The whole worker: what its parts share, and how they are started and ended.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -383,18 +383,12 @@ impl Links {
         self.registering.lock().await
     }
 
-    /// The relays that need no other link, and those where a link only finishes what it has, or is `older`, whose place
-    /// another is about to take.
-    pub fn known_relays(&self, older: Option<&Link>) -> (Vec<String>, Vec<String>) {
-        let is_over = |link: &Link| link.has_successor() || older.is_some_and(|older| older.id == link.id);
-        let links = self.all();
-        let ids = |over: bool| {
-            let links = links.iter().filter(move |link| is_over(link) == over);
-            links.filter_map(|link| link.relay_id.clone()).collect::<BTreeSet<_>>()
-        };
-        let have = ids(false);
-        let succeeds = ids(true).difference(&have).cloned().collect();
-        (have.into_iter().collect(), succeeds)
+    /// The relays that need no other link than they have: not those where a link only finishes what it has, nor the one of
+    /// `older`, whose place another is about to take.
+    pub fn relay_ids_beside(&self, older: Option<&Link>) -> Vec<String> {
+        let links = lock(&self.map);
+        let stays = |link: &&Arc<Link>| !link.has_successor() && older.is_none_or(|older| older.id != link.id);
+        links.values().filter(stays).filter_map(|link| link.relay_id.clone()).collect()
     }
 
     /// Requests that have not been answered to their last byte.

@@ -182,7 +182,6 @@ async fn register(
     models: &[String],
     older: Option<&Link>,
 ) -> Result<RegisterAck, End> {
-    let (have, succeeds) = worker.links.known_relays(older);
     let register = WorkerToRelay::Register(Register {
         worker_name: worker.settings.name.clone(),
         models: models.to_vec(),
@@ -192,8 +191,8 @@ async fn register(
         instance_id: Some(worker.instance_id.clone()),
         pool: worker.settings.pool.clone(),
         version: Some(env!("CARGO_PKG_VERSION").to_owned()),
-        have,
-        succeeds,
+        have: worker.links.relay_ids_beside(older),
+        succeeds: older.and_then(|older| older.relay_id.clone()).into_iter().collect(),
         capabilities: Capabilities::new([Capability::Core1]).names(),
         limits: Some(WorkerLimits { stream_window_bytes: STREAM_WINDOW_BYTES }),
         slots: None,

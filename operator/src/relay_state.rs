@@ -154,6 +154,11 @@ impl RelaySnapshot {
         pods.into_iter().all(runs)
     }
 
+    /// Whether no worker offers a model.
+    pub fn serves_nothing(&self) -> bool {
+        self.models.values().all(|model| model.workers == 0)
+    }
+
     /// Whether every relay that may hold requests was asked and answered. One whose Pod no node takes holds none, and may
     /// stay so for ever. Where there is no other, nothing is known.
     pub fn is_complete(&self) -> bool {

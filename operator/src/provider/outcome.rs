@@ -32,7 +32,7 @@ pub(super) struct Outcome {
     /// `expectWorkers` is asked for and ignored.
     pub(super) ignores_expect_workers: bool,
     /// What a step of the rotation did.
-    pub(super) news: Option<News>,
+    pub(super) news: Vec<News>,
     /// When to go through it all again.
     pub(super) wake_at: Option<Timestamp>,
     /// What went wrong.
@@ -62,7 +62,7 @@ pub(super) struct WorkerSecret {
 
 impl WorkerSecret {
     pub(super) fn of(provider: &str, plan: &Plan, version: Option<String>) -> Self {
-        let previous_until = plan.previous.as_ref().and_then(|previous| previous.until);
+        let previous_until = plan.previous.first().and_then(|previous| previous.until);
         Self {
             version,
             changed_at: plan.worker_changed_at,

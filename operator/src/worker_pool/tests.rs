@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::cache::Triggers;
+use crate::context::Place;
 use crate::crd::Provider;
 use crate::defaults::{Defaults, WorkerDefaults};
 use crate::manifests::testing;
@@ -103,7 +104,8 @@ impl Scene {
         let (service, handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         tokio::spawn(serve(handle, server.clone()));
         let defaults = Defaults { worker: testing::defaults(), ..Defaults::default() };
-        let ctx = Context::new(Client::new(service, "default"), defaults, "system".into(), "operator-0".into());
+        let ctx =
+            Context::new(Client::new(service, "default"), defaults, Place::in_namespace("system"), "operator-0".into());
         let (providers, mut providers_writer) = reflector::store();
         let (pools, pools_writer) = reflector::store();
         let (relay_pods, relay_pods_writer) = reflector::store();
@@ -396,7 +398,8 @@ async fn another_release_of_the_operator_sends_the_same_template() {
         worker: WorkerDefaults { image: "worker:next".into(), ..WorkerDefaults::default() },
         ..Defaults::default()
     };
-    let ctx = Context::new(scene.shared.ctx.client.clone(), defaults, "system".into(), "operator-1".into());
+    let ctx =
+        Context::new(scene.shared.ctx.client.clone(), defaults, Place::in_namespace("system"), "operator-1".into());
     let next = Arc::new(Shared { ctx, caches: scene.shared.caches.clone(), memory: Memory::default() });
     reconcile(scene.pool(), next).await.unwrap();
     assert_eq!(scene.server.lock().unwrap().objects[DEPLOYMENT]["spec"]["template"], template);

@@ -424,3 +424,27 @@ fn instance_id() -> Result<String, SettingError> {
         .map_err(|error| SettingError::hidden("instance_id", format!("no randomness: {error}")))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(relay_id: &str) -> Arc<Link> {
+        Link::new("test".into(), Some(relay_id.to_owned()), true, 1, Secret::new("secret"))
+    }
+
+    #[test]
+    fn a_relay_where_a_link_only_finishes_needs_another() {
+        let links = Links::default();
+        let (one, two) = (link("one"), link("two"));
+        links.insert(&one);
+        links.insert(&two);
+        assert_eq!(links.relay_ids_beside(None), ["one", "two"]);
+        assert_eq!(links.relay_ids_beside(Some(&one)), ["two"]);
+        one.succeed();
+        assert_eq!(links.relay_ids_beside(None), ["two"]);
+        let newer = link("one");
+        links.insert(&newer);
+        assert_eq!(links.relay_ids_beside(None), ["two", "one"]);
+    }
+}

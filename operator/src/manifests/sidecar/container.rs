@@ -148,9 +148,13 @@ fn env(inputs: &Inputs<'_>, alone: bool) -> Vec<Value> {
         json!({"name": "WORKER_CONFIG", "value": CONFIG_FILE}),
         json!({"name": "WORKER_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
         json!({"name": "DRAIN_TOKEN", "value": inputs.drain_token}),
+        // The kubelet's probes and preStop hooks come to the Pod's address.
+        json!({"name": "PROBE_ADDR", "value": format!("0.0.0.0:{}", sidecar_port(spec))}),
     ];
-    // Beside a backend these belong to the Pod: worker.yaml reaches Pods that run, whose backends are where they were. The
-    // environment wins over it. Alone, a worker follows its backend to another address without a new Pod.
+    if backend_key(spec).is_some() {
+        env.push(json!({"name": "BACKEND_API_KEY_FILE", "value": BACKEND_KEY_FILE}));
+    }
+    // Not in worker.yaml, which reaches Pods that run, and their backends are where they were.
     if !alone && !backend::has_slots(spec) {
         env.push(json!({"name": "BACKEND_URL", "value": backend::backend_url(spec)}));
         env.push(json!({"name": "BACKEND_ENGINE", "value": backend::backend_engine(spec).as_str()}));

@@ -1,5 +1,7 @@
 //! Server-side apply of what the builders want, and nothing that belongs to somebody else.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use kube::core::PartialObjectMeta;
@@ -127,6 +129,16 @@ pub async fn delete(client: &Client, owner: Owner<'_>, manifest: &Manifest) -> R
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
         Err(error) => Err(fail(error)),
     }
+}
+
+/// Changes with everything that is applied, and not with an object's status. Kinds without a generation have no status worth a word,
+/// and with each version of theirs something of them changed.
+pub fn content_version(meta: &ObjectMeta) -> String {
+    let Some(generation) = meta.generation else { return meta.resource_version.clone().unwrap_or_default() };
+    let owners: Vec<&str> = meta.owner_references.iter().flatten().map(|owner| owner.uid.as_str()).collect();
+    let mut hasher = DefaultHasher::new();
+    (generation, &meta.uid, &meta.labels, owners, meta.deletion_timestamp.is_some()).hash(&mut hasher);
+    format!("{:x}", hasher.finish())
 }
 
 /// Writes a status as a whole: what is not in it goes. The caller has compared it with what is there.

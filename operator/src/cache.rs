@@ -4,15 +4,15 @@
 //! thousand Pods cost little more than their names. A watch that breaks comes back by itself, with a back-off, and the
 //! store keeps what it knew.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt, future};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, ContainerStatus, Pod, PodStatus, Secret, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
@@ -22,11 +22,14 @@ use kube::runtime::watcher::{Config, Event};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::context::Span;
 use crate::crd::{Provider, WorkerPool};
 use crate::names;
+
+mod triggers;
+
+pub use triggers::{Changes, Requests, Seen, Triggers};
 
 /// What both controllers read.
 #[derive(Clone)]
@@ -47,73 +50,6 @@ pub struct Caches {
     pub triggers: Triggers,
 }
 
-/// Asks for reconciliations. The controllers take each name once, however often it is asked for.
-#[derive(Clone)]
-pub struct Triggers {
-    /// Providers of which something changed in the cluster: only these are worth applying anew.
-    changed_providers: Arc<Mutex<HashSet<ObjectRef<Provider>>>>,
-    providers: UnboundedSender<ObjectRef<Provider>>,
-    pools: UnboundedSender<ObjectRef<WorkerPool>>,
-}
-
-/// The other ends.
-pub struct Requests {
-    /// Providers to reconcile.
-    pub providers: UnboundedReceiver<ObjectRef<Provider>>,
-    /// WorkerPools to reconcile.
-    pub pools: UnboundedReceiver<ObjectRef<WorkerPool>>,
-}
-
-impl Triggers {
-    /// The channels alone; [`start`] makes them with everything else.
-    pub fn channels() -> (Self, Requests) {
-        let (providers, provider_requests) = unbounded_channel();
-        let (pools, pool_requests) = unbounded_channel();
-        (
-            Self { changed_providers: Arc::default(), providers, pools },
-            Requests { providers: provider_requests, pools: pool_requests },
-        )
-    }
-
-    /// Asks for a Provider, because something of it or of its objects changed.
-    pub fn provider(&self, namespace: &str, name: &str) {
-        let reference = ObjectRef::new(name).within(namespace);
-        self.changed().insert(reference.clone());
-        // Nobody takes requests any more only when the process ends.
-        let _ = self.providers.send(reference);
-    }
-
-    /// Asks for a Provider whose relays reported something new: its objects are as they were.
-    pub fn provider_reported(&self, namespace: &str, name: &str) {
-        let _ = self.providers.send(ObjectRef::new(name).within(namespace));
-    }
-
-    /// Whether something of the Provider changed since this was last asked.
-    pub fn take_changed(&self, reference: &ObjectRef<Provider>) -> bool {
-        self.changed().remove(reference)
-    }
-
-    fn changed(&self) -> MutexGuard<'_, HashSet<ObjectRef<Provider>>> {
-        self.changed_providers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Asks for a pool.
-    pub fn pool(&self, namespace: &str, name: &str) {
-        let _ = self.pools.send(ObjectRef::new(name).within(namespace));
-    }
-
-    /// Whoever an object's labels name.
-    fn labelled(&self, object: &impl ResourceExt) {
-        let namespace = object.namespace().unwrap_or_default();
-        if let Some(provider) = object.labels().get(names::PROVIDER_LABEL) {
-            self.provider(&namespace, provider);
-        }
-        if let Some(pool) = object.labels().get(names::POOL_LABEL) {
-            self.pool(&namespace, pool);
-        }
-    }
-}
-
 /// Starts every watch of a span. They end when the returned future is dropped.
 pub fn start(client: &Client, span: &Span) -> (Caches, Requests, impl Future<Output = ()> + Send + use<>) {
     let (triggers, requests) = Triggers::channels();
@@ -131,18 +67,18 @@ pub fn start(client: &Client, span: &Span) -> (Caches, Requests, impl Future<Out
     let watches: Vec<future::BoxFuture<'static, ()>> = vec![
         Box::pin(keep_readable(span.api(client), providers_writer, provider_changes(&triggers))),
         Box::pin(keep_readable(span.api(client), pools_writer, pool_changes(&triggers))),
-        Box::pin(keep(span.api(client), relays, relay_pods_writer, trim_pod, owners(&triggers))),
-        Box::pin(keep(span.api(client), names::POOL_LABEL.into(), pool_pods_writer, trim_pod, owners(&triggers))),
-        Box::pin(keep(span.api(client), ours.clone(), deployments_writer, |_| {}, owners(&triggers))),
-        Box::pin(keep(span.api(client), ours.clone(), daemon_sets_writer, |_| {}, owners(&triggers))),
-        Box::pin(notice::<Service>(span.api(client), ours.clone(), triggers.clone())),
-        Box::pin(notice::<ServiceAccount>(span.api(client), ours.clone(), triggers.clone())),
-        Box::pin(notice::<Secret>(span.api(client), ours.clone(), triggers.clone())),
-        Box::pin(notice::<ConfigMap>(span.api(client), ours.clone(), triggers.clone())),
-        Box::pin(notice::<Role>(span.api(client), ours.clone(), triggers.clone())),
-        Box::pin(notice::<RoleBinding>(span.api(client), ours.clone(), triggers.clone())),
-        Box::pin(notice::<PodDisruptionBudget>(span.api(client), ours.clone(), triggers.clone())),
-        Box::pin(notice::<NetworkPolicy>(span.api(client), ours, triggers)),
+        Box::pin(keep(span.api(client), relays, relay_pods_writer, trim_pod, pods(&triggers))),
+        Box::pin(keep(span.api(client), names::POOL_LABEL.into(), pool_pods_writer, trim_pod, pods(&triggers))),
+        Box::pin(keep(span.api(client), ours.clone(), deployments_writer, |_| {}, objects(&triggers))),
+        Box::pin(keep(span.api(client), ours.clone(), daemon_sets_writer, |_| {}, objects(&triggers))),
+        Box::pin(notice::<Service>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<ServiceAccount>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<Secret>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<ConfigMap>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<Role>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<RoleBinding>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<PodDisruptionBudget>(span.api(client), ours.clone(), &triggers)),
+        Box::pin(notice::<NetworkPolicy>(span.api(client), ours, &triggers)),
     ];
     (caches, requests, async move {
         future::join_all(watches).await;
@@ -172,15 +108,19 @@ impl Caches {
 
 /// Whether an object that changed is still there. One without finalizers goes without ever being marked as deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Now {
+pub(crate) enum Now {
     There,
     Gone,
 }
 
-/// Whoever an object's labels name is concerned.
-fn owners<K: ResourceExt>(triggers: &Triggers) -> impl FnMut(&K, Now) + Send + 'static {
+fn objects<K: Resource<DynamicType = ()>>(triggers: &Triggers) -> impl FnMut(&K, Now) + Send + use<K> {
     let triggers = triggers.clone();
-    move |object, _| triggers.labelled(object)
+    move |object, now| triggers.object(object, now)
+}
+
+fn pods(triggers: &Triggers) -> impl FnMut(&Pod, Now) + Send + use<> {
+    let triggers = triggers.clone();
+    move |pod, _| triggers.pod(pod)
 }
 
 /// Watches a kind, keeps it, and tells of every change.
@@ -199,15 +139,15 @@ async fn keep<K>(
         + Sync
         + 'static,
 {
-    let config = Config::default().labels(&selector);
-    let stream = watcher(api, config)
+    let store = writer.as_reader();
+    let stream = watcher(api, Config::default().labels(&selector))
         .default_backoff()
         .modify(move |object| {
             object.managed_fields_mut().clear();
             trim(object);
         })
         .reflect(writer);
-    tell(stream, changed).await;
+    tell(stream, &store, changed).await;
 }
 
 /// Watches a kind that people write, and keeps what can be read of it: one object that cannot must not stop all others.
@@ -224,13 +164,13 @@ async fn keep_readable<K>(
         + Sync
         + 'static,
 {
-    let known = writer.as_reader();
+    let (store, known) = (writer.as_reader(), writer.as_reader());
     let stream = watcher(api, Config::default())
         .default_backoff()
         .filter_map(move |event| future::ready(event.map(|event| readable(event, &known)).transpose()))
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer);
-    tell(stream, changed).await;
+    tell(stream, &store, changed).await;
 }
 
 /// The event without its guard; none where the object cannot be read. One that could be read before stays as it was then,
@@ -268,37 +208,49 @@ where
     })
 }
 
-/// Tells of every change that a watch brings.
-async fn tell<K: Resource<DynamicType = ()>>(
+/// Tells of every change that a watch brings, and of what went while it was broken: a new list does not name that.
+async fn tell<K>(
     stream: impl Stream<Item = Result<Event<K>, watcher::Error>>,
+    store: &Store<K>,
     mut changed: impl FnMut(&K, Now),
-) {
+) where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    let mut before = Vec::new();
     let mut stream = std::pin::pin!(stream);
     while let Some(event) = stream.next().await {
         match event {
             Ok(Event::Apply(object) | Event::InitApply(object)) => changed(&object, Now::There),
             Ok(Event::Delete(object)) => changed(&object, Now::Gone),
-            Ok(Event::Init | Event::InitDone) => {}
+            // The store changes only at the end of the new list.
+            Ok(Event::Init) => before = store.state(),
+            Ok(Event::InitDone) => {
+                for object in triggers::vanished(&std::mem::take(&mut before), &store.state()) {
+                    changed(&object, Now::Gone);
+                }
+            }
             Err(error) => tracing::warn!(kind = %K::kind(&()), %error, "a watch broke; it is tried again"),
         }
     }
 }
 
-/// Watches only the metadata of a kind and keeps nothing: a change by somebody else is put right, whatever it was.
-async fn notice<K>(api: Api<PartialObjectMeta<K>>, selector: String, triggers: Triggers)
+/// Watches only the metadata of a kind of which nothing is read: a change by somebody else is put right, whatever it was.
+fn notice<K>(
+    api: Api<PartialObjectMeta<K>>,
+    selector: String,
+    triggers: &Triggers,
+) -> impl Future<Output = ()> + Send + use<K>
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Send
+        + Sync
+        + 'static,
 {
-    let stream = watcher(api, Config::default().labels(&selector)).default_backoff();
-    let mut stream = std::pin::pin!(stream);
-    while let Some(event) = stream.next().await {
-        match event {
-            Ok(Event::Apply(object) | Event::Delete(object)) => triggers.labelled(&object),
-            // Its owner is reconciled at the start anyway.
-            Ok(Event::InitApply(_) | Event::Init | Event::InitDone) => {}
-            Err(error) => tracing::warn!(kind = %K::kind(&()), %error, "a watch broke; it is tried again"),
-        }
-    }
+    let (_, writer) = reflector::store();
+    keep(api, selector, writer, |object| object.annotations_mut().clear(), objects(triggers))
 }
 
 /// A Provider concerns itself, and its pools.
@@ -348,7 +300,8 @@ impl Fingerprints {
     }
 }
 
-/// Keeps of a Pod what the controllers read: names, labels, annotations, owners, the names of containers, and how it fares.
+/// Keeps of a Pod what the controllers read: names, labels, annotations, owners, the names of containers, and how it and its
+/// relay fare.
 fn trim_pod(pod: &mut Pod) {
     if let Some(spec) = &mut pod.spec {
         spec.volumes = None;
@@ -375,8 +328,18 @@ fn trim_pod(pod: &mut Pod) {
     }
     if let Some(status) = &mut pod.status {
         status.init_container_statuses = None;
-        status.container_statuses = None;
+        status.container_statuses = relay_state(status);
     }
+}
+
+/// Whether a relay runs, and if not, why: nothing else of the containers' statuses is read.
+fn relay_state(status: &PodStatus) -> Option<Vec<ContainerStatus>> {
+    let relay = status.container_statuses.iter().flatten().find(|one| one.name == names::RELAY_CONTAINER)?;
+    let mut state = relay.state.clone();
+    if let Some(waiting) = state.as_mut().and_then(|state| state.waiting.as_mut()) {
+        waiting.message = None;
+    }
+    Some(vec![ContainerStatus { name: relay.name.clone(), state, ..ContainerStatus::default() }])
 }
 
 #[cfg(test)]
@@ -384,6 +347,33 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    fn service(name: &str) -> Service {
+        serde_json::from_value(json!({"metadata": {"name": name, "namespace": "llm"}})).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_went_while_the_watch_was_broken_is_told_with_the_new_list() {
+        let (store, writer) = reflector::store();
+        let list = |names: &[&str]| {
+            let objects = names.iter().map(|name| Event::InitApply(service(name)));
+            std::iter::once(Event::Init).chain(objects).chain([Event::InitDone]).map(Ok).collect::<Vec<_>>()
+        };
+        let events = [list(&["a", "b", "c"]), vec![Ok(Event::Delete(service("a")))], list(&["c", "d"])];
+        let mut told = Vec::new();
+        let stream = futures_util::stream::iter(events.into_iter().flatten()).reflect(writer);
+        tell(stream, &store, |object: &Service, now| told.push((object.name_any(), now))).await;
+        let expected = [
+            ("a", Now::There),
+            ("b", Now::There),
+            ("c", Now::There),
+            ("a", Now::Gone),
+            ("c", Now::There),
+            ("d", Now::There),
+            ("b", Now::Gone),
+        ];
+        assert_eq!(told, expected.map(|(name, now)| (name.to_owned(), now)));
+    }
 
     fn guarded(name: &str, spec: &Value) -> DeserializeGuard<Provider> {
         let object = json!({
@@ -416,5 +406,21 @@ mod tests {
         assert_eq!(see(Event::InitDone), "good");
         assert_eq!(see(Event::Delete(guarded("never", &odd))), "good");
         assert_eq!(see(Event::Delete(guarded("good", &odd))), "");
+    }
+
+    #[test]
+    fn of_a_pods_containers_only_the_relays_state_is_kept() {
+        let status = |name: &str, state: &Value| json!({"name": name, "state": state, "ready": true, "restartCount": 3, "image": "i", "imageID": "d"});
+        let waiting = json!({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image i"}});
+        let mut pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p"},
+            "status": {"containerStatuses": [status("proxy", &json!({"running": {}})), status("relay", &waiting)]},
+        }))
+        .unwrap();
+        trim_pod(&mut pod);
+        let kept = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
+        assert_eq!(kept.len(), 1);
+        assert_eq!((kept[0].name.as_str(), kept[0].image.as_str(), kept[0].restart_count), ("relay", "", 0));
+        assert_eq!(serde_json::to_value(&kept[0].state).unwrap(), json!({"waiting": {"reason": "ImagePullBackOff"}}));
     }
 }

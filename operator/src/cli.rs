@@ -88,6 +88,10 @@ pub struct RunArgs {
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAME", default_value = "default")]
     pub namespace: String,
 
+    /// The operator's Pod shares its node's network: relays' NetworkPolicies then cannot name it.
+    #[arg(long, env = "HOST_NETWORK", value_name = "BOOL", num_args = 0..=1, default_value = "false", default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub host_network: bool,
+
     /// Name of this replica, in the lease and in Events. [default: the host name]
     #[arg(long, env = "POD_NAME", value_name = "NAME", default_value = "", hide_default_value = true)]
     pub pod_name: String,

@@ -18,13 +18,22 @@ pub struct Context {
     pub client: Client,
     /// What resources leave out.
     pub defaults: Defaults,
-    /// The operator's own namespace.
-    pub namespace: String,
+    /// Where the operator runs.
+    pub place: Place,
     /// What is counted.
     pub metrics: Metrics,
     /// What the relays last reported.
     pub relays: RelayStates,
     events: Recorder,
+}
+
+/// Where the operator runs, as far as a NetworkPolicy can say it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its namespace.
+    pub namespace: String,
+    /// Whether it shares its node's network: then it comes from a node's address, which no selector names.
+    pub host_network: bool,
 }
 
 /// Which part of the cluster a set of controllers looks after.
@@ -34,6 +43,13 @@ pub enum Span {
     Cluster,
     /// One.
     Namespace(String),
+}
+
+impl Place {
+    /// As a Pod with a network of its own.
+    pub fn in_namespace(namespace: impl Into<String>) -> Self {
+        Self { namespace: namespace.into(), host_network: false }
+    }
 }
 
 impl Span {
@@ -51,10 +67,10 @@ impl Span {
 
 impl Context {
     /// `instance` is the Pod's name, said in Events.
-    pub fn new(client: Client, defaults: Defaults, namespace: String, instance: String) -> Arc<Self> {
+    pub fn new(client: Client, defaults: Defaults, place: Place, instance: String) -> Arc<Self> {
         let reporter = Reporter { controller: "modelrelay-operator".to_owned(), instance: Some(instance) };
         let events = Recorder::new(client.clone(), reporter);
-        Arc::new(Self { client, defaults, namespace, metrics: Metrics::new(), relays: RelayStates::default(), events })
+        Arc::new(Self { client, defaults, place, metrics: Metrics::new(), relays: RelayStates::default(), events })
     }
 
     /// Tells whoever asks `kubectl describe` what happened. A lost Event is not worth a retry, but a line.

@@ -63,11 +63,16 @@ impl Manifest {
 
     /// Kind and name, as people write them: `Deployment local-relay`.
     pub fn display(&self) -> String {
-        format!("{} {}", self.resource.kind, self.name)
+        display(&self.resource.kind, &self.name)
     }
 
     /// The same as YAML, for snapshots.
     pub fn to_yaml(&self) -> String {
         serde_yaml::to_string(&self.value).unwrap_or_default()
     }
+}
+
+/// Kind and name of an object, as people write them.
+pub fn display(kind: &str, name: &str) -> String {
+    format!("{kind} {name}")
 }

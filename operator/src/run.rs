@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::RunArgs;
-use crate::context::{Context, Span};
+use crate::context::{Context, Place, Span};
 use crate::defaults::{Defaults, DefaultsError};
 use crate::{api, cache, lead, probe, provider, relay_client, worker_pool};
 use webhook::Webhook;
@@ -45,7 +45,8 @@ pub async fn run(args: RunArgs) -> Result<(), RunError> {
     let defaults = Defaults::read(&args.defaults)?;
     let client = api::client().await?;
     let instance = args.instance();
-    let context = Context::new(client.clone(), defaults, args.namespace.clone(), instance.clone());
+    let place = Place { namespace: args.namespace.clone(), host_network: args.host_network };
+    let context = Context::new(client.clone(), defaults, place, instance.clone());
     let probes = listen("--listen-addr", args.listen_addr).await?;
     let mut stop = Stop::listen()?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), instance, "starting");

@@ -137,8 +137,10 @@ def test_pools_name_providers_and_scalers_and_pods_name_pools_that_are_there():
 
 
 def test_routes_name_services_of_providers():
-    services = set(examples("Provider"))
-    [ingress] = examples("Ingress").values()
+    services = examples("Provider")
     [route] = examples("HTTPRoute").values()
-    assert ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]["name"] in services
+    for name, ingress in examples("Ingress").items():
+        service = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
+        takes_workers = services[service["name"]]["spec"]["relay"].get("service", {}).get("workers", False)
+        assert service["port"]["number"] in ([80, 8081] if takes_workers else [80]), name
     assert route["spec"]["rules"][0]["backendRefs"][0]["name"] in services

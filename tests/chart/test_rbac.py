@@ -65,6 +65,13 @@ def test_the_operator_can_grant_what_a_relay_gets():
     assert any(granted <= set(rule["verbs"]) and "resourceNames" not in rule for rule in secrets)
 
 
+def test_the_operator_may_delete_only_what_it_deletes():
+    granted = rules(chart.render({"webhook": {"enabled": False}}), "modelrelay-operator.mr-system")
+    deletes = {resource for rule in granted if "delete" in rule["verbs"] for resource in rule["resources"]}
+    # Gated Pods, a NetworkPolicy that is not wanted any more, and the rights of a relay that asks for no keys.
+    assert deletes == {"pods", "networkpolicies", "roles", "rolebindings"}
+
+
 def test_a_certificate_of_somebody_else_is_only_read():
     for values in [chart.CASES["cert-manager"], chart.CASES["own-certificate"]]:
         own = rules(chart.render(values), "modelrelay-operator")

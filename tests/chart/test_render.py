@@ -200,6 +200,8 @@ def test_the_webhook_sees_labelled_pods_of_watched_namespaces():
 def test_on_the_nodes_network_replicas_do_not_meet():
     spec = chart.one(chart.render(chart.CASES["host-network"]), "Deployment")["spec"]
     assert spec["template"]["spec"]["hostNetwork"] is True
+    env = spec["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "HOST_NETWORK", "value": "true"} in env
     assert spec["template"]["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
     assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 

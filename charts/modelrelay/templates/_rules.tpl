@@ -12,19 +12,15 @@
 - apiGroups: [modelrelay.io]
   resources: [workerpools/scale]
   verbs: [get, patch]
-# Owner references that block their owner's deletion, where the cluster asks for leave to set them (OpenShift does).
-- apiGroups: [modelrelay.io]
-  resources: [providers/finalizers, workerpools/finalizers]
-  verbs: [update]
 # Configuration and secrets of relays and workers, and users' own ones that a Provider names. `update` only because the
 # operator grants it to a relay on its one API-key Secret.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, list, watch, create, patch, update, delete]
+  verbs: [get, list, watch, create, patch, update]
 # worker.yaml of each pool; addresses and identities of relays and workers.
 - apiGroups: [""]
   resources: [configmaps, services, serviceaccounts]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 # Counts them, annotates them so that configuration arrives at once and the idlest goes first, deletes gated ones.
 - apiGroups: [""]
   resources: [pods]
@@ -36,16 +32,16 @@
 # Relays, pools with a template, standalone workers.
 - apiGroups: [apps]
   resources: [deployments, daemonsets]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 # A node drain takes one relay at a time.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [get, list, watch, create, patch, delete]
-# Who reaches a relay's ports for workers and administration.
+  verbs: [get, list, watch, create, patch]
+# Who reaches a relay's ports for workers and administration. Deleted where a Provider wants none.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
-# A relay's right to its own API-key Secret. Nobody can grant what they do not have, so this reaches no further than the above.
+# A relay's right to its own API-key Secret, deleted where keys are not asked for. Nobody can grant what they do not have, so this reaches no further than the above.
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, list, watch, create, patch, delete]

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::Manifest;
 use super::relay::selector;
+use crate::context::Place;
 use crate::crd::provider::ServiceType;
 use crate::names;
 use crate::provider::ValidatedProvider;
@@ -60,14 +61,14 @@ pub fn workers_service(provider: &ValidatedProvider) -> Manifest {
 
 /// Who may connect to the relay's Pods. Clients are never restricted: they come from anywhere, through Ingresses and load
 /// balancers, and show keys where keys are asked for.
-pub fn network_policy(provider: &ValidatedProvider, operator_namespace: &str) -> Manifest {
+pub fn network_policy(provider: &ValidatedProvider, operator: &Place) -> Manifest {
     let spec = json!({
         "podSelector": {"matchLabels": selector(&provider.name)},
         "policyTypes": ["Ingress"],
         "ingress": [
             {"ports": [port(names::CLIENT_PORT)]},
             workers_rule(provider),
-            {"ports": [port(names::ADMIN_PORT)], "from": admin_peers(provider, operator_namespace)},
+            admin_rule(provider, operator),
         ],
     });
     let metadata = provider.metadata(&names::relay(&provider.name));
@@ -87,16 +88,21 @@ fn workers_rule(provider: &ValidatedProvider) -> Value {
     json!({"ports": [port(names::WORKER_PORT)], "from": peers})
 }
 
-/// The operator, which reads the relay's state, and whoever reads metrics. Kubelets always may.
-fn admin_peers(provider: &ValidatedProvider, operator_namespace: &str) -> Vec<Value> {
-    let mut peers =
-        vec![json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}})];
+/// The operator, which reads the relay's state, and whoever reads metrics. Kubelets always may. From a node's network the operator
+/// comes with an address that no selector names: anybody may connect then, and needs the admin token for what is not a number,
+/// unless `metricsFrom` says who.
+fn admin_rule(provider: &ValidatedProvider, operator: &Place) -> Value {
     let metrics_from = &provider.spec.relay.network_policy.metrics_from;
+    if operator.host_network && metrics_from.is_empty() {
+        return json!({"ports": [port(names::ADMIN_PORT)]});
+    }
+    let own_namespace = json!({"matchLabels": {"kubernetes.io/metadata.name": operator.namespace}});
+    let mut peers = vec![json!({"namespaceSelector": own_namespace})];
     if metrics_from.is_empty() {
         peers.push(json!({"namespaceSelector": {}}));
     }
     peers.extend(metrics_from.iter().cloned());
-    peers
+    json!({"ports": [port(names::ADMIN_PORT)], "from": peers})
 }
 
 fn port(number: i32) -> Value {

@@ -4,6 +4,7 @@ use modelrelay_protocol::secret::Secret;
 
 use super::ValidatedProvider;
 use super::rotation::Plan;
+use crate::context::Place;
 use crate::defaults::RelayDefaults;
 use crate::manifests::{Manifest, config, network, relay, secrets};
 
@@ -29,9 +30,11 @@ pub(super) struct Inputs<'a> {
     /// What the Provider leaves out.
     pub(super) defaults: &'a RelayDefaults,
     /// Where the operator lives.
-    pub(super) operator_namespace: &'a str,
+    pub(super) operator: &'a Place,
     /// The worker secrets.
     pub(super) plan: &'a Plan,
+    /// The configuration's salt.
+    pub(super) salt: &'a Secret,
     /// The admin token, where the user names none.
     pub(super) admin_token: Option<&'a Secret>,
     /// Whether there were keys before.
@@ -42,8 +45,11 @@ pub(super) struct Inputs<'a> {
 
 /// Builds it.
 pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desired {
-    let config = config::relay_config(provider, inputs.plan);
+    let config = config::relay_config(provider, inputs.plan, inputs.salt);
     let mut secrets = vec![config.manifest, secrets::worker_secret(provider, inputs.plan)];
+    if inputs.plan.tells_workers_first() {
+        secrets.reverse();
+    }
     secrets.extend(inputs.admin_token.map(|token| secrets::admin_secret(provider, token)));
     let relay = &provider.spec.relay;
     // Keys stay when they are not asked for: they are the clients'.
@@ -65,7 +71,7 @@ pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desire
         network::workers_service(provider),
         relay::disruption_budget(provider),
     ]);
-    let policy = network::network_policy(provider, inputs.operator_namespace);
+    let policy = network::network_policy(provider, inputs.operator);
     if relay.network_policy.enabled {
         objects.push(policy);
     } else {

@@ -3,10 +3,14 @@
 use std::collections::{HashMap, HashSet};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::time::Duration;
 use tokio::time::Instant;
 
+use super::IDLE_INTERVAL;
 use super::outcome::Outcome;
+use crate::apply::content_version;
+use crate::cache::{Changes, Seen};
 use crate::crd::ProviderStatus;
 use crate::manifests::Manifest;
 
@@ -19,8 +23,10 @@ const LAST_RETRY: Duration = Duration::from_secs(60);
 pub(super) struct Memory {
     /// Identity of the Provider that all this is about.
     pub(super) uid: String,
-    /// By kind and name, the fingerprint of what was applied.
-    applied: HashMap<String, u64>,
+    /// What was applied, by kind and name.
+    applied: HashMap<String, Applied>,
+    /// When everything was applied last, whatever was known of it.
+    whole_since: Option<Instant>,
     /// Objects that are not wanted and were seen not to be there.
     absent: HashSet<String>,
     /// By name, the resourceVersion of an applied Secret.
@@ -37,6 +43,14 @@ pub(super) struct Memory {
     retry_at: Option<Instant>,
 }
 
+/// An object that was applied.
+struct Applied {
+    /// Of what was wanted.
+    fingerprint: u64,
+    /// Of what came of it.
+    version: String,
+}
+
 /// The next try.
 pub(super) struct Retry {
     /// From now.
@@ -47,17 +61,41 @@ pub(super) struct Retry {
 
 impl Memory {
     pub(super) fn new(uid: String) -> Self {
-        Self { uid, ..Self::default() }
+        Self { uid, whole_since: Some(Instant::now()), ..Self::default() }
     }
 
-    /// Something in the cluster changed: nothing is taken for granted.
-    pub(super) fn forget_objects(&mut self) {
+    /// Takes note of what watches showed. Whether anything changed that the operator did not do itself; what of its objects did is
+    /// applied again.
+    pub(super) fn note(&mut self, changes: Changes) -> bool {
+        let mut changed = changes.itself;
+        for (object, seen) in changes.objects {
+            let as_left = match &seen {
+                Seen::At(version) => self.applied.get(&object).is_some_and(|applied| applied.version == *version),
+                Seen::Gone => self.absent.contains(&object),
+            };
+            if !as_left {
+                self.applied.remove(&object);
+                self.absent.remove(&object);
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// Once an hour nothing is taken for granted, in case something went unnoticed.
+    pub(super) fn is_stale(&self, now: Instant) -> bool {
+        self.whole_since.is_some_and(|since| now - since >= IDLE_INTERVAL)
+    }
+
+    /// Everything is applied again.
+    pub(super) fn forget_objects(&mut self, now: Instant) {
         self.applied.clear();
         self.absent.clear();
+        self.whole_since = Some(now);
     }
 
     pub(super) fn is_applied(&self, manifest: &Manifest, fingerprint: u64) -> bool {
-        self.applied.get(&manifest.display()) == Some(&fingerprint)
+        self.applied.get(&manifest.display()).is_some_and(|applied| applied.fingerprint == fingerprint)
     }
 
     /// Whether it was applied since anything changed, whatever it said then.
@@ -65,9 +103,10 @@ impl Memory {
         self.applied.contains_key(&manifest.display())
     }
 
-    pub(super) fn note_applied(&mut self, manifest: &Manifest, fingerprint: u64, version: Option<String>) {
-        self.applied.insert(manifest.display(), fingerprint);
-        if let (true, Some(version)) = (manifest.resource.kind == "Secret", version) {
+    pub(super) fn note_applied(&mut self, manifest: &Manifest, fingerprint: u64, meta: &ObjectMeta) {
+        let applied = Applied { fingerprint, version: content_version(meta) };
+        self.applied.insert(manifest.display(), applied);
+        if let (true, Some(version)) = (manifest.resource.kind == "Secret", meta.resource_version.clone()) {
             self.versions.insert(manifest.name.clone(), version);
         }
     }

@@ -69,16 +69,9 @@ pub async fn ensure(
     applied.map(|object| Brought { object: Some(object), applied: true })
 }
 
-/// Changes with everything that we apply, and not with an object's status. Kinds without a generation have no status.
+/// Of what the object is, and of what its template was rendered from.
 fn version(meta: &ObjectMeta) -> String {
-    let owners: Vec<&str> = meta.owner_references.iter().flatten().map(|owner| owner.uid.as_str()).collect();
-    match meta.generation {
-        Some(generation) => {
-            let rest = (generation, &meta.uid, &meta.labels, rendered(meta), owners, meta.deletion_timestamp.is_some());
-            format!("{:x}", hash(&rest))
-        }
-        None => meta.resource_version.clone().unwrap_or_default(),
-    }
+    format!("{} {}", apply::content_version(meta), rendered(meta).map_or("", String::as_str))
 }
 
 fn rendered(meta: &ObjectMeta) -> Option<&String> {

@@ -12,10 +12,14 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::cache::Triggers;
+use crate::context::Place;
 use crate::crd::Provider;
 use crate::defaults::{Defaults, WorkerDefaults};
 use crate::manifests::testing;
 use crate::relay_state::{RelayReport, RelaySnapshot, WorkerReport};
+
+mod numbers;
+mod somebody_elses;
 
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/llm/deployments/llama-backend";
 const CONFIG_MAP: &str = "/api/v1/namespaces/llm/configmaps/llama-worker";
@@ -103,7 +107,8 @@ impl Scene {
         let (service, handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         tokio::spawn(serve(handle, server.clone()));
         let defaults = Defaults { worker: testing::defaults(), ..Defaults::default() };
-        let ctx = Context::new(Client::new(service, "default"), defaults, "system".into(), "operator-0".into());
+        let ctx =
+            Context::new(Client::new(service, "default"), defaults, Place::in_namespace("system"), "operator-0".into());
         let (providers, mut providers_writer) = reflector::store();
         let (pools, pools_writer) = reflector::store();
         let (relay_pods, relay_pods_writer) = reflector::store();
@@ -332,35 +337,6 @@ async fn without_its_provider_a_pool_starts_no_backend_until_there_is_one() {
 }
 
 #[tokio::test]
-async fn pods_that_waited_for_a_pool_that_could_not_be_used_are_let_go_when_it_can() {
-    const GATED: &str = "/api/v1/namespaces/llm/pods/vllm-1";
-    let mut scene = Scene::new(&json!({"template": null, "replicas": null, "multiplexer": {"loadTimeout": "5m"}}));
-    let change = |scene: &Scene, change: Value| {
-        json_patch::merge(scene.server.lock().unwrap().objects.get_mut(POOL).unwrap(), &change);
-    };
-    change(&scene, json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}}));
-    let pod = json!({
-        "metadata": {
-            "name": "vllm-1", "namespace": "llm", "uid": "u", "creationTimestamp": "2026-01-02T00:00:00Z",
-            "labels": {"modelrelay.io/pool": "llama"},
-            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}],
-        },
-        "spec": {"containers": [{"name": "vllm"}], "schedulingGates": [{"name": "modelrelay.io/no-such-pool"}]},
-    });
-    scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
-    scene.look().await.unwrap();
-    assert_eq!(scene.writes(), written(&[STATUS]));
-    change(&scene, json!({"spec": {"multiplexer": null}}));
-    scene.look().await.unwrap();
-    // The webhook reads the status, so the Pod's successor must not come before it.
-    let freed = format!("DELETE {GATED}");
-    assert_eq!(scene.writes(), [written(&[CONFIG_MAP, STATUS]), vec![freed.clone()]].concat());
-    // One that was created meanwhile is let go too.
-    scene.look().await.unwrap();
-    assert_eq!(scene.writes(), [freed]);
-}
-
-#[tokio::test]
 async fn a_pool_that_is_being_deleted_is_not_rebuilt() {
     let scene = Scene::new(&json!({}));
     scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["metadata"]["deletionTimestamp"] =
@@ -396,7 +372,8 @@ async fn another_release_of_the_operator_sends_the_same_template() {
         worker: WorkerDefaults { image: "worker:next".into(), ..WorkerDefaults::default() },
         ..Defaults::default()
     };
-    let ctx = Context::new(scene.shared.ctx.client.clone(), defaults, "system".into(), "operator-1".into());
+    let ctx =
+        Context::new(scene.shared.ctx.client.clone(), defaults, Place::in_namespace("system"), "operator-1".into());
     let next = Arc::new(Shared { ctx, caches: scene.shared.caches.clone(), memory: Memory::default() });
     reconcile(scene.pool(), next).await.unwrap();
     assert_eq!(scene.server.lock().unwrap().objects[DEPLOYMENT]["spec"]["template"], template);

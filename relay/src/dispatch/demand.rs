@@ -32,13 +32,14 @@ pub(super) struct DemandState {
 impl DemandState {
     /// The worker was sent a request, and counts one less.
     pub(super) fn handle_sent(&mut self, model: &Model) {
+        // The last state is always told, also to a worker that counts for itself; and one that adds its models up counts
+        // down whatever it is sent.
+        self.doubtful |= !self.believed.is_empty();
         if let Some(count) = self.believed.get_mut(model) {
             *count -= 1;
             if *count == 0 {
                 self.believed.remove(model);
             }
-            // The last state is always told, also to a worker that counts for itself.
-            self.doubtful = true;
         }
     }
 }
@@ -72,7 +73,17 @@ impl Dispatch {
 
     /// A worker refused a request: it counts one more than it was told, and is told what is so.
     pub(super) fn note_refusal(&mut self, key: WorkerKey, now: Moment) {
-        if let Some(worker) = self.workers.get_mut(&key).filter(|worker| worker.wants_demand()) {
+        // It counts also while it has one link and is told nothing.
+        if let Some(worker) = self.workers.get_mut(&key).filter(|worker| worker.core1) {
+            worker.demand.doubtful = true;
+            self.mark(key, now);
+        }
+    }
+
+    /// A worker's grant is obeyed, and something waits still: it is told so again. It may have kept a slot for us while its
+    /// words were held up, given that slot to another relay, and count us as silent until it hears of us.
+    pub(super) fn answer_grant(&mut self, key: WorkerKey, now: Moment) {
+        if let Some(worker) = self.workers.get_mut(&key).filter(|worker| !worker.demand.believed.is_empty()) {
             worker.demand.doubtful = true;
             self.mark(key, now);
         }

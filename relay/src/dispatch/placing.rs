@@ -84,6 +84,7 @@ impl Dispatch {
 
         self.turn += 1;
         worker.turn = self.turn;
+        request.sent = self.turn;
         worker.in_flight.insert(key);
         worker.demand.handle_sent(&group.name);
         out.push(Effect::Send {
@@ -160,6 +161,23 @@ impl Dispatch {
         group.queue.insert(place);
         let model = request.model;
         self.refresh_due(model, now);
+        self.mark_listeners(model, now);
+    }
+
+    /// Has a request wait, now or when it has to again, for another worker than before. Its clocks go on.
+    pub(super) fn pin_to(&mut self, key: RequestKey, to: WorkerKey, now: Moment) {
+        let Some(request) = self.requests.get_mut(&key) else {
+            return;
+        };
+        let State::Queued { cold_start, .. } = request.state else {
+            request.pin = Some(to);
+            return;
+        };
+        let queue = &mut self.models[request.model].queue;
+        queue.remove(&place_of(request, cold_start));
+        request.pin = Some(to);
+        queue.insert(place_of(request, cold_start));
+        let model = request.model;
         self.mark_listeners(model, now);
     }
 

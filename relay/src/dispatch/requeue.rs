@@ -24,7 +24,7 @@ impl Dispatch {
         }
         self.take_from_worker(key);
         match failure {
-            AttemptFailure::AtCapacity => self.note_at_capacity(worker, now),
+            AttemptFailure::AtCapacity => self.note_at_capacity(worker, key, now),
             AttemptFailure::Draining => self.begin_drain(worker, now, out),
             AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
                 self.note_failed_on(worker, key, Trouble::Unreachable);
@@ -58,9 +58,10 @@ impl Dispatch {
         }
     }
 
-    fn note_at_capacity(&mut self, key: WorkerKey, now: Moment) {
+    fn note_at_capacity(&mut self, key: WorkerKey, refused: RequestKey, now: Moment) {
+        let sent = self.requests.get(&refused).map_or(u64::MAX, |request| request.sent);
         if let Some(worker) = self.workers.get_mut(&key) {
-            worker.handle_refusal();
+            worker.handle_refusal(sent);
         }
         self.refresh_rank(key);
         self.note_refusal(key, now);

@@ -7,6 +7,7 @@ mod demand;
 mod drain;
 mod harness;
 mod history;
+mod joint;
 mod queue;
 mod requeue;
 mod scale;

@@ -117,7 +117,10 @@ impl Provider {
                     .with_retry_after(secs(retry_after_secs))
             }
             Failure::QueueTimeout { retry_after_secs } => {
-                let message = "queue timeout: no worker available within deadline";
+                let mut message = "queue timeout: no worker available within deadline".to_owned();
+                if !state.core.worker_serves(model) {
+                    message.push_str(&format!("; no worker serves {model}: see /v1/models"));
+                }
                 ApiError::new(ErrorKind::QueueTimeout, message).with_retry_after(secs(retry_after_secs))
             }
             Failure::RequestTimeout => ApiError::new(ErrorKind::RequestTimeout, "request timeout"),

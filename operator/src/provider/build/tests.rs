@@ -4,6 +4,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::context::Place;
 use crate::crd::{Provider, WorkerPool};
 use crate::defaults::{Defaults, RelayDefaults};
 use crate::manifests::snapshot;
@@ -34,22 +35,23 @@ fn at(text: &str) -> Timestamp {
 fn steady() -> Plan {
     Plan {
         current: Secret::new("worker-value"),
-        previous: None,
+        previous: Vec::new(),
         worker: Secret::new("worker-value"),
         worker_changed_at: at("2026-11-01T00:00:00Z"),
         acted_on: None,
-        news: None,
+        news: Vec::new(),
         wake_at: None,
     }
 }
 
 fn built(spec: Value, pools: &[std::sync::Arc<WorkerPool>], plan: &Plan, defaults: &RelayDefaults) -> Desired {
     let valid = validate(&provider(spec), pools).unwrap();
-    let token = Secret::new("admin-value");
+    let (token, salt) = (Secret::new("admin-value"), Secret::new("salt-value"));
     let inputs = Inputs {
         defaults,
-        operator_namespace: "mr-system",
+        operator: &Place::in_namespace("mr-system"),
         plan,
+        salt: &salt,
         admin_token: valid.spec.relay.admin_token_secret_ref.is_none().then_some(&token),
         has_api_keys: false,
         holds_api_keys: false,
@@ -134,10 +136,10 @@ fn with_api_keys_and_the_charts_defaults() {
 
 #[test]
 fn rotation_under_way() {
-    let until = at("2026-11-02T00:00:00Z");
+    let previous = |value: &str, until: &str| Previous { value: Secret::new(value), until: Some(at(until)) };
     let plan = Plan {
         current: Secret::new("new-value"),
-        previous: Some(Previous { value: Secret::new("old-value"), until: Some(until) }),
+        previous: vec![previous("old-value", "2026-11-02T00:00:00Z"), previous("older-value", "2026-11-01T09:00:00Z")],
         worker: Secret::new("new-value"),
         acted_on: Some("monday".into()),
         ..steady()
@@ -150,6 +152,22 @@ fn a_load_balancer_that_workers_use_too() {
     let service = json!({"type": "LoadBalancer", "workers": true, "loadBalancerClass": "example.com/lb"});
     let spec = json!({"relay": {"replicas": 2, "service": service, "networkPolicy": {"metricsFrom": []}}});
     snapshot::check("provider-load-balancer", &page(&built(spec, &[], &steady(), &defaults())));
+}
+
+#[test]
+fn an_operator_on_its_nodes_network_reaches_relays_through_their_policies() {
+    let from = |spec: Value, place: &Place| {
+        let valid = validate(&provider(spec), &[]).unwrap();
+        network::network_policy(&valid, place).value["spec"]["ingress"][2].get("from").cloned()
+    };
+    let on_node = Place { host_network: true, ..Place::in_namespace("mr-system") };
+    assert_eq!(from(json!({}), &on_node), None);
+    let nodes = json!({"ipBlock": {"cidr": "10.0.0.0/24"}});
+    let listed = json!({"relay": {"networkPolicy": {"metricsFrom": [nodes]}}});
+    let named = json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "mr-system"}}});
+    assert_eq!(from(listed, &on_node), Some(json!([named, nodes])));
+    let every_pod = json!([named, {"namespaceSelector": {}}]);
+    assert_eq!(from(json!({}), &Place::in_namespace("mr-system")), Some(every_pod));
 }
 
 #[test]

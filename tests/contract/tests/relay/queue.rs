@@ -195,7 +195,7 @@ async fn waiting_too_long_without_any_worker_is_504() {
     let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "1").start().await;
     let reply = relay.fetch(messages("m")).await;
     let message = anthropic_error(&reply, 504, "overloaded_error");
-    assert_eq!(message, "queue timeout: no worker available within deadline");
+    assert_eq!(message, "queue timeout: no worker available within deadline; no worker serves m: see /v1/models");
     check_retry_after(&reply);
     assert_eq!(reply.header("x-should-retry").as_deref(), Some("true"));
     relay.wait_for_queue_depth("local", 0).await;

@@ -19,8 +19,10 @@ impl Reference {
             Event::ModelsUpdated { worker, models, load } => self.update(worker, models, load),
             Event::LoadReported { worker, load } => self.report(worker, load),
             Event::Granted { worker, grant } => {
-                if let Some(worker) = self.workers.get_mut(&worker).filter(|w| w.new.core1) {
-                    worker.grant = Some(grant);
+                if let Some(known) = self.workers.get_mut(&worker).filter(|w| w.new.core1) {
+                    known.grant = Some(grant);
+                    let running = self.requests.values_mut().filter(|request| request.worker == Some(worker));
+                    running.for_each(|request| request.granted_since = true);
                 }
             }
             Event::Completed { worker, request, attempt } => {
@@ -32,6 +34,12 @@ impl Reference {
             Event::AttemptFailed { worker, request, attempt, failure } => {
                 if self.is_current(worker, request, attempt) {
                     self.attempt_failed(worker, request, failure);
+                }
+            }
+            Event::WorkerSucceeded { older, newer } => {
+                if self.workers.get(&newer).is_some_and(|worker| worker.new.core1 && !worker.draining) {
+                    let pinned = self.requests.values_mut().filter(|request| request.new.pin == Some(older));
+                    pinned.for_each(|request| request.new.pin = Some(newer));
                 }
             }
             Event::WorkerDraining { worker } => self.drain(worker),
@@ -105,6 +113,7 @@ impl Reference {
                 requeues: 0,
                 severed: 0,
                 attempts: 0,
+                granted_since: false,
                 failed_on: BTreeSet::new(),
                 trouble: None,
                 worker: None,
@@ -223,8 +232,10 @@ impl Reference {
         match failure {
             AttemptFailure::AtCapacity => {
                 let own = self.own(worker);
+                let granted_since = self.requests[&key].granted_since;
                 let known = self.workers.get_mut(&worker).unwrap();
                 match &mut known.grant {
+                    Some(_) if known.new.core1 && granted_since => {}
                     Some(grant) if known.new.core1 => grant.slots = grant.slots.min(own),
                     _ => {
                         let free = known.new.max_concurrent.saturating_sub(own);

@@ -87,21 +87,24 @@ fn eight_clients_that_alternate_between_two_models_take_25_loads_for_160_request
     }
 }
 
-/// Four clients keep model 0 busy for ten minutes; somebody wants model 1 once.
+/// Clients that never pause, and somebody who wants another model at this time.
 struct Lone {
     busy: Busy,
     at: f64,
+    model: ModelId,
 }
 
 impl Workload for Lone {
     fn begin(&mut self) -> Vec<(Time, Job)> {
         let mut jobs = self.busy.begin();
-        jobs.push((secs(self.at), Job { client: 4, model: 1, service: secs(3.0) }));
+        let client = self.busy.models.len();
+        jobs.push((secs(self.at), Job { client, model: self.model, service: secs(3.0) }));
         jobs
     }
 
     fn after(&mut self, answered: &Job, now: Time) -> Vec<(Time, Job)> {
-        if answered.client == 4 { Vec::new() } else { self.busy.after(answered, now) }
+        let lone = answered.client == self.busy.models.len();
+        if lone { Vec::new() } else { self.busy.after(answered, now) }
     }
 }
 
@@ -110,7 +113,7 @@ fn answers_of_the_busy_model(at: f64, load: f64, seed: u64, window: f64) -> (u32
     let busy = || Busy { rng: Rng::new(seed), models: vec![0; 4] };
     let play = |length: f64| {
         let mut scheduler = Setup::new(2, secs(load)).start();
-        let outcome = run(&mut Lone { busy: busy(), at }, &mut scheduler, secs(length));
+        let outcome = run(&mut Lone { busy: busy(), at, model: 1 }, &mut scheduler, secs(length));
         assert_eq!(scheduler.severed(), 0);
         outcome
     };
@@ -171,6 +174,27 @@ fn no_model_waits_longer_than_its_bound_while_all_are_saturated() {
             let shares = (0..models).map(|model| outcome.done_of(model));
             let (least, most) = (shares.clone().min().unwrap_or(0), shares.max().unwrap_or(0));
             assert!(f64::from(least) > 0.7 * f64::from(most), "one of {models} gets {least}, another {most}");
+        }
+    }
+}
+
+/// Crowds have more waiting time per second of swapping than one request can ever have. Its bound is what helps it.
+#[test]
+fn lone_request_is_not_starved_by_two_crowds() {
+    for load in [3.0, 15.0] {
+        for at in [100.0, 333.0, 500.0] {
+            let models = [vec![0; 40], vec![1; 40]].concat();
+            let busy = Busy { rng: Rng::new(3), models };
+            let outcome = run(&mut Lone { busy, at, model: 2 }, &mut ours(3, load, RelayKind::Granted), LENGTH);
+            let knobs = Knobs::default();
+            let turn = policy::quantum(&knobs, secs(load)) + secs(load) + knobs.drain_timeout;
+            let waited = outcome.worst(2);
+            // Its bound: both crowds' turns, drain and load. Only then does it come before all, so a turn that has just
+            // begun is one more, and then there is its own load.
+            let bound = turn * 2 + knobs.drain_timeout + secs(load);
+            let longest = bound + turn + secs(load);
+            assert!(waited <= longest, "load {load} at {at}: {waited:?} beyond {longest:?}");
+            assert_eq!(outcome.done_of(2), 1);
         }
     }
 }

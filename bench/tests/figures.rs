@@ -6,7 +6,7 @@ use modelrelay_bench::simulation::ours::{Ours, Setup};
 use modelrelay_bench::simulation::report::{LENGTH, LOADS, Policy, SEEDS};
 use modelrelay_bench::simulation::rivals::Rule;
 use modelrelay_bench::simulation::rng::Rng;
-use modelrelay_bench::simulation::workload::{Agents, Busy, Kind, Planned, Workload};
+use modelrelay_bench::simulation::workload::{Assistants, Busy, Kind, Planned, Workload};
 use modelrelay_bench::simulation::{Job, ModelId, Scheduler, Time, run};
 use modelrelay_worker::multiplexer::config::{Knobs, Linger};
 use modelrelay_worker::multiplexer::event::RelayKind;
@@ -77,8 +77,8 @@ fn eight_clients_that_alternate_between_two_models_take_25_loads_for_160_request
     for relay in BOTH {
         for at in [vec![0; 8], vec![0, 1, 0, 1, 0, 1, 0, 1], vec![0, 0, 0, 0, 0, 0, 0, 1]] {
             for seed in SEEDS {
-                let agents = Agents { rng: Rng::new(seed), turns: vec![0, 1], at: at.clone(), thinking: false };
-                let mut clients = Limited { clients: agents, left: 160 };
+                let assistants = Assistants { rng: Rng::new(seed), turns: vec![0, 1], at: at.clone(), thinking: false };
+                let mut clients = Limited { clients: assistants, left: 160 };
                 let outcome = run(&mut clients, &mut ours(2, 2.0, relay), LENGTH);
                 assert_eq!(outcome.done, 160);
                 assert!(outcome.loads <= 25, "{relay:?} {at:?} seed {seed}: {} loads", outcome.loads);
@@ -257,13 +257,13 @@ fn it_makes_little_difference_whether_requests_wait_at_the_relay_or_in_the_worke
 }
 
 #[test]
-fn adaptive_linger_is_worth_a_seventh_for_agents_and_costs_nothing_on_strict_alternation() {
+fn adaptive_linger_is_worth_a_seventh_for_assistants_and_costs_nothing_on_strict_alternation() {
     let play = |kind: Kind, linger: Linger| {
         let mut setup = Setup::new(kind.models(), secs(15.0));
         setup.config.knobs.linger = linger;
         f64::from(run(kind.clients(1).as_mut(), &mut setup.start(), LENGTH).done)
     };
-    for kind in [Kind::Orchestrators(1), Kind::Orchestrators(2), Kind::Agents(2)] {
+    for kind in [Kind::Orchestrators(1), Kind::Orchestrators(2), Kind::Assistants(2)] {
         let gain = play(kind, Linger::Auto) / play(kind, Linger::Off);
         assert!(gain >= 1.14, "{}: {gain}", kind.name());
     }

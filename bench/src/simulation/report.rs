@@ -94,7 +94,8 @@ pub fn policies() -> String {
 /// The table that compares lingers, as Markdown.
 pub fn lingers() -> String {
     let mut text = String::from("| clients | load | off | **auto** | 2 s |\n|---|---|---|---|---|\n");
-    let kinds = [Kind::Orchestrators(1), Kind::Orchestrators(2), Kind::Agents(2), Kind::Agents(4), Kind::Alternating];
+    let kinds =
+        [Kind::Orchestrators(1), Kind::Orchestrators(2), Kind::Assistants(2), Kind::Assistants(4), Kind::Alternating];
     for kind in kinds {
         for (index, secs) in LOADS.into_iter().enumerate() {
             let name = if index == 0 { kind.name() } else { "〃".to_owned() };

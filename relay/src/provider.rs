@@ -130,6 +130,7 @@ impl Provider {
             max_concurrent: accepted.max_concurrent,
             load,
             core1: link.info.core1,
+            multiplexer: None,
         };
         let mut state = self.lock();
         if let Some(instance) = &link.info.instance

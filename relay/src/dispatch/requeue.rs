@@ -24,7 +24,7 @@ impl Dispatch {
         }
         self.take_from_worker(key);
         match failure {
-            AttemptFailure::AtCapacity => self.note_at_capacity(worker, now),
+            AttemptFailure::AtCapacity => self.note_at_capacity(worker, key, now),
             AttemptFailure::Draining => self.begin_drain(worker, now, out),
             AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
                 self.note_failed_on(worker, key, Trouble::Unreachable);
@@ -58,9 +58,9 @@ impl Dispatch {
         }
     }
 
-    fn note_at_capacity(&mut self, key: WorkerKey, now: Moment) {
-        if let Some(worker) = self.workers.get_mut(&key) {
-            worker.handle_refusal();
+    fn note_at_capacity(&mut self, key: WorkerKey, refused: RequestKey, now: Moment) {
+        if let (Some(worker), Some(request)) = (self.workers.get_mut(&key), self.requests.get(&refused)) {
+            worker.handle_refusal(request.model, &self.models[request.model].name);
         }
         self.refresh_rank(key);
         self.note_refusal(key, now);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use futures_util::{Stream, StreamExt, future};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, ContainerStatus, Pod, PodStatus, Secret, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
@@ -300,7 +300,8 @@ impl Fingerprints {
     }
 }
 
-/// Keeps of a Pod what the controllers read: names, labels, annotations, owners, the names of containers, and how it fares.
+/// Keeps of a Pod what the controllers read: names, labels, annotations, owners, the names of containers, and how it and its
+/// relay fare.
 fn trim_pod(pod: &mut Pod) {
     if let Some(spec) = &mut pod.spec {
         spec.volumes = None;
@@ -327,8 +328,18 @@ fn trim_pod(pod: &mut Pod) {
     }
     if let Some(status) = &mut pod.status {
         status.init_container_statuses = None;
-        status.container_statuses = None;
+        status.container_statuses = relay_state(status);
     }
+}
+
+/// Whether a relay runs, and if not, why: nothing else of the containers' statuses is read.
+fn relay_state(status: &PodStatus) -> Option<Vec<ContainerStatus>> {
+    let relay = status.container_statuses.iter().flatten().find(|one| one.name == names::RELAY_CONTAINER)?;
+    let mut state = relay.state.clone();
+    if let Some(waiting) = state.as_mut().and_then(|state| state.waiting.as_mut()) {
+        waiting.message = None;
+    }
+    Some(vec![ContainerStatus { name: relay.name.clone(), state, ..ContainerStatus::default() }])
 }
 
 #[cfg(test)]
@@ -395,5 +406,21 @@ mod tests {
         assert_eq!(see(Event::InitDone), "good");
         assert_eq!(see(Event::Delete(guarded("never", &odd))), "good");
         assert_eq!(see(Event::Delete(guarded("good", &odd))), "");
+    }
+
+    #[test]
+    fn of_a_pods_containers_only_the_relays_state_is_kept() {
+        let status = |name: &str, state: &Value| json!({"name": name, "state": state, "ready": true, "restartCount": 3, "image": "i", "imageID": "d"});
+        let waiting = json!({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image i"}});
+        let mut pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p"},
+            "status": {"containerStatuses": [status("proxy", &json!({"running": {}})), status("relay", &waiting)]},
+        }))
+        .unwrap();
+        trim_pod(&mut pod);
+        let kept = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
+        assert_eq!(kept.len(), 1);
+        assert_eq!((kept[0].name.as_str(), kept[0].image.as_str(), kept[0].restart_count), ("relay", "", 0));
+        assert_eq!(serde_json::to_value(&kept[0].state).unwrap(), json!({"waiting": {"reason": "ImagePullBackOff"}}));
     }
 }

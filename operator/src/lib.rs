@@ -21,4 +21,5 @@ pub mod relay_client;
 pub mod relay_state;
 pub mod run;
 pub mod telemetry;
+mod words;
 pub mod worker_pool;

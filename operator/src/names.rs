@@ -20,12 +20,12 @@ pub const CONFIG_HASH_ANNOTATION: &str = "modelrelay.io/config-hash";
 pub const API_KEYS_VERSION_ANNOTATION: &str = "modelrelay.io/api-keys-version";
 /// On worker Pods, so that the kubelet refreshes the mounted secret at once: the Secret's resourceVersion.
 pub const SECRET_VERSION_ANNOTATION: &str = "modelrelay.io/secret-version";
-/// On a Provider's configuration Secret: until when the worker secret before the last rotation still admits workers.
-pub const PREVIOUS_UNTIL_ANNOTATION: &str = "modelrelay.io/previous-until";
 /// On the Secret that workers mount: when its value last changed. Younger Pods have mounted the new one anyway.
 pub const SECRET_CHANGED_ANNOTATION: &str = "modelrelay.io/changed-at";
 /// On relay Pods whose mounted configuration is late: asks the kubelet to look once more.
 pub const NUDGE_ANNOTATION: &str = "modelrelay.io/nudged-at";
+/// On Pods that were injected: hash of the worker as it was put there.
+pub const WORKER_HASH_ANNOTATION: &str = "modelrelay.io/worker-hash";
 /// Keeps a Pod whose pool does not exist from being scheduled.
 pub const NO_SUCH_POOL_GATE: &str = "modelrelay.io/no-such-pool";
 /// The worker's container, in every mode.
@@ -130,6 +130,15 @@ pub fn worker(pool: &str) -> String {
 /// Deployment or DaemonSet of a pool's backends.
 pub fn backend(pool: &str) -> String {
     format!("{pool}-backend")
+}
+
+/// On a Provider's configuration Secret: until when an old worker secret still admits workers. `age` counts from 0, the newest
+/// of them.
+pub fn previous_until_annotation(age: usize) -> String {
+    match age {
+        0 => "modelrelay.io/previous-until".to_owned(),
+        older => format!("modelrelay.io/previous-until-{}", older + 1),
+    }
 }
 
 /// The address that workers in the cluster dial, without scheme: every relay Pod is behind that name.

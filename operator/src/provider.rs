@@ -33,6 +33,7 @@ mod look;
 mod memory;
 mod news;
 mod outcome;
+mod pace;
 mod propagate;
 pub mod reasons;
 pub mod rotation;
@@ -47,12 +48,11 @@ use advance::OWN_SECRET_INTERVAL;
 use look::Look;
 use memory::Memory;
 use outcome::{FailureKind, Outcome};
+use pace::Due;
 use status::Facts;
 
 /// Providers that are worked on at once.
 const CONCURRENCY: u16 = 4;
-/// Workers, depths and the like are written no more often than this.
-const NUMBERS_INTERVAL: Duration = Duration::from_secs(10);
 /// The watch has surely shown a status that was written so long ago.
 const WATCH_LAG: Duration = Duration::from_secs(10);
 /// For what no watch tells of.
@@ -224,7 +224,7 @@ async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memo
         Some(standing) => standing,
         None => Box::pin(advance::advance(ctx, provider, &look, memory)).await,
     };
-    let news = outcome.news.take();
+    let news = std::mem::take(&mut outcome.news);
     memory.outcome = Some(outcome.clone());
 
     let expected = outcome.config_hash.clone().map(|hash| Expectation { hash, pods: look.pod_names() });
@@ -232,7 +232,7 @@ async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memo
     if let Some(expected) = expected {
         ctx.relays.expect(&key.0, &key.1, expected);
     }
-    let numbers_due = update_status(shared, provider, &look, &outcome, news, memory).await?;
+    let numbers_due = update_status(shared, provider, &look, &outcome, &news, memory).await?;
     propagated.map_err(|error| Error::Pods(Box::new(error)))?;
     next(&outcome, memory, numbers_due)
 }
@@ -260,7 +260,7 @@ async fn update_status(
     provider: &Provider,
     look: &Look,
     outcome: &Outcome,
-    news: Option<rotation::News>,
+    news: &[rotation::News],
     memory: &mut Memory,
 ) -> Result<Option<Duration>, Error> {
     let there = provider.status.clone().unwrap_or_default();
@@ -270,16 +270,14 @@ async fn update_status(
     };
     let now = Time(Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default());
     let after = status::status(&Facts { provider, look, outcome }, &before, &now);
-    let only_numbers = status::without_numbers(&before) == status::without_numbers(&after);
-    let since = memory.written.as_ref().map_or(NUMBERS_INTERVAL, |(_, at)| at.elapsed());
-    if before == after {
-        if memory.written.is_none() {
-            memory.written = Some((after, Instant::now()));
+    let since = memory.written.as_ref().map(|(_, at)| at.elapsed());
+    match pace::due(&before, &after, since) {
+        Due::Now => {}
+        Due::In(left) => return Ok(Some(left)),
+        Due::Never => {
+            memory.written.get_or_insert_with(|| (after, Instant::now()));
+            return Ok(None);
         }
-        return Ok(None);
-    }
-    if only_numbers && since < NUMBERS_INTERVAL {
-        return Ok(Some(NUMBERS_INTERVAL.saturating_sub(since)));
     }
     write_status(&shared.ctx.client, provider, &after).await.map_err(|error| Error::Status(Box::new(error)))?;
     news::tell(&shared.ctx, provider, &before, &after, news).await;
@@ -299,11 +297,13 @@ fn next(outcome: &Outcome, memory: &Memory, numbers_due: Option<Duration>) -> Re
         };
     }
     let until = |at: Timestamp| at.duration_since(Timestamp::now()).try_into().unwrap_or(Duration::ZERO);
+    // A relay that cannot start holds up a rotation for so long only, and time alone tells nobody.
+    let awaits_relays = outcome.worker_secret.as_ref().is_some_and(|secret| secret.awaits_relays);
     let waits = [
         Some(IDLE_INTERVAL),
         outcome.wake_at.map(until),
         numbers_due,
-        memory.unconfirmed_since.map(|_| UNCONFIRMED_INTERVAL),
+        (awaits_relays || memory.unconfirmed_since.is_some()).then_some(UNCONFIRMED_INTERVAL),
     ];
     let soonest = waits.into_iter().flatten().min().unwrap_or(IDLE_INTERVAL);
     // A moment later than the moment itself, so that it has come.

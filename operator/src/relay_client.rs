@@ -1,8 +1,8 @@
 //! Asks every relay what it runs and what it has to do: `GET /admin/state` on the Pod's own address.
 //!
-//! One loop for all Providers. A Provider is looked at every 5 s, every second while a pool of it is scaled by the operator, and
-//! a few times per second for a short while after its configuration or its Pods changed, so that `Programmed` follows at
-//! once. A Provider without a relay Pod costs nothing.
+//! One loop for all Providers. A Provider is looked at every 5 s, every second while a pool of it is scaled by the operator or
+//! while it has pools and serves no model yet, and a few times per second for a short while after its configuration or its
+//! Pods changed, so that `Programmed` follows at once. A Provider without a relay Pod costs nothing.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::cache::Caches;
 use crate::context::Context;
-use crate::crd::Provider;
+use crate::crd::{Provider, WorkerPool};
 use crate::manifests::secrets::ADMIN_TOKEN;
 use crate::names;
 use crate::relay_state::{Expectation, RelaySnapshot};
@@ -32,7 +32,7 @@ mod tests;
 use state::RelayState;
 
 const INTERVAL: Duration = Duration::from_secs(5);
-const SCALING_INTERVAL: Duration = Duration::from_secs(1);
+const BRISK_INTERVAL: Duration = Duration::from_secs(1);
 /// While something is about to be confirmed: a kubelet brings a changed Secret within 0.2 to 0.8 s.
 const CLOSE_INTERVAL: Duration = Duration::from_millis(200);
 /// After that the relay is not late but unwell, and looked at like any other.
@@ -165,9 +165,12 @@ impl Schedule {
         }
     }
 
-    /// Looks at once where something new is expected.
+    /// Looks at once where something new is expected, or a new report is waited for.
     fn hurry(&mut self, ctx: &Context) {
         for (key, entry) in &mut self.entries {
+            if ctx.relays.is_wanted(&key.0, &key.1) {
+                entry.due = Instant::now();
+            }
             let expected = ctx.relays.expected(&key.0, &key.1);
             if expected.as_ref() != entry.expected.as_ref().map(|(expectation, _)| expectation) {
                 entry.expected = expected.map(|expectation| (expectation, Instant::now()));
@@ -179,7 +182,7 @@ impl Schedule {
     /// A look takes at most [`TIMEOUT`], and its end wakes the loop; this is for those that wait. New Pods are found by it too.
     fn next_due(&self) -> Instant {
         let soonest = self.entries.values().filter(|entry| !entry.is_running).map(|entry| entry.due).min();
-        let at_latest = Instant::now() + SCALING_INTERVAL;
+        let at_latest = Instant::now() + BRISK_INTERVAL;
         soonest.map_or(at_latest, |soonest| soonest.min(at_latest))
     }
 }
@@ -218,23 +221,22 @@ fn look(
 
 fn seen_by(ctx: &Context, caches: &Caches, schedule: &mut Schedule, seen: Seen) {
     let Seen { key, snapshot, token } = seen;
-    let interval = {
-        let entry = schedule.entry(&key);
-        let close = entry.expected.as_ref().is_some_and(|(expected, since)| {
-            since.elapsed() < CLOSE_FOR && !snapshot.all_run(&expected.pods, &expected.hash)
-        });
-        let scales = || caches.pools_of(&key.0, &key.1).iter().any(|pool| pool.spec.scaling.is_some());
-        match (close, scales()) {
-            (true, _) => CLOSE_INTERVAL,
-            (false, true) => SCALING_INTERVAL,
-            (false, false) => INTERVAL,
-        }
-    };
+    let is_close = schedule.entry(&key).expected.as_ref().is_some_and(|(expected, since)| {
+        since.elapsed() < CLOSE_FOR && !snapshot.all_run(&expected.pods, &expected.hash)
+    });
+    let interval = if is_close { CLOSE_INTERVAL } else { interval(&caches.pools_of(&key.0, &key.1), &snapshot) };
     let entry = schedule.entry(&key);
     entry.is_running = false;
     entry.token = token;
     entry.due = Instant::now() + interval;
     keep(ctx, caches, &key, snapshot);
+}
+
+/// Until the next look at a Provider of which nothing is about to be confirmed. Its first workers are waited for by somebody.
+fn interval(pools: &[Arc<WorkerPool>], snapshot: &RelaySnapshot) -> Duration {
+    let scales = pools.iter().any(|pool| pool.spec.scaling.is_some());
+    let awaits_workers = !pools.is_empty() && snapshot.is_complete() && snapshot.serves_nothing();
+    if scales || awaits_workers { BRISK_INTERVAL } else { INTERVAL }
 }
 
 /// Keeps what was reported, and tells the Provider if it is new. Of a busy one something always is, so its pools are not told:

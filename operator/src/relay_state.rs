@@ -1,17 +1,21 @@
 //! What the relays of each Provider last reported, summed over its Pods.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::watch;
 
 /// Of every Provider, by namespace and name.
 #[derive(Debug, Default)]
 pub struct RelayStates {
-    // Both are held for a look-up or an insertion, never over an await.
+    // Each is held for a look-up or an insertion, never over an await.
     by_provider: Mutex<HashMap<(String, String), Arc<RelaySnapshot>>>,
     expected: Mutex<HashMap<(String, String), Expectation>>,
+    /// Of whom somebody waits for a new report.
+    wanted: Mutex<HashSet<(String, String)>>,
     news: watch::Sender<()>,
+    reported: watch::Sender<()>,
 }
 
 /// What relays are about to report.
@@ -95,9 +99,31 @@ impl RelayStates {
         let mut states = self.lock();
         let changed = states.get(&key).is_none_or(|before| **before != snapshot);
         if changed {
-            states.insert(key, Arc::new(snapshot));
+            states.insert(key.clone(), Arc::new(snapshot));
+        }
+        drop(states);
+        if self.wanted().remove(&key) {
+            self.reported.send_replace(());
         }
         changed
+    }
+
+    /// What the relays report when they are asked now, or last did if that takes longer than `patience`.
+    pub async fn fresh(&self, namespace: &str, provider: &str, patience: Duration) -> Option<Arc<RelaySnapshot>> {
+        let key = (namespace.to_owned(), provider.to_owned());
+        let mut reported = self.reported.subscribe();
+        self.wanted().insert(key.clone());
+        self.news.send_replace(());
+        let answer = reported.wait_for(|()| !self.wanted().contains(&key));
+        if tokio::time::timeout(patience, answer).await.is_err() {
+            self.wanted().remove(&key);
+        }
+        self.of(namespace, provider)
+    }
+
+    /// Whether somebody waits for a new report.
+    pub fn is_wanted(&self, namespace: &str, provider: &str) -> bool {
+        self.wanted().contains(&(namespace.to_owned(), provider.to_owned()))
     }
 
     /// Says what the relays are about to report, so that they are asked soon.
@@ -116,7 +142,7 @@ impl RelayStates {
         self.expected.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
     }
 
-    /// Changes when somebody expects something new.
+    /// Changes when somebody expects something new, or waits for a new report.
     pub fn expectations(&self) -> watch::Receiver<()> {
         self.news.subscribe()
     }
@@ -126,12 +152,17 @@ impl RelayStates {
         let key = (namespace.to_owned(), provider.to_owned());
         self.lock().remove(&key);
         self.expected.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        self.wanted().remove(&key);
     }
 
     /// Forgets everything. Whoever leads again must not decide by what relays reported when it last led.
     pub fn clear(&self) {
         self.lock().clear();
         self.expected.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    fn wanted(&self) -> std::sync::MutexGuard<'_, HashSet<(String, String)>> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(String, String), Arc<RelaySnapshot>>> {
@@ -154,6 +185,11 @@ impl RelaySnapshot {
         pods.into_iter().all(runs)
     }
 
+    /// Whether no worker offers a model.
+    pub fn serves_nothing(&self) -> bool {
+        self.models.values().all(|model| model.workers == 0)
+    }
+
     /// Whether every relay that may hold requests was asked and answered. One whose Pod no node takes holds none, and may
     /// stay so for ever. Where there is no other, nothing is known.
     pub fn is_complete(&self) -> bool {
@@ -165,6 +201,27 @@ impl RelaySnapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fresh_report_is_waited_for_and_not_for_long() {
+        let states = RelayStates::default();
+        let at = |depth| RelaySnapshot { queue_depth: depth, ..RelaySnapshot::default() };
+        states.keep("llm", "local", at(1));
+        let mut news = states.expectations();
+        let patience = Duration::from_secs(1);
+        let depth = async || states.fresh("llm", "local", patience).await.map(|snapshot| snapshot.queue_depth);
+        let relays = async {
+            news.changed().await.unwrap();
+            assert!(states.is_wanted("llm", "local") && !states.is_wanted("llm", "other"));
+            // Of another Provider it says nothing.
+            states.keep("llm", "other", at(7));
+            states.keep("llm", "local", at(2));
+        };
+        assert_eq!(tokio::join!(depth(), relays).0, Some(2));
+        assert!(!states.is_wanted("llm", "local"));
+        let began = tokio::time::Instant::now();
+        assert_eq!((depth().await, began.elapsed()), (Some(2), patience), "they are silent");
+    }
 
     #[test]
     fn who_leads_again_knows_nothing_of_before() {

@@ -15,6 +15,7 @@ pub mod reasons;
 pub mod render;
 pub mod replicas;
 pub mod report;
+pub mod rivals;
 pub mod rollout;
 pub mod scaling;
 pub mod status;
@@ -41,15 +42,18 @@ use crate::apply::ApplyError;
 use crate::cache::Caches;
 use crate::context::Context;
 use crate::crd::WorkerPool;
+use crate::crd::worker_pool::Mode;
 use crate::manifests::backend::{self, Workload};
 use crate::manifests::sidecar::{self, Inputs};
 use crate::manifests::worker_config;
 use crate::metrics::ControllerName;
+use crate::words;
 use census::{Census, Measure, SETTLED};
 use fetch::FetchError;
 use memory::Memory;
 use reasons::Reason;
 use render::Rendered;
+use rivals::{Dispute, Rival};
 use rollout::Rollout;
 use status::{Facts, ProviderState, Workers};
 use ticker::Ticker;
@@ -62,6 +66,12 @@ const CONCURRENCY: u16 = 4;
 const GATHER: Duration = Duration::from_millis(100);
 /// A look without a reason, in case a change went unnoticed.
 const RESYNC: Duration = Duration::from_secs(300);
+
+/// Between two looks at a pool that has no Pods: why somebody else cannot create them, no watch tells.
+const WITHOUT_PODS: Duration = Duration::from_secs(60);
+
+/// How long relays may take to say who is idle before Pods go. They answer within milliseconds.
+const RANK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What both loops share.
 pub struct Shared {
@@ -176,6 +186,8 @@ struct Outcome {
     stall: Option<(Reason, String)>,
     heals: bool,
     rollout: Option<Rollout>,
+    /// Somebody else's number of replicas.
+    dispute: Option<Dispute>,
     /// Whether the template is not what would be rendered now.
     outdated: bool,
 }
@@ -191,6 +203,8 @@ struct Fetched {
     provider: ProviderState,
     pods: Vec<Arc<Pod>>,
     census: Census,
+    /// Why somebody else's Deployment has none of the pool's Pods.
+    not_created: Option<String>,
 }
 
 async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileError> {
@@ -198,13 +212,20 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
         return Ok(Action::await_change());
     }
     let pods = fetch::pods(&shared.caches, pool);
+    let (image, hash) = worker_now(shared, pool);
     let measure = Measure {
-        image: &worker_image(shared, pool),
+        hash: &hash,
+        image: &image,
         usable: census::usable_since(pool, &report::previous(shared, pool).conditions),
         now: Timestamp::now(),
     };
     let census = census::take(pods.iter().map(AsRef::as_ref), measure);
-    let fetched = Fetched { provider: fetch::provider(&shared.caches, pool), pods, census };
+    let provider = fetch::provider(&shared.caches, pool);
+    let not_created = match is_without_pods(pool, &census) {
+        true => fetch::not_created(&shared.ctx.client, pool).await,
+        false => None,
+    };
+    let fetched = Fetched { provider, pods, census, not_created };
     let outcome = match validate::validate(pool) {
         Ok(validated) => {
             bring_about(pool, shared, &fetched, &validated).await.or_else(|error| healing(&error).ok_or(error))?
@@ -212,14 +233,29 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
         Err(error) => refused(&error),
     };
     let numbers_later = report(pool, shared, &fetched, &outcome).await?;
+    tell_of_waiting(pool, shared, &fetched.census, outcome.stall.as_ref()).await;
     // The webhook asks the status whether the pool can be used, so the status comes before the next Pods.
     if outcome.stall.is_none() {
         release(pool, shared, &fetched.census).await?;
     }
     match outcome.stall {
         Some((reason, message)) if outcome.heals => Err(ReconcileError::Stalled { reason, message }),
-        Some(_) | None => Ok(Action::requeue(next_look(&fetched.census, numbers_later))),
+        Some(_) | None => Ok(Action::requeue(next_look(pool, &fetched.census, numbers_later))),
     }
+}
+
+/// Whether Pods are somebody else's matter, and there are none.
+fn is_without_pods(pool: &WorkerPool, census: &Census) -> bool {
+    pool.spec.mode() == Mode::Inject && census.pods == 0 && census.gated.is_empty()
+}
+
+/// Pods that the webhook gated say nothing of what they wait for, and neither does whoever created them.
+async fn tell_of_waiting(pool: &WorkerPool, shared: &Shared, census: &Census, stall: Option<&(Reason, String)>) {
+    let waiting = stall.filter(|_| !census.gated.is_empty());
+    let told = shared.memory.with(pool, |entry| std::mem::replace(&mut entry.told_waiting, waiting.is_some()));
+    let Some((_, why)) = waiting.filter(|_| !told) else { return };
+    let note = format!("{} for this pool: {why}", words::counted(census.gated.len(), "Pod waits", "Pods wait"));
+    shared.ctx.tell(&pool.object_ref(&()), EventType::Warning, "PodsWaiting", "Gate", note).await;
 }
 
 fn refused(error: &ValidateError) -> Outcome {
@@ -262,8 +298,26 @@ async fn bring_about(
         Ok(rendered) => rendered,
         Err(refusal) => return Ok(Outcome::stalled(Reason::TemplateInvalid, refusal.to_string())),
     };
-    let object = bring_workload(pool, shared, fetched, workload, live, &rendered).await?;
-    Ok(Outcome { rollout: Some(Rollout::of(workload, &object)), outdated: rendered.outdated, ..Outcome::default() })
+    let (replicas, dispute) = replicas(pool, shared, workload, live.as_ref());
+    let object = bring_workload(pool, shared, fetched, workload, live, &rendered, replicas).await?;
+    let rollout = Some(Rollout::of(workload, &object));
+    Ok(Outcome { rollout, dispute, outdated: rendered.outdated, ..Outcome::default() })
+}
+
+/// The number to apply, and whether somebody else writes another.
+fn replicas(
+    pool: &WorkerPool,
+    shared: &Shared,
+    workload: Workload,
+    live: Option<&DynamicObject>,
+) -> (i32, Option<Dispute>) {
+    let has = live.and_then(fetch::replicas).filter(|_| workload.is_scaled());
+    let wanted = replicas::choose(pool, workload, has);
+    let (Some(has), Some(live)) = (has, live) else { return (wanted, None) };
+    let rival = Rival::of(&live.metadata);
+    let dispute = shared.memory.with(pool, |entry| entry.rivals.observe(Instant::now(), rival, has, wanted));
+    let theirs = matches!(dispute, Some(Dispute::Left(_)));
+    (if theirs { has } else { wanted }, dispute)
 }
 
 fn rendered(
@@ -284,9 +338,9 @@ async fn bring_workload(
     workload: Workload,
     live: Option<DynamicObject>,
     rendered: &Rendered,
+    wanted: i32,
 ) -> Result<serde_json::Value, ReconcileError> {
     let has = live.as_ref().and_then(fetch::replicas);
-    let wanted = replicas::choose(pool, workload, has);
     if workload.is_scaled() && has.is_some_and(|has| wanted < has) {
         rank(pool, shared, fetched).await;
     }
@@ -306,9 +360,11 @@ async fn bring_workload(
     Ok(object.and_then(|object| serde_json::to_value(object).ok()).unwrap_or_default())
 }
 
-/// Nothing is known of who is idle before a relay has reported; then the cluster decides.
+/// Nothing is known of who is idle before a relay has reported; then the cluster decides. What was reported last is up to
+/// 5 s old.
 async fn rank(pool: &WorkerPool, shared: &Shared, fetched: &Fetched) {
-    if let Some(snapshot) = shared.ctx.relays.of(&pool.namespace().unwrap_or_default(), &pool.spec.provider) {
+    let namespace = pool.namespace().unwrap_or_default();
+    if let Some(snapshot) = shared.ctx.relays.fresh(&namespace, &pool.spec.provider, RANK_PATIENCE).await {
         pods::rank(&shared.ctx.client, pool, &fetched.pods, &snapshot).await;
     }
 }
@@ -318,7 +374,8 @@ async fn release(pool: &WorkerPool, shared: &Shared, census: &Census) -> Result<
         .await
         .map_err(|source| ReconcileError::Write { what: "a Pod that waits for the pool", source: Box::new(source) })?;
     if released > 0 {
-        let note = format!("Pods that waited for this pool are created anew, with a worker: {released}");
+        let pods = words::counted(released, "Pod that waited for this pool is", "Pods that waited for this pool are");
+        let note = format!("{pods} created anew, with a worker");
         shared.ctx.tell(&pool.object_ref(&()), EventType::Normal, "PodsReleased", "Release", note).await;
     }
     Ok(())
@@ -338,7 +395,7 @@ async fn report(
         Some(_) if outcome.outdated => census.injected,
         // Told by the template's revision, because another webhook may have rewritten the image of every Pod.
         Some(rollout) => rollout.old,
-        None => census.other_image,
+        None => census.outdated,
     };
     let facts = Facts {
         pool,
@@ -346,10 +403,12 @@ async fn report(
         stall: outcome.stall.clone(),
         provider: fetched.provider,
         census,
+        not_created: fetched.not_created.clone(),
         workers,
         rollout: outcome.rollout.clone(),
         wakeable: pool.spec.scaling.is_none() || ticker::is_wakeable(pool),
         standing: shared.standing(pool, Instant::now()),
+        dispute: outcome.dispute.clone(),
         outdated,
     };
     let status = status::status(&facts, &Time(Timestamp::now()));
@@ -363,15 +422,19 @@ async fn report(
         .map_err(|source| ReconcileError::Write { what: "status", source: Box::new(source) })
 }
 
-fn next_look(census: &Census, numbers_later: Option<Duration>) -> Duration {
+fn next_look(pool: &WorkerPool, census: &Census, numbers_later: Option<Duration>) -> Duration {
     // A ready Pod without a connection becomes worth a word when it has settled.
     let settling = (census.settled < census.ready).then_some(SETTLED);
-    [numbers_later, settling].into_iter().flatten().fold(RESYNC, Duration::min)
+    let without = is_without_pods(pool, census).then_some(WITHOUT_PODS);
+    [numbers_later, settling, without].into_iter().flatten().fold(RESYNC, Duration::min)
 }
 
-fn worker_image(shared: &Shared, pool: &WorkerPool) -> String {
-    let container = sidecar::container(&Inputs { pool, defaults: &shared.ctx.defaults.worker, drain_token: "" }, false);
-    container.get("image").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
+/// Image and hash of the worker that a Pod would get now.
+fn worker_now(shared: &Shared, pool: &WorkerPool) -> (String, String) {
+    let inputs = Inputs { pool, defaults: &shared.ctx.defaults.worker, drain_token: "" };
+    let container = sidecar::container(&inputs, false);
+    let image = container.get("image").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
+    (image, sidecar::hash(&inputs))
 }
 
 impl Shared {

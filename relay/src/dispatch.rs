@@ -142,6 +142,7 @@ impl Dispatch {
             Event::AttemptFailed { worker, request, attempt, failure } => {
                 self.handle_attempt_failed((worker, request, attempt), failure, now, out);
             }
+            Event::WorkerSucceeded { older, newer } => self.handle_succeeded(older, newer, now, out),
             Event::WorkerDraining { worker } => self.handle_draining(worker, now, out),
             Event::SettingsChanged(settings) => self.handle_settings(settings, now, out),
             Event::Deleted => self.handle_deleted(now, out),

@@ -116,7 +116,8 @@ impl Provider {
     }
 
     /// Takes a worker in: the older link of the same process goes, the acknowledgement is written first, then work comes.
-    /// `accepted` is what `config` made of the registration.
+    /// `accepted` is what `config` made of the registration. An older link that this one `succeeds` is no ghost: it
+    /// finishes what it has.
     pub fn join(
         &self,
         link: &Arc<WorkerLink>,
@@ -124,6 +125,7 @@ impl Provider {
         config: &Arc<ProviderConfig>,
         load: u32,
         ack: RegisterAck,
+        succeeds: bool,
     ) {
         let worker = NewWorker {
             key: link.info.key,
@@ -134,10 +136,11 @@ impl Provider {
             multiplexer: multiplexer::registered(link),
         };
         let mut state = self.lock();
-        if let Some(instance) = &link.info.instance
-            && let Some(older) = state.by_instance.insert(Arc::clone(instance), link.info.key)
-            && let Some(older) = state.links.get(&older).cloned()
-        {
+        let instance = link.info.instance.as_ref();
+        let older = instance.and_then(|instance| state.by_instance.insert(Arc::clone(instance), link.info.key));
+        let older = older.and_then(|older| state.links.get(&older).cloned());
+        let (succeeded, replaced) = if succeeds { (older, None) } else { (None, older) };
+        if let Some(older) = replaced {
             older.close(Close { code: 1000, reason: "replaced" });
             self.remove(&mut state, &older, LossCause::Disconnected);
         }
@@ -145,6 +148,9 @@ impl Provider {
         link.push(&RelayToWorker::RegisterAck(ack));
         state.links.insert(link.info.key, Arc::clone(link));
         self.handle(&mut state, Event::WorkerJoined(worker));
+        if let Some(older) = &succeeded {
+            self.handle(&mut state, Event::WorkerSucceeded { older: older.info.key, newer: link.info.key });
+        }
         if !Arc::ptr_eq(config, &self.config()) {
             // Replaced since the registration was read.
             self.apply_catalogue(&mut state, link);
@@ -152,6 +158,12 @@ impl Provider {
         drop(state);
         self.joined.notify_waiters();
         self.send_away_if_refused(link);
+        if let Some(older) = succeeded.filter(|older| older.draining_since().is_none()) {
+            // Whatever runs there was let in by a link as good as this one.
+            let time = self.shared.config.load().drain_timeout.max(self.config().request_timeout);
+            older.allow_drain(time);
+            self.drain_link(&older, GracefulShutdown::SUCCEEDED, Some(time.as_secs()), Some(DRAINED));
+        }
     }
 
     /// Drains a worker that may not stay any more: its provider or the secret that admitted it is gone. Asked again once

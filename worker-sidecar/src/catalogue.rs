@@ -47,6 +47,8 @@ struct State {
     asked: Vec<LinkId>,
     /// Said once, not each second.
     complaint: Option<String>,
+    /// Whether there ever was a model to advertise.
+    served: bool,
 }
 
 impl State {
@@ -65,6 +67,17 @@ impl Catalogue {
     /// What relays are told now.
     pub fn advertised(&self) -> Vec<String> {
         self.lock().advertised().to_vec()
+    }
+
+    /// Why there has never been a model to advertise; nothing once there was, whatever became of the backend since.
+    pub fn never_served(&self) -> Option<String> {
+        let state = self.lock();
+        let why = || match (&state.complaint, state.healthy) {
+            (Some(complaint), _) => complaint.clone(),
+            (None, true) => "the backend serves no model".to_owned(),
+            (None, false) => "the backend was not asked yet".to_owned(),
+        };
+        (!state.served).then(why)
     }
 
     /// Whether the backend answers, now and at each change.
@@ -177,6 +190,7 @@ impl Catalogue {
         let mut state = self.lock();
         let before = state.advertised().to_vec();
         change(&mut state);
+        state.served |= !state.advertised().is_empty();
         self.metrics.backend_up.set(i64::from(state.healthy));
         self.healthy.send_if_modified(|healthy| std::mem::replace(healthy, state.healthy) != state.healthy);
         if state.advertised() == before {

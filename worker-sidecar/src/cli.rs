@@ -86,7 +86,7 @@ pub struct Args {
     /// How long running requests may take to finish after SIGTERM [default: 30]
     #[arg(long, env = "SHUTDOWN_TIMEOUT_SECS", value_name = "SECONDS")]
     pub shutdown_timeout_secs: Option<String>,
-    /// Where /livez, /readyz, /healthz, /metrics and /drain are served [default: 127.0.0.1:17990]
+    /// Where /livez, /readyz, /backendz, /healthz, /metrics and /drain are served [default: 127.0.0.1:17990]
     #[arg(long, env = "PROBE_ADDR", value_name = "ADDR")]
     pub probe_addr: Option<String>,
     /// Token that /drain asks for in x-modelrelay-drain-token [default: none]

@@ -116,7 +116,7 @@ pub struct Live {
 pub enum SecretSource {
     /// Given as it is.
     Value(Secret),
-    /// A file, read again at every dial: a rotation needs no restart.
+    /// A file, read again each second and at every dial: a rotation needs no restart.
     File(PathBuf),
 }
 

@@ -1,4 +1,4 @@
-//! The probe server: `/livez`, `/readyz`, `/healthz`, `/metrics` and `/drain`, for kubelet and for people.
+//! The probe server: `/livez`, `/readyz`, `/backendz`, `/healthz`, `/metrics` and `/drain`, for kubelet and for people.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -42,6 +42,7 @@ pub async fn serve(listener: TcpListener, worker: Arc<Worker>) {
     let app = Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
+        .route("/backendz", get(backendz))
         .route("/healthz", get(healthz))
         .route("/metrics", get(metrics))
         .route("/drain", get(drain).post(drain))
@@ -58,6 +59,15 @@ pub async fn serve(listener: TcpListener, worker: Arc<Worker>) {
 /// Ready means configured. Neither the relay nor the backend counts: restarting this Pod would mend neither.
 async fn readyz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
     Json(json!({ "ready": true, "config_error": worker.config_error() }))
+}
+
+/// For rollouts, which must not go on to the next Pod before this one's backend has loaded its model. Once it has, an outage
+/// changes nothing here: relays are told of it at once, and a Pod that is unready again would only hold up a rollout.
+async fn backendz(State(worker): State<Arc<Worker>>) -> (StatusCode, String) {
+    match worker.catalogue.never_served() {
+        Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+        None => (StatusCode::OK, "ok\n".to_owned()),
+    }
 }
 
 async fn healthz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {

@@ -8,13 +8,14 @@
 
 mod backoff;
 mod dial;
+mod establish;
 mod liveness;
 mod session;
 mod writer;
 
 pub use backoff::{Backoff, EndKind, random};
 pub use dial::Endpoint;
-pub use session::{End, run};
+pub use establish::{End, Linked, establish};
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,6 +26,7 @@ use bytes::Bytes;
 use modelrelay_protocol::frame::BodyKind;
 use modelrelay_protocol::message::{Credit, ModelsUpdate, WorkerToRelay, encode};
 use modelrelay_protocol::outbox::{Latest, Outbox};
+use modelrelay_protocol::secret::Secret;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
@@ -67,6 +69,8 @@ pub struct Link {
     pub core1: bool,
     /// What may be sent of each answer before credit comes.
     pub window: u64,
+    /// What let it in.
+    pub secret: Secret,
     state: Mutex<State>,
     /// Something is there to be written.
     work: Notify,
@@ -75,6 +79,7 @@ pub struct Link {
     /// Something changed that may let the link close; told only while somebody waits to close it.
     changed: Notify,
     watched: AtomicBool,
+    succeeded: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -121,7 +126,7 @@ pub(crate) enum Next {
 
 impl Link {
     /// A new link with nothing to write.
-    pub fn new(relay: Arc<str>, relay_id: Option<String>, core1: bool, window: u64) -> Arc<Self> {
+    pub fn new(relay: Arc<str>, relay_id: Option<String>, core1: bool, window: u64, secret: Secret) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let state = State {
             outbox: Outbox::new(BodyKind::Response, credit_text),
@@ -139,11 +144,13 @@ impl Link {
             relay_id,
             core1,
             window,
+            secret,
             state: Mutex::new(state),
             work: Notify::new(),
             written: Notify::new(),
             changed: Notify::new(),
             watched: AtomicBool::new(false),
+            succeeded: AtomicBool::new(false),
         })
     }
 
@@ -210,6 +217,17 @@ impl Link {
     pub fn watch(&self) {
         self.watched.store(true, Ordering::Relaxed);
         self.changed.notify_one();
+    }
+
+    /// Another link has taken the place of this one, which shall only finish what it has.
+    pub fn succeed(&self) {
+        self.succeeded.store(true, Ordering::Relaxed);
+        self.watch();
+    }
+
+    /// Whether another has taken its place.
+    pub fn has_successor(&self) -> bool {
+        self.succeeded.load(Ordering::Relaxed)
     }
 
     /// Waits for something that may let a watched link close.
@@ -463,7 +481,7 @@ impl Link {
 
     #[cfg(test)]
     pub(crate) fn for_test(id: u64, core1: bool) -> Arc<Self> {
-        let mut link = Self::new("test".into(), None, core1, 1024);
+        let mut link = Self::new("test".into(), None, core1, 1024, Secret::new("test"));
         if let Some(link) = Arc::get_mut(&mut link) {
             link.id = LinkId(id);
         }

@@ -5,6 +5,9 @@
 //! - `dns+http(s)`: every address behind the name, looked up every 5 s. An address that leaves is no longer dialled but
 //!   keeps its live link; a failed or empty lookup changes nothing.
 //!
+//! A link that was let in by a secret which has been replaced since keeps serving until another with the new secret has
+//! taken its place, and then finishes what it has.
+//!
 //! While the worker drains nobody dials; when all links have ended the worker is unlinked, and says so.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,18 +18,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use modelrelay_protocol::secret::Secret;
 use modelrelay_protocol::version::{VERSION, VERSION_PUBLISHED};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Interval;
 
 use crate::config::RelayUrl;
-use crate::relay_link::{self, Backoff, End, EndKind, Endpoint};
+use crate::relay_link::{self, Backoff, End, EndKind, Endpoint, Link, Linked};
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
 
 /// Between lookups of a name.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A fleet moves over to a new secret within this time.
+const SPREAD: Duration = Duration::from_secs(10);
 
 /// More links than this to one name are somebody's mistake.
 const MAX_RELAYS: usize = 256;
@@ -162,10 +169,10 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
     let mut backoff = Backoff::default();
     let mut version = VERSION;
     let mut said = None;
+    // Links whose place another has taken, until they end.
+    let mut leaving: Vec<Session> = Vec::new();
     loop {
-        // A panic is our fault and costs this link, not this relay.
-        let linked = AssertUnwindSafe(relay_link::run(worker, endpoint, version)).catch_unwind();
-        let end = linked.await.unwrap_or_else(|_| End::panicked());
+        let end = serve(worker, endpoint, version, &wanted, &mut leaving).await;
         worker.metrics.reconnects(end.label);
         tell(endpoint, &end, &mut said);
         let mut kind = end.kind;
@@ -174,7 +181,8 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
             kind = if version == VERSION { EndKind::OtherVersion } else { EndKind::Failed };
             version = if version == VERSION { VERSION_PUBLISHED } else { VERSION };
         }
-        let pause = backoff.next_pause(kind, relay_link::random()).max(end.retry_after.unwrap_or_default());
+        let relays = *worker.relay_count.borrow();
+        let pause = backoff.next_pause(kind, relays, relay_link::random()).max(end.retry_after.unwrap_or_default());
         let rest = async {
             match (&end.relay_id, endpoint.addr) {
                 // That very relay sits behind this address: there is nothing to gain while its link lives.
@@ -191,13 +199,102 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
         };
         tokio::select! {
             () = rest => {}
-            () = unwanted(&mut wanted) => return,
-            () = draining(&mut drain) => return,
+            () = unwanted(&mut wanted) => break,
+            () = draining(&mut drain) => break,
         }
         if !*wanted.borrow() || worker.drain.is_draining() {
-            return;
+            break;
         }
     }
+    for mut session in leaving {
+        let _ = (&mut session.0).await;
+    }
+}
+
+/// Makes a link and serves it, and then each that takes its place, until one ends.
+async fn serve(
+    worker: &Arc<Worker>,
+    endpoint: &Endpoint,
+    version: &str,
+    wanted: &watch::Receiver<bool>,
+    leaving: &mut Vec<Session>,
+) -> End {
+    let mut linked = match link_up(worker, endpoint, version, None).await {
+        Ok(linked) => linked,
+        Err(end) => return end,
+    };
+    loop {
+        let link = Arc::clone(linked.link());
+        let mut session = Session(tokio::spawn(linked.serve()));
+        linked = tokio::select! {
+            // A panic is our fault and costs this link, not this relay.
+            end = &mut session.0 => return end.unwrap_or_else(|_| End::panicked()),
+            newer = successor(worker, endpoint, version, &link, wanted.clone()) => newer,
+        };
+        tracing::info!(relay = %link.relay, "a link with the new worker secret takes the place of the older one");
+        leaving.retain(|session| !session.0.is_finished());
+        leaving.push(session);
+    }
+}
+
+/// A link being served, which ends with whoever serves it.
+struct Session(JoinHandle<End>);
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn link_up(
+    worker: &Arc<Worker>,
+    endpoint: &Endpoint,
+    version: &str,
+    older: Option<&Link>,
+) -> Result<Linked, End> {
+    let linked = AssertUnwindSafe(relay_link::establish(worker, endpoint, version, older)).catch_unwind();
+    linked.await.unwrap_or_else(|_| Err(End::panicked()))
+}
+
+/// The link that takes the place of this one, once there is another secret than the one that let it in. While the relay
+/// does not take the new one the older link serves on.
+async fn successor(
+    worker: &Arc<Worker>,
+    endpoint: &Endpoint,
+    version: &str,
+    link: &Link,
+    mut wanted: watch::Receiver<bool>,
+) -> Linked {
+    let mut secret = worker.newest_secret();
+    let is_other = |newest: &Option<Secret>| newest.as_ref().is_some_and(|newest| *newest != link.secret);
+    let mut backoff = Backoff::default();
+    let mut said = None;
+    let mut pause = spread(relay_link::random());
+    loop {
+        // The sender lives in `worker`.
+        let _ = secret.wait_for(is_other).await;
+        // A still newer one need not wait for what was meant for another.
+        if tokio::time::timeout(pause, secret.changed()).await.is_ok() {
+            pause = spread(relay_link::random());
+            continue;
+        }
+        // An address that has left the list is dialled no more, whatever its link still serves.
+        let _ = wanted.wait_for(|wanted| *wanted).await;
+        let end = match link_up(worker, endpoint, version, Some(link)).await {
+            Ok(linked) => return linked,
+            Err(end) => end,
+        };
+        worker.metrics.reconnects(end.label);
+        tell(endpoint, &end, &mut said);
+        let relays = *worker.relay_count.borrow();
+        pause = backoff.next_pause(end.kind, relays, relay_link::random()).max(end.retry_after.unwrap_or_default());
+    }
+}
+
+/// When a worker moves over to a new secret: the secret reaches all of a fleet at once, and the fleet shall not reach its
+/// relays at once.
+fn spread(random: f64) -> Duration {
+    SPREAD.mul_f64(random)
 }
 
 /// Waits for the next time and looks the name up. A lookup may take long, so whoever waits for it waits for a drain too.
@@ -231,5 +328,16 @@ fn tell(endpoint: &Endpoint, end: &End, said: &mut Option<(EndKind, &'static str
         EndKind::Failed if !again => tracing::warn!(%relay, reason, "cannot link to the relay; trying again"),
         EndKind::Refused | EndKind::Failed => tracing::debug!(%relay, reason, "still not linked"),
         EndKind::Duplicate | EndKind::OtherVersion => tracing::debug!(%relay, reason, "dialling again later"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fleet_moves_to_a_new_secret_spread_over_ten_seconds() {
+        let pauses = [0.0, 0.25, 1.0].map(|random| spread(random).as_secs_f64());
+        assert_eq!(pauses, [0.0, 2.5, 10.0]);
     }
 }

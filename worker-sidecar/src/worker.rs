@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use modelrelay_protocol::secret::Secret;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::backend::Backend;
 use crate::capacity::Capacity;
 use crate::catalogue::Catalogue;
 use crate::cli::Args;
-use crate::config::{self, Live, SettingError, Settings};
+use crate::config::{self, Live, SecretSource, SettingError, Settings};
 use crate::demo::{self, DemoArgs};
 use crate::metrics::Metrics;
 use crate::net::Trust;
@@ -56,7 +56,10 @@ pub struct Worker {
     pub metrics: Arc<Metrics>,
     /// When the process began.
     pub started: Instant,
-    last_secret: Mutex<Option<Secret>>,
+    /// The newest secret that could be read.
+    newest_secret: watch::Sender<Option<Secret>>,
+    /// `worker.yaml` was applied.
+    reloaded: Notify,
     secret_error: Mutex<Option<String>>,
     config_error: Mutex<Option<String>>,
 }
@@ -66,6 +69,8 @@ pub struct Worker {
 pub struct Links {
     map: Mutex<BTreeMap<LinkId, Arc<Link>>>,
     changed: watch::Sender<()>,
+    /// Held while a link is registered, by those who must know of one another.
+    registering: tokio::sync::Mutex<()>,
 }
 
 /// Runs the worker until a signal. Errors of the settings end it with one line and exit code 1.
@@ -122,6 +127,8 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
     tokio::spawn(async move { catalogue.catalogue.run(&catalogue).await });
     tokio::spawn(relays::run(Arc::clone(&worker)));
     tokio::spawn(undo_drain(Arc::clone(&worker)));
+    let secret = Arc::clone(&worker);
+    tokio::spawn(async move { secret.watch_secret().await });
     if let Some(path) = args.config.clone() {
         let (apply, refuse) = (Arc::clone(&worker), Arc::clone(&worker));
         let args = args.clone();
@@ -180,7 +187,8 @@ impl Worker {
             relay_count: watch::channel(1).0,
             metrics,
             started: Instant::now(),
-            last_secret: Mutex::new(None),
+            newest_secret: watch::channel(None).0,
+            reloaded: Notify::new(),
             secret_error: Mutex::new(None),
             config_error: Mutex::new(None),
             settings,
@@ -207,6 +215,25 @@ impl Worker {
         }
     }
 
+    /// The newest secret, whose changes can be waited for.
+    pub fn newest_secret(&self) -> watch::Receiver<Option<Secret>> {
+        self.newest_secret.subscribe()
+    }
+
+    /// Looks for another secret in its file each second. One that stands in the settings changes only with them. Never
+    /// returns.
+    async fn watch_secret(&self) {
+        loop {
+            let is_file = matches!(self.live.load().secret, SecretSource::File(_));
+            if is_file {
+                tokio::time::sleep(SECRET_INTERVAL).await;
+            } else {
+                self.reloaded.notified().await;
+            }
+            self.secret_now();
+        }
+    }
+
     /// Why there is no secret to dial with, or only an old one.
     pub fn secret_error(&self) -> Option<String> {
         lock(&self.secret_error).clone()
@@ -215,7 +242,7 @@ impl Worker {
     /// The same complaint is a warning once.
     fn secret_now(&self) -> Option<Secret> {
         let read = self.live.load().secret.read();
-        let mut last = lock(&self.last_secret);
+        let had_one = self.newest_secret.borrow().is_some();
         let error = read.as_ref().err().map(ToString::to_string);
         let told = std::mem::replace(&mut *lock(&self.secret_error), error.clone());
         match (read, error) {
@@ -223,13 +250,17 @@ impl Worker {
                 if told.is_some() {
                     tracing::info!("the worker secret is there");
                 }
-                *last = Some(secret);
+                self.newest_secret.send_if_modified(|newest| {
+                    let is_new = newest.as_ref() != Some(&secret);
+                    *newest = Some(secret);
+                    is_new
+                });
             }
             (Err(_), error) if error == told => {}
-            (Err(error), _) if last.is_some() => tracing::warn!(%error, "dialling with the last good secret"),
+            (Err(error), _) if had_one => tracing::warn!(%error, "dialling with the last good secret"),
             (Err(error), _) => tracing::warn!(%error, "there is no worker secret yet; waiting for it"),
         }
-        last.clone()
+        self.newest_secret.borrow().clone()
     }
 
     /// A link has registered with these models.
@@ -309,6 +340,7 @@ impl Worker {
         }
         lock(&self.config_error).take();
         self.live.store(Arc::new(new.clone()));
+        self.reloaded.notify_one();
         if new.max_concurrency != old.max_concurrency {
             self.capacity.set(new.max_concurrency);
         }
@@ -331,7 +363,7 @@ impl Worker {
 
 impl Default for Links {
     fn default() -> Self {
-        Self { map: Mutex::default(), changed: watch::channel(()).0 }
+        Self { map: Mutex::default(), changed: watch::channel(()).0, registering: tokio::sync::Mutex::default() }
     }
 }
 
@@ -346,9 +378,17 @@ impl Links {
         lock(&self.map).get(&id).map(Arc::clone)
     }
 
-    /// The relays that they lead to, where those name themselves.
-    pub fn relay_ids(&self) -> Vec<String> {
-        lock(&self.map).values().filter_map(|link| link.relay_id.clone()).collect()
+    /// Waits until no other link is being registered.
+    pub async fn register_turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.registering.lock().await
+    }
+
+    /// The relays that need no other link than they have: not those where a link only finishes what it has, nor the one of
+    /// `older`, whose place another is about to take.
+    pub fn relay_ids_beside(&self, older: Option<&Link>) -> Vec<String> {
+        let links = lock(&self.map);
+        let stays = |link: &&Arc<Link>| !link.has_successor() && older.is_none_or(|older| older.id != link.id);
+        links.values().filter(stays).filter_map(|link| link.relay_id.clone()).collect()
     }
 
     /// Requests that have not been answered to their last byte.
@@ -359,7 +399,8 @@ impl Links {
     /// Waits until no link leads to that relay.
     pub async fn wait_without(&self, relay_id: &str) {
         let mut changed = self.changed.subscribe();
-        let _ = changed.wait_for(|()| !self.relay_ids().iter().any(|id| id == relay_id)).await;
+        let leads_there = || lock(&self.map).values().any(|link| link.relay_id.as_deref() == Some(relay_id));
+        let _ = changed.wait_for(|()| !leads_there()).await;
     }
 
     fn insert(&self, link: &Arc<Link>) {
@@ -382,4 +423,28 @@ fn instance_id() -> Result<String, SettingError> {
     getrandom::fill(&mut bytes)
         .map_err(|error| SettingError::hidden("instance_id", format!("no randomness: {error}")))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(relay_id: &str) -> Arc<Link> {
+        Link::new("test".into(), Some(relay_id.to_owned()), true, 1, Secret::new("secret"))
+    }
+
+    #[test]
+    fn a_relay_where_a_link_only_finishes_needs_another() {
+        let links = Links::default();
+        let (one, two) = (link("one"), link("two"));
+        links.insert(&one);
+        links.insert(&two);
+        assert_eq!(links.relay_ids_beside(None), ["one", "two"]);
+        assert_eq!(links.relay_ids_beside(Some(&one)), ["two"]);
+        one.succeed();
+        assert_eq!(links.relay_ids_beside(None), ["two"]);
+        let newer = link("one");
+        links.insert(&newer);
+        assert_eq!(links.relay_ids_beside(None), ["two", "one"]);
+    }
 }

@@ -327,7 +327,7 @@ pub struct WorkerSecretStatus {
     /// Its name.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// Until when the value before the last rotation still admits workers.
+    /// Until when the value before the last rotation still admits workers. Those of rotations before it end earlier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous_until: Option<Time>,
     /// The value of the annotation modelrelay.io/rotate that was acted on last.

@@ -136,7 +136,10 @@ pub fn decide(review: &Review, pool: &str, lookup: &Lookup, defaults: &WorkerDef
             let mut pod = pod.clone();
             let inputs = Inputs { pool: found, defaults, drain_token: token };
             match sidecar::add_to_pod(&mut pod, &inputs) {
-                Ok(notes) => Decision::Injected { pod, warnings: notes.iter().map(ToString::to_string).collect() },
+                Ok(notes) => {
+                    sidecar::mark(&mut pod, &inputs);
+                    Decision::Injected { pod, warnings: notes.iter().map(ToString::to_string).collect() }
+                }
                 Err(refusal) => refused(&refusal),
             }
         }

@@ -18,6 +18,11 @@ use crate::names::{self, Component};
 /// On the Deployment or DaemonSet: from what its Pod template was rendered, and what was added to the user's.
 pub const RENDERED_ANNOTATION: &str = "modelrelay.io/rendered";
 
+/// How long a Deployment of backends may get nowhere before it says that it is stuck. Its Pods are ready when their models are
+/// loaded, and a first start that pulls an engine's image and a model of some hundred GB takes longer than the API server's
+/// own 10 minutes. Nothing but the condition depends on it: a rollout goes on all the same.
+const LOADING_SECS: i32 = 3600;
+
 /// What kind of object runs a pool's Pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
@@ -123,6 +128,9 @@ pub fn workload(workload: Workload, pool: &WorkerPool, template: &Value, rendere
         if let Some((field, strategy)) = strategy(workload, pool) {
             spec.insert(field.to_owned(), strategy);
         }
+        if workload == Workload::Backend {
+            spec.insert("progressDeadlineSeconds".to_owned(), LOADING_SECS.into());
+        }
     }
     let resource = workload.resource();
     let value = json!({
@@ -218,6 +226,15 @@ mod tests {
             "provider": "local", "backend": {"engine": "vllm"}, "template": {"kind": "DaemonSet", "spec": vllm()},
         });
         snapshot::check("backend-daemonset", &built(&spec, 3).to_yaml());
+    }
+
+    #[test]
+    fn a_backend_has_an_hour_to_load_its_model_before_its_rollout_counts_as_stuck() {
+        let deadline = |spec: Value| built(&spec, 1).value["spec"].get("progressDeadlineSeconds").cloned();
+        let template = |kind: &str| json!({"provider": "local", "template": {"kind": kind, "spec": {"containers": [{"name": "a"}]}}});
+        assert_eq!(deadline(template("Deployment")), Some(json!(3600)));
+        assert_eq!(deadline(template("DaemonSet")), None, "a DaemonSet has none");
+        assert_eq!(deadline(json!({"provider": "local", "standalone": {}})), None, "workers alone load nothing");
     }
 
     #[test]

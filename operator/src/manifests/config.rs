@@ -3,6 +3,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 use modelrelay_protocol::config_hash::config_hash;
+use modelrelay_protocol::secret::Secret;
 use serde::Serialize;
 use serde_json::json;
 
@@ -10,14 +11,30 @@ use super::Manifest;
 use super::secrets::{data, secret};
 use crate::names;
 use crate::provider::ValidatedProvider;
-use crate::provider::rotation::Plan;
+use crate::provider::rotation::{MAX_PREVIOUS, Plan};
 
 /// Key of the configuration in its Secret.
 pub const RELAY_YAML: &str = "relay.yaml";
 /// Key of the secret that workers should present, in the configuration Secret and in the one that workers mount.
 pub const WORKER_SECRET: &str = "worker-secret";
-/// Key of the one before, in the configuration Secret.
-pub const PREVIOUS_WORKER_SECRET: &str = "worker-secret-previous";
+/// Keys of those before, in the configuration Secret, newest first. Operators before this one know only the first.
+pub const PREVIOUS_WORKER_SECRETS: [&str; MAX_PREVIOUS] = [
+    "worker-secret-previous",
+    "worker-secret-previous-2",
+    "worker-secret-previous-3",
+    "worker-secret-previous-4",
+    "worker-secret-previous-5",
+    "worker-secret-previous-6",
+    "worker-secret-previous-7",
+    "worker-secret-previous-8",
+];
+
+/// Begins the line of `relay.yaml` that makes its hash tell nothing. The hash is in annotations and in `/admin/state`, and
+/// without that line all it covers but the worker secrets could be known or guessed: whoever reads it could try out secrets
+/// that people made up against it, offline. A comment, because relays refuse fields that they do not know.
+const SALT: &str = "# salt: ";
+/// 32 bytes are 43 characters; less is not of the operator's making.
+const MIN_SALT_CHARS: usize = 43;
 
 /// What is mounted into relays.
 pub struct RelayConfig {
@@ -28,14 +45,14 @@ pub struct RelayConfig {
 }
 
 /// The configuration Secret.
-pub fn relay_config(provider: &ValidatedProvider, plan: &Plan) -> RelayConfig {
-    let yaml = relay_yaml(provider, plan);
+pub fn relay_config(provider: &ValidatedProvider, plan: &Plan, salt: &Secret) -> RelayConfig {
+    let yaml = format!("{SALT}{}\n{}", salt.expose(), relay_yaml(provider, plan));
     let mut entries = vec![(RELAY_YAML, yaml.as_str()), (WORKER_SECRET, plan.current.expose())];
     let mut annotations = serde_json::Map::new();
-    if let Some(previous) = &plan.previous {
-        entries.push((PREVIOUS_WORKER_SECRET, previous.value.expose()));
+    for (age, (key, previous)) in PREVIOUS_WORKER_SECRETS.into_iter().zip(&plan.previous).enumerate() {
+        entries.push((key, previous.value.expose()));
         if let Some(until) = previous.until {
-            annotations.insert(names::PREVIOUS_UNTIL_ANNOTATION.to_owned(), json!(until.to_string()));
+            annotations.insert(names::previous_until_annotation(age), json!(until.to_string()));
         }
     }
     if let Some(acted_on) = &plan.acted_on {
@@ -49,8 +66,14 @@ pub fn relay_config(provider: &ValidatedProvider, plan: &Plan) -> RelayConfig {
     RelayConfig { manifest: secret(metadata, data(entries)), hash }
 }
 
+/// The salt of a `relay.yaml`, to be kept: another one is another configuration.
+pub fn salt_of(relay_yaml: &str) -> Option<&str> {
+    let salt = relay_yaml.lines().next()?.strip_prefix(SALT)?;
+    (salt.len() >= MIN_SALT_CHARS).then_some(salt)
+}
+
 /// The hash that relays report for a configuration Secret with these entries, in this order: `relay.yaml` names first the
-/// current worker secret, then the previous one.
+/// current worker secret, then those before, newest first.
 pub fn hash_of<'a>(entries: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> String {
     let yaml = entries.clone().find(|(key, _)| *key == RELAY_YAML).map_or("", |(_, yaml)| yaml);
     config_hash(yaml.as_bytes(), entries.filter(|(key, _)| *key != RELAY_YAML))
@@ -59,9 +82,8 @@ pub fn hash_of<'a>(entries: impl Iterator<Item = (&'a str, &'a str)> + Clone) ->
 fn relay_yaml(provider: &ValidatedProvider, plan: &Plan) -> String {
     let spec = &provider.spec;
     let mut worker_secrets = vec![SecretFile { file: WORKER_SECRET, not_after: None }];
-    if let Some(previous) = &plan.previous {
-        worker_secrets.push(SecretFile { file: PREVIOUS_WORKER_SECRET, not_after: previous.until });
-    }
+    let previous = PREVIOUS_WORKER_SECRETS.into_iter().zip(&plan.previous);
+    worker_secrets.extend(previous.map(|(file, previous)| SecretFile { file, not_after: previous.until }));
     let models = spec.models.iter().map(|model| Model { id: &model.id, aliases: &model.aliases });
     let file = File {
         require_api_keys: spec.relay.require_api_keys,

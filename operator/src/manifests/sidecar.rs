@@ -14,17 +14,18 @@
 //! - annotations for Prometheus, unless the Pod has some of its own.
 
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::crd::worker_pool::InjectMode;
 use crate::crd::{WorkerPool, WorkerPoolSpec};
 use crate::defaults::WorkerDefaults;
-use crate::names::{SIDECAR_PORT, WORKER_CONTAINER};
+use crate::names::{self, SIDECAR_PORT, WORKER_CONTAINER};
 
 pub mod backend;
 mod container;
 mod refusal;
 
-pub use backend::backend_port;
+pub use backend::{backend_engine, backend_port, backend_url};
 pub use container::{BACKEND_KEY_FILE, CONFIG_FILE, SECRET_FILE, container, volumes};
 pub use refusal::{Note, Refusal};
 
@@ -111,6 +112,30 @@ pub fn add_to_pod(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Ref
     root.insert("spec".to_owned(), spec.into());
     *pod = changed;
     Ok(notes)
+}
+
+/// Tells later whether the worker that `pod` was just given is the one that it would be given then. For injected Pods: those
+/// of a template are told by the template.
+pub fn mark(pod: &mut Value, inputs: &Inputs<'_>) {
+    let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    let annotations = metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new()));
+    if let Some(annotations) = annotations.as_object_mut() {
+        annotations.insert(names::WORKER_HASH_ANNOTATION.to_owned(), hash(inputs).into());
+    }
+}
+
+/// Of what pool and defaults put into a Pod: nothing that depends on the Pod, and not the drain token, which each has of its own.
+pub fn hash(inputs: &Inputs<'_>) -> String {
+    let inputs = Inputs { drain_token: "", ..*inputs };
+    let written = json!([
+        container(&inputs, false),
+        volumes(&inputs),
+        inputs.defaults.image_pull_secrets,
+        inputs.spec().backend.as_ref().and_then(|backend| backend.container.as_deref()),
+        grace_seconds(inputs.spec()).ok(),
+    ]);
+    let digest = Sha256::digest(written.to_string());
+    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Whether the Pod, or the template, has a worker.

@@ -3,6 +3,9 @@
 //! A worker refuses keys that it does not know, and a pool's workers may be older than the operator, because a new operator
 //! restarts none of them. So a key that came after the first release may be written only where the pool asks for what it
 //! does; the order of the keys means nothing.
+//!
+//! What belongs to one Pod is not in it but in the Pod: the address beside it, files that it mounts, the port that its probes ask.
+//! A change of those makes new Pods, and those that run go on as they are.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -29,11 +32,11 @@ struct File<'a> {
     provider: &'a str,
     worker_secret_file: &'static str,
     pool: &'a str,
-    backend: Backend,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backend: Option<Backend>,
     models: &'a [String],
     max_concurrency: i32,
     shutdown_timeout: &'a str,
-    probe_listen: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     log_level: Option<&'a str>,
     log_format: &'static str,
@@ -44,8 +47,6 @@ struct File<'a> {
 struct Backend {
     url: String,
     engine: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    api_key_file: Option<&'static str>,
 }
 
 /// The ConfigMap `<pool>-worker`.
@@ -83,30 +84,17 @@ fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults) -> String {
         models: &spec.models,
         max_concurrency: max_concurrency(pool),
         shutdown_timeout: &spec.shutdown_timeout.0,
-        // The kubelet's probes and preStop hooks come to the Pod's address.
-        probe_listen: format!("0.0.0.0:{}", sidecar::sidecar_port(spec)),
         log_level: sidecar.log_level.as_deref().or(defaults.log_level.as_deref()),
         log_format: log_format.as_str(),
     };
     serde_yaml::to_string(&file).unwrap_or_default()
 }
 
-fn backend(pool: &WorkerPool) -> Backend {
+/// Of a worker that is alone: it follows its backend to another address without a new Pod.
+fn backend(pool: &WorkerPool) -> Option<Backend> {
     let spec = &pool.spec;
-    let backend = spec.backend.as_ref();
-    let path = backend.and_then(|backend| backend.base_path.as_deref()).unwrap_or_default().trim_matches('/');
-    let elsewhere = backend.and_then(|backend| backend.url.as_deref()).filter(|_| spec.mode() == Mode::Standalone);
-    let url = elsewhere.map_or_else(
-        || format!("http://127.0.0.1:{}", sidecar::backend_port(spec)),
-        |url| url.trim_end_matches('/').to_owned(),
-    );
-    Backend {
-        url: if path.is_empty() { url } else { format!("{url}/{path}") },
-        engine: backend.map(|backend| backend.engine).unwrap_or_default().as_str(),
-        api_key_file: backend
-            .and_then(|backend| backend.api_key_secret_ref.as_ref())
-            .map(|_| sidecar::BACKEND_KEY_FILE),
-    }
+    (spec.mode() == Mode::Standalone)
+        .then(|| Backend { url: sidecar::backend_url(spec), engine: sidecar::backend_engine(spec).as_str() })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
-use kube::api::DynamicObject;
+use kube::api::{Api, DynamicObject};
 use modelrelay_protocol::secret::Secret;
 
 use super::build::{Desired, Inputs, build};
@@ -30,7 +30,7 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
     let generation = provider.metadata.generation;
     // What was known before still is, where this pass does not get as far.
     let before = memory.outcome.clone().unwrap_or_else(|| Outcome::before_the_first_pass(provider));
-    let kept = Outcome { generation, news: None, failure: None, wake_at: None, ..before };
+    let kept = Outcome { generation, news: Vec::new(), failure: None, wake_at: None, ..before };
     let valid = match validate(provider, &look.pools) {
         Ok(valid) => valid,
         Err(error) => return Outcome { failure: Some(Failure::from(&error)), ..kept },
@@ -41,7 +41,7 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
     };
     let own_refs = provider.spec.worker_secret_ref.is_some() || provider.spec.relay.admin_token_secret_ref.is_some();
     let now = Timestamp::now();
-    let (plan, admin_token) = match plan_secrets(provider, &fetched, look, now) {
+    let Planned { plan, salt, admin_token } = match plan_secrets(provider, &fetched, look, now) {
         Ok(planned) => planned,
         Err(failure) => return Outcome { failure: Some(failure), ..kept },
     };
@@ -51,19 +51,23 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
             defaults: &ctx.defaults.relay,
             operator: &ctx.place,
             plan: &plan,
+            salt: &salt,
             admin_token: admin_token.as_ref(),
             has_api_keys: fetched.has_api_keys,
             holds_api_keys: fetched.holds_api_keys,
         },
     );
     let applied = apply_all(ctx, &valid, &desired, memory).await;
-    let has_service = memory.was_applied(&network::client_service(&valid));
+    let service = network::client_service(&valid);
+    let has_service = memory.was_applied(&service);
+    // One that somebody only touched is still there, however its next application fared; one that went is not.
+    let still_serves = kept.may_serve && (has_service || is_there(ctx, &service).await);
     let own_refs_due = own_refs.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
     Outcome {
         generation,
         config_hash: applied.wrote_config.then_some(desired.config_hash).or(kept.config_hash),
         config_generation: if applied.wrote_config { generation } else { kept.config_generation },
-        may_serve: kept.may_serve || (applied.wrote_config && has_service),
+        may_serve: still_serves || (applied.wrote_config && has_service),
         worker_secret: Some(WorkerSecret::of(
             &valid.name,
             &plan,
@@ -75,24 +79,27 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
             .flatten(),
         cold_models: valid.cold_models,
         ignores_expect_workers: valid.spec.relay.expect_workers && valid.scales_from_zero,
-        news: plan.news.filter(|_| applied.failure.is_none()),
+        news: if applied.failure.is_none() { plan.news } else { Vec::new() },
         wake_at: [plan.wake_at, own_refs_due].into_iter().flatten().min(),
         failure: applied.failure,
     }
 }
 
-fn plan_secrets(
-    provider: &Provider,
-    fetched: &Fetched,
-    look: &Look,
-    now: Timestamp,
-) -> Result<(Plan, Option<Secret>), Failure> {
+/// What the Secrets should hold.
+struct Planned {
+    plan: Plan,
+    salt: Secret,
+    /// None where the user names one.
+    admin_token: Option<Secret>,
+}
+
+fn plan_secrets(provider: &Provider, fetched: &Fetched, look: &Look, now: Timestamp) -> Result<Planned, Failure> {
     let known = Known {
         worker: fetched.worker.clone(),
         relay: fetched.relay.clone(),
         own: fetched.own.clone(),
         annotation: provider.annotations().get(names::ROTATE_ANNOTATION).cloned(),
-        confirmed: fetched.applied_hash.as_deref().is_some_and(|hash| look.is_confirmed(hash)),
+        confirmed: fetched.applied_hash.as_deref().is_some_and(|hash| look.is_confirmed(hash, now)),
     };
     let plan = rotation::plan(now, &known, &fresh()?);
     let admin_token = match (&provider.spec.relay.admin_token_secret_ref, &fetched.admin_token) {
@@ -100,7 +107,8 @@ fn plan_secrets(
         (None, Some(token)) => Some(token.clone()),
         (None, None) => Some(fresh()?),
     };
-    Ok((plan, admin_token))
+    let salt = fetched.salt.clone().map_or_else(fresh, Ok)?;
+    Ok(Planned { plan, salt, admin_token })
 }
 
 /// 32 bytes from the operating system, as 43 characters that no file, header or URL minds.
@@ -118,6 +126,12 @@ fn fresh() -> Result<Secret, Failure> {
     Ok(Secret::new(text))
 }
 
+/// What cannot be asked for is taken to be there.
+async fn is_there(ctx: &Context, manifest: &Manifest) -> bool {
+    let api: Api<DynamicObject> = Api::namespaced_with(ctx.client.clone(), &manifest.namespace, &manifest.resource);
+    !matches!(api.get_metadata_opt(&manifest.name).await, Ok(None))
+}
+
 struct Applied {
     /// Whether the configuration is what it should be.
     wrote_config: bool,
@@ -133,7 +147,7 @@ async fn apply_all(ctx: &Context, valid: &ValidatedProvider, desired: &Desired, 
         if let Err(error) = apply_one(ctx, owner, manifest, memory).await {
             return Applied { wrote_config, failure: Some(Failure::from(&error)) };
         }
-        wrote_config = true;
+        wrote_config |= manifest.name == names::relay(&valid.name);
     }
     let mut failures = Vec::new();
     for manifest in &desired.objects {

@@ -33,6 +33,8 @@ pub(super) struct Inputs<'a> {
     pub(super) operator: &'a Place,
     /// The worker secrets.
     pub(super) plan: &'a Plan,
+    /// The configuration's salt.
+    pub(super) salt: &'a Secret,
     /// The admin token, where the user names none.
     pub(super) admin_token: Option<&'a Secret>,
     /// Whether there were keys before.
@@ -43,8 +45,11 @@ pub(super) struct Inputs<'a> {
 
 /// Builds it.
 pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desired {
-    let config = config::relay_config(provider, inputs.plan);
+    let config = config::relay_config(provider, inputs.plan, inputs.salt);
     let mut secrets = vec![config.manifest, secrets::worker_secret(provider, inputs.plan)];
+    if inputs.plan.tells_workers_first() {
+        secrets.reverse();
+    }
     secrets.extend(inputs.admin_token.map(|token| secrets::admin_secret(provider, token)));
     let relay = &provider.spec.relay;
     // Keys stay when they are not asked for: they are the clients'.

@@ -10,7 +10,7 @@ use modelrelay_protocol::secret::Secret as SecretText;
 use super::rotation::{Previous, RelaySide, WorkerSide};
 use crate::apply::{Owner, shown};
 use crate::crd::{Provider, SecretKeyRef};
-use crate::manifests::config::{PREVIOUS_WORKER_SECRET, RELAY_YAML, WORKER_SECRET, hash_of};
+use crate::manifests::config::{PREVIOUS_WORKER_SECRETS, RELAY_YAML, WORKER_SECRET, hash_of, salt_of};
 use crate::manifests::secrets::{ADMIN_TOKEN, API_KEYS};
 use crate::names;
 
@@ -23,6 +23,8 @@ pub(super) struct Fetched {
     pub(super) relay: Option<RelaySide>,
     /// Hash of what relays mount.
     pub(super) applied_hash: Option<String>,
+    /// Salt of what relays mount.
+    pub(super) salt: Option<SecretText>,
     /// The user's own worker secret.
     pub(super) own: Option<SecretText>,
     /// The generated admin token.
@@ -74,6 +76,7 @@ pub(super) async fn fetch(client: &Client, provider: &Provider) -> Result<Fetche
     if let Some(secret) = reader.ours(&names::relay(&name)).await? {
         fetched.relay = relay_side(&secret);
         fetched.applied_hash = applied_hash(&secret);
+        fetched.salt = text(&secret, RELAY_YAML).and_then(|yaml| salt_of(&yaml).map(SecretText::new));
     }
     if let Some(secret) = reader.ours(&names::worker_secret(&name)).await? {
         fetched.worker = worker_side(&secret);
@@ -130,8 +133,11 @@ fn worker_side(secret: &Secret) -> Option<WorkerSide> {
 }
 
 fn relay_side(secret: &Secret) -> Option<RelaySide> {
-    let previous = text(secret, PREVIOUS_WORKER_SECRET)
-        .map(|value| Previous { value: SecretText::new(value), until: time(secret, names::PREVIOUS_UNTIL_ANNOTATION) });
+    let previous = PREVIOUS_WORKER_SECRETS.iter().enumerate().filter_map(|(age, key)| {
+        let value = SecretText::new(text(secret, key)?);
+        Some(Previous { value, until: time(secret, &names::previous_until_annotation(age)) })
+    });
+    let previous = previous.collect();
     let acted_on = secret.annotations().get(names::ROTATE_ANNOTATION).cloned();
     Some(RelaySide { current: SecretText::new(text(secret, WORKER_SECRET)?), previous, acted_on })
 }
@@ -142,7 +148,8 @@ fn applied_hash(secret: &Secret) -> Option<String> {
         Some((key, std::str::from_utf8(&bytes.0).ok()?))
     };
     let entries = [value(RELAY_YAML)?, value(WORKER_SECRET)?];
-    Some(hash_of(entries.into_iter().chain(value(PREVIOUS_WORKER_SECRET))))
+    let previous = PREVIOUS_WORKER_SECRETS.into_iter().filter_map(value);
+    Some(hash_of(entries.into_iter().chain(previous)))
 }
 
 fn time(secret: &Secret, annotation: &str) -> Option<Timestamp> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
@@ -13,6 +14,10 @@ use crate::context::Context;
 use crate::crd::WorkerPool;
 use crate::names;
 use crate::relay_state::RelaySnapshot;
+
+/// How long a Pod may take, from its kubelet's first sight of it, until its relay runs or fails. A large image over a slow line
+/// takes minutes.
+const STARTS_WITHIN: SignedDuration = SignedDuration::from_mins(10);
 
 /// One moment.
 pub(super) struct Look {
@@ -46,12 +51,40 @@ impl Look {
         self.relay_pods.iter().map(|pod| pod.name_any()).collect()
     }
 
-    /// Whether every relay accepts what the configuration with this hash says. A Pod that has no node yet will start with it.
-    pub(super) fn is_confirmed(&self, hash: &str) -> bool {
-        let has_node = |pod: &&Arc<Pod>| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
-        let started: Vec<String> = self.relay_pods.iter().filter(has_node).map(|pod| pod.name_any()).collect();
-        started.is_empty() || self.reported.as_ref().is_some_and(|reported| reported.all_run(&started, hash))
+    /// Whether every relay that may run an older configuration runs the one with this hash.
+    pub(super) fn is_confirmed(&self, hash: &str, now: Timestamp) -> bool {
+        let asked: Vec<String> =
+            self.relay_pods.iter().filter(|pod| may_hold_older(pod, now)).map(|pod| pod.name_any()).collect();
+        asked.is_empty() || self.reported.as_ref().is_some_and(|reported| reported.all_run(&asked, hash))
     }
+}
+
+/// Whether the Pod's relay may run, or be about to run, with a configuration that it read before the newest was written. Who
+/// may not is not waited for: a Pod that cannot start would otherwise keep every rotation from its end.
+///
+/// - Without a node nothing is mounted yet.
+/// - A relay that runs, or ended a moment ago and is started again at once, holds what it read.
+/// - One that is being started (`ContainerCreating`, or nothing said yet) may have its files mounted already, and start with
+///   them before the kubelet has refreshed them. That passes: it starts, or it fails for a reason that is shown. Where neither
+///   comes ([`STARTS_WITHIN`]), as with a volume that cannot be mounted, the kubelet tries again and again.
+/// - Any other reason to wait (`ImagePullBackOff`, `CreateContainerConfigError`, `CrashLoopBackOff`) is a failure that the
+///   kubelet backs off from. No relay runs then, and each time the Pod is worked on anew, to which the annotation with the
+///   newest hash is a reason too, its files are refreshed. Between two crashes it does run, and is waited for like any other.
+fn may_hold_older(pod: &Pod, now: Timestamp) -> bool {
+    if pod.spec.as_ref().is_none_or(|spec| spec.node_name.is_none()) {
+        return false;
+    }
+    let Some(status) = &pod.status else { return true };
+    let mut containers = status.container_statuses.iter().flatten();
+    let relay = containers.find(|container| container.name == names::RELAY_CONTAINER);
+    let state = relay.and_then(|relay| relay.state.as_ref());
+    if state.is_some_and(|state| state.running.is_some() || state.terminated.is_some()) {
+        return true;
+    }
+    let reason = state.and_then(|state| state.waiting.as_ref()?.reason.as_deref());
+    let is_starting = reason.is_none_or(|reason| ["ContainerCreating", "PodInitializing"].contains(&reason));
+    let taken_at = status.start_time.as_ref().map(|time| time.0);
+    is_starting && taken_at.is_none_or(|taken_at| now.duration_since(taken_at) < STARTS_WITHIN)
 }
 
 fn is_staying(pod: &Pod) -> bool {
@@ -63,4 +96,75 @@ fn is_staying(pod: &Pod) -> bool {
 pub(super) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::relay_state::RelayReport;
+
+    fn at(minutes: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + minutes * 60).unwrap()
+    }
+
+    fn pod(node: Option<&str>, status: &Value) -> Arc<Pod> {
+        let pod = json!({"metadata": {"name": "b"}, "spec": {"nodeName": node, "containers": []}, "status": status});
+        Arc::new(serde_json::from_value(pod).unwrap())
+    }
+
+    /// Its kubelet saw the Pod at minute 0.
+    fn with_relay(state: &Value) -> Arc<Pod> {
+        let of = |name: &str, state: &Value| json!({"name": name, "state": state, "ready": false, "restartCount": 9, "image": "", "imageID": ""});
+        let proxy = of("proxy", &json!({"running": {}}));
+        pod(Some("n"), &json!({"startTime": at(0).to_string(), "containerStatuses": [proxy, of("relay", state)]}))
+    }
+
+    /// Whether a configuration counts as confirmed that relay a runs and this Pod says nothing of.
+    fn is_confirmed_beside(pod: Arc<Pod>, minutes: i64) -> bool {
+        let value = json!({"metadata": {"name": "a"}, "spec": {"nodeName": "n", "containers": []}});
+        let report = RelayReport { config_hash: Some("new".to_owned()), ..RelayReport::default() };
+        let relays = [("a".to_owned(), Ok(report)), ("b".to_owned(), Err("it cannot be connected to".to_owned()))];
+        let look = Look {
+            relay_pods: vec![Arc::new(serde_json::from_value(value).unwrap()), pod],
+            deployment: None,
+            pools: Vec::new(),
+            reported: Some(Arc::new(RelaySnapshot { relays: relays.into(), ..RelaySnapshot::default() })),
+        };
+        look.is_confirmed("new", at(minutes))
+    }
+
+    #[test]
+    fn a_relay_that_runs_or_just_ended_is_waited_for() {
+        for state in [json!({"running": {}}), json!({"terminated": {"exitCode": 1}})] {
+            assert!(!is_confirmed_beside(with_relay(&state), 1), "{state}");
+            assert!(!is_confirmed_beside(with_relay(&state), 10_000), "{state}");
+        }
+    }
+
+    #[test]
+    fn a_relay_that_fails_to_start_is_not_waited_for() {
+        for reason in ["ImagePullBackOff", "ErrImagePull", "CreateContainerConfigError", "CrashLoopBackOff"] {
+            assert!(is_confirmed_beside(with_relay(&json!({"waiting": {"reason": reason}})), 0), "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_relay_that_is_being_started_is_waited_for_as_long_as_that_may_take() {
+        let creating = |reason| with_relay(&json!({"waiting": {"reason": reason}}));
+        for reason in ["ContainerCreating", "PodInitializing"] {
+            assert!(!is_confirmed_beside(creating(reason), 9), "{reason}");
+            assert!(is_confirmed_beside(creating(reason), 10), "{reason}");
+        }
+        let silent = pod(Some("n"), &json!({"startTime": at(0).to_string()}));
+        assert!(!is_confirmed_beside(silent.clone(), 9) && is_confirmed_beside(silent, 10));
+        // Its kubelet has not seen it yet.
+        assert!(!is_confirmed_beside(pod(Some("n"), &json!({})), 10_000));
+    }
+
+    #[test]
+    fn a_relay_without_a_node_is_not_waited_for() {
+        assert!(is_confirmed_beside(pod(None, &json!({})), 0));
+    }
 }

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
 use kube::runtime::events::EventType;
 
-use super::rotation::News;
+use super::rotation::{MAX_PREVIOUS, News};
 use crate::conditions::{PROGRAMMED, READY, RECONCILING, STALLED};
 use crate::context::Context;
 use crate::crd::{Provider, ProviderStatus};
@@ -29,10 +29,10 @@ pub(super) async fn tell(
     provider: &Provider,
     before: &ProviderStatus,
     after: &ProviderStatus,
-    rotation: Option<News>,
+    rotation: &[News],
 ) {
     let about = provider.object_ref(&());
-    let rotated = rotation.map(|news| told_of_rotation(news, after));
+    let rotated = rotation.iter().map(|news| told_of_rotation(*news, after));
     for told in changes(&before.conditions, &after.conditions).into_iter().chain(rotated) {
         let type_ = if told.is_warning { EventType::Warning } else { EventType::Normal };
         ctx.tell(&about, type_, &told.reason, told.action, told.note).await;
@@ -89,11 +89,18 @@ fn told_of_rotation(news: News, after: &ProviderStatus) -> Told {
             ("SecretRotated", format!("Secret {name} has the new value; the old one admits workers until {until}"))
         }
         News::Ended => {
-            ("OldSecretEnded", "the worker secret before the last rotation admits nobody any more".to_owned())
+            ("OldSecretEnded", "a worker secret from before the last rotation admits nobody any more".to_owned())
+        }
+        News::Crowded => {
+            let note = format!(
+                "the oldest of more than {MAX_PREVIOUS} old worker secrets ended before its 24 hours were over"
+            );
+            ("OldSecretEnded", note)
         }
         News::Revoked => {
-            ("SecretRevoked", format!("Secret {name} has a new value; the old one admits nobody any more"))
+            ("SecretRevoked", format!("Secret {name} has a new value; no old one admits anybody any more"))
         }
     };
-    Told { is_warning: false, reason: reason.to_owned(), action: "RotateSecret", note }
+    let is_warning = news == News::Crowded;
+    Told { is_warning, reason: reason.to_owned(), action: "RotateSecret", note }
 }

@@ -21,7 +21,7 @@ pub(super) struct Outcome {
     pub(super) config_hash: Option<String>,
     /// Generation of the spec that the applied configuration says.
     pub(super) config_generation: Option<i64>,
-    /// Whether all that a request needs has been applied once: the configuration and the clients' Service.
+    /// Whether all that a request needs has been applied once, the configuration and the clients' Service, and is there.
     pub(super) may_serve: bool,
     /// The worker secret.
     pub(super) worker_secret: Option<WorkerSecret>,
@@ -32,7 +32,7 @@ pub(super) struct Outcome {
     /// `expectWorkers` is asked for and ignored.
     pub(super) ignores_expect_workers: bool,
     /// What a step of the rotation did.
-    pub(super) news: Option<News>,
+    pub(super) news: Vec<News>,
     /// When to go through it all again.
     pub(super) wake_at: Option<Timestamp>,
     /// What went wrong.
@@ -62,7 +62,7 @@ pub(super) struct WorkerSecret {
 
 impl WorkerSecret {
     pub(super) fn of(provider: &str, plan: &Plan, version: Option<String>) -> Self {
-        let previous_until = plan.previous.as_ref().and_then(|previous| previous.until);
+        let previous_until = plan.previous.first().and_then(|previous| previous.until);
         Self {
             version,
             changed_at: plan.worker_changed_at,

@@ -1,11 +1,14 @@
 //! The life of the worker secret, as a pure function of what the cluster holds.
 //!
 //! 1. The relays accept the new value beside the old one; workers still present the old one.
-//! 2. Once every relay Pod has said so, the Secret that workers mount changes. The old value stays good for a day, for
-//!    workers outside the cluster and for whoever is slow.
+//! 2. Once every relay Pod has said so, the Secret that workers mount changes, and then the old value gets its end: it stays
+//!    good for a day, for workers outside the cluster and for whoever is slow. That holds for each rotation, however soon
+//!    others follow, so relays may accept several old values, each until its own time.
 //! 3. Then it goes, and the relays drain and close what was connected with it.
 //!
-//! Nothing is remembered between two looks but what is in Secrets, so that an operator may stop anywhere.
+//! Nothing is remembered between two looks but what is in Secrets, so that an operator may stop anywhere. Two Secrets cannot
+//! be written at once, so their order matters: relays first learn what they will be shown, and lose only what nobody was
+//! given any more. A revocation is the exception, because it is in a hurry.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use modelrelay_protocol::secret::Secret;
@@ -13,11 +16,16 @@ use modelrelay_protocol::secret::Secret;
 #[cfg(test)]
 mod tests;
 
-/// How long the value before the last rotation stays good.
+/// How long a value stays good after a rotation.
 pub const PREVIOUS_LIVES: SignedDuration = SignedDuration::from_hours(24);
+/// Old values that relays accept at most; one more ends the oldest before its time. A relay takes 16 secrets in all.
+pub const MAX_PREVIOUS: usize = 8;
 /// A rotation follows another after this time only: by then every kubelet has refreshed the mounted Secret (69 s were
-/// measured where nothing hurries it), and nobody needs the value before.
+/// measured where nothing hurries it). So a value that has to end early was replaced 8 * 90 s before at least, and no worker
+/// in the cluster presents it any more.
 const SETTLING: SignedDuration = SignedDuration::from_secs(90);
+/// An end that is later than a day and this from now was written by a clock that was wrong.
+const CLOCK_TOLERANCE: SignedDuration = SignedDuration::from_hours(1);
 
 /// What the cluster holds.
 #[derive(Debug, Default)]
@@ -48,18 +56,18 @@ pub struct WorkerSide {
 pub struct RelaySide {
     /// The newest value.
     pub current: Secret,
-    /// The one before.
-    pub previous: Option<Previous>,
+    /// Those before, newest first.
+    pub previous: Vec<Previous>,
     /// The value of the annotation that was acted on last.
     pub acted_on: Option<String>,
 }
 
-/// The value before the last rotation.
+/// A value from before a rotation.
 #[derive(Clone, Debug)]
 pub struct Previous {
     /// It.
     pub value: Secret,
-    /// Until when it is good. Absent while workers still present it.
+    /// Until when it is good. Only the newest may be without an end: while workers still present it.
     pub until: Option<Timestamp>,
 }
 
@@ -68,16 +76,16 @@ pub struct Previous {
 pub struct Plan {
     /// The newest value, for relays.
     pub current: Secret,
-    /// The one before, for relays.
-    pub previous: Option<Previous>,
+    /// Those before, for relays, newest first; [`MAX_PREVIOUS`] at most.
+    pub previous: Vec<Previous>,
     /// What workers present.
     pub worker: Secret,
     /// Since when.
     pub worker_changed_at: Timestamp,
     /// The value of the annotation that has been acted on.
     pub acted_on: Option<String>,
-    /// What this step does, for an Event.
-    pub news: Option<News>,
+    /// What this step does, for Events.
+    pub news: Vec<News>,
     /// When to look again.
     pub wake_at: Option<Timestamp>,
 }
@@ -89,16 +97,30 @@ pub enum News {
     Started,
     /// Workers get it.
     Published,
-    /// The old one ended, because its time had come or because somebody said so.
+    /// An old one ended, because its time had come or because somebody said so.
     Ended,
-    /// There is a new value and the old one ended at once.
+    /// The oldest one ended before its time: there were too many.
+    Crowded,
+    /// There is a new value and the old ones ended at once.
     Revoked,
 }
 
 impl Plan {
     /// Whether the relays have yet to accept the new value.
     pub fn awaits_relays(&self) -> bool {
-        self.previous.as_ref().is_some_and(|previous| previous.until.is_none())
+        self.previous.first().is_some_and(Previous::is_presented)
+    }
+
+    /// Whether workers must have their new value before the relays' configuration changes: with it the old value gets its
+    /// end, which must not come while workers still mount it, however long an operator stops between the two writes.
+    pub fn tells_workers_first(&self) -> bool {
+        self.news.contains(&News::Published)
+    }
+}
+
+impl Previous {
+    fn is_presented(&self) -> bool {
+        self.until.is_none()
     }
 }
 
@@ -107,7 +129,9 @@ pub fn plan(now: Timestamp, known: &Known, fresh: &Secret) -> Plan {
     // Whole seconds: that is how they are written, and what is read must be what was meant.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let Some(relay) = &known.relay else { return first(now, known, fresh) };
-    let state = State { now, known, relay };
+    let mut relay = relay.clone();
+    let news = catch_up(now, known, &mut relay);
+    let state = State { now, known, relay, news };
     state.requested(fresh).unwrap_or_else(|| state.progressed())
 }
 
@@ -115,24 +139,60 @@ pub fn plan(now: Timestamp, known: &Known, fresh: &Secret) -> Plan {
 fn first(now: Timestamp, known: &Known, fresh: &Secret) -> Plan {
     let kept = known.worker.as_ref().map(|worker| worker.value.clone());
     let current = known.own.clone().or_else(|| kept.clone()).unwrap_or_else(|| fresh.clone());
-    let previous = kept.filter(|kept| *kept != current).map(|value| Previous { value, until: None });
-    let worker = previous.as_ref().map_or_else(|| current.clone(), |previous| previous.value.clone());
-    let started = previous.is_some().then_some(News::Started);
-    finish(now, known, Step { current, previous, worker, acted_on: known.annotation.clone(), news: started })
+    let previous: Vec<Previous> =
+        kept.filter(|kept| *kept != current).map(|value| Previous { value, until: None }).into_iter().collect();
+    let worker = previous.first().map_or_else(|| current.clone(), |previous| previous.value.clone());
+    let started = previous.first().map(|_| News::Started);
+    let news = started.into_iter().collect();
+    finish(now, known, Step { current, previous, worker, acted_on: known.annotation.clone(), news })
+}
+
+/// What an operator that stopped left to be done, and what time alone does.
+fn catch_up(now: Timestamp, known: &Known, relay: &mut RelaySide) -> Vec<News> {
+    let mut news = Vec::new();
+    let end = now + PREVIOUS_LIVES;
+    let workers_have_it = known.worker.as_ref().is_some_and(|worker| worker.value == relay.current);
+    for (age, previous) in relay.previous.iter_mut().enumerate() {
+        match previous.until {
+            // The operator stopped after it told the workers.
+            None if age == 0 && workers_have_it => {
+                news.push(News::Published);
+                previous.until = Some(end);
+            }
+            None if age == 0 => {}
+            None => previous.until = Some(end),
+            Some(until) if until > end + CLOCK_TOLERANCE => previous.until = Some(end),
+            Some(_) => {}
+        }
+    }
+    let is_over = |previous: &mut Previous| previous.until.is_some_and(|until| until <= now);
+    let ended: Vec<Previous> = relay.previous.extract_if(.., is_over).collect();
+    if ended.iter().any(|ended| !relay.accepts(&ended.value)) {
+        news.push(News::Ended);
+    }
+    news
+}
+
+impl RelaySide {
+    fn accepts(&self, value: &Secret) -> bool {
+        self.current == *value || self.previous.iter().any(|previous| previous.value == *value)
+    }
 }
 
 struct State<'a> {
     now: Timestamp,
     known: &'a Known,
-    relay: &'a RelaySide,
+    relay: RelaySide,
+    /// What catching up did.
+    news: Vec<News>,
 }
 
 struct Step {
     current: Secret,
-    previous: Option<Previous>,
+    previous: Vec<Previous>,
     worker: Secret,
     acted_on: Option<String>,
-    news: Option<News>,
+    news: Vec<News>,
 }
 
 impl State<'_> {
@@ -149,65 +209,71 @@ impl State<'_> {
             (None, true) => fresh,
             (None, false) => return None,
         };
-        self.rotate(new)
+        Some(self.rotate(new))
     }
 
-    /// Ends the old value at once. Where a rotation is under way its new value is the one to keep: giving out yet another
-    /// would turn away whoever has just been given it.
+    /// Ends every old value at once. Where there is one, the new value is the one to keep: giving out yet another would turn
+    /// away whoever has just been given it.
     fn revoke(&self, replaced: Option<&Secret>, fresh: &Secret) -> Plan {
-        let current = match (replaced, &self.relay.previous, &self.known.own) {
+        let has_old = !self.relay.previous.is_empty();
+        let current = match (replaced, has_old, &self.known.own) {
             (Some(own), _, _) => own.clone(),
-            (None, Some(_), _) | (None, None, Some(_)) => self.relay.current.clone(),
-            (None, None, None) => fresh.clone(),
+            (None, true, _) | (None, false, Some(_)) => self.relay.current.clone(),
+            (None, false, None) => fresh.clone(),
         };
-        let news = if current == self.relay.current {
-            self.relay.previous.is_some().then_some(News::Ended)
-        } else {
-            Some(News::Revoked)
+        let news = match (current == self.relay.current, has_old) {
+            (true, true) => vec![News::Ended],
+            (true, false) => Vec::new(),
+            (false, _) => vec![News::Revoked],
         };
-        let worker = current.clone();
-        self.finish(Step { current, previous: None, worker, acted_on: self.known.annotation.clone(), news })
+        let (worker, acted_on) = (current.clone(), self.known.annotation.clone());
+        finish(self.now, self.known, Step { current, previous: Vec::new(), worker, acted_on, news })
     }
 
     /// Starts a rotation to `new`, if now is the time.
-    fn rotate(&self, new: &Secret) -> Option<Plan> {
+    fn rotate(&self, new: &Secret) -> Plan {
         let acted_on = self.known.annotation.clone();
-        match &self.relay.previous {
+        match self.relay.previous.first() {
             // Workers were not given the newest value yet, so another request needs no other value than that one.
-            Some(Previous { until: None, .. }) if self.known.own.is_none() => {
-                Some(Plan { acted_on, ..self.progressed() })
-            }
+            Some(Previous { until: None, .. }) if self.known.own.is_none() => Plan { acted_on, ..self.progressed() },
             // The user went back to what workers present.
-            Some(previous) if previous.until.is_none() && previous.value == *new => {
-                Some(self.publish(new, &self.relay.current, acted_on))
-            }
+            Some(Previous { until: None, value }) if value == new => self.publish(new, &self.relay.current, acted_on),
             // The user was faster than the relays: the value that nobody presents yet is replaced.
-            Some(previous) if previous.until.is_none() => Some(self.begin(new, &previous.value, acted_on)),
-            Some(Previous { until: Some(until), .. }) if self.now < *until - PREVIOUS_LIVES + SETTLING => {
-                Some(Plan { wake_at: Some(*until - PREVIOUS_LIVES + SETTLING), ..self.progressed() })
-            }
-            Some(_) | None => Some(self.begin(new, &self.relay.current, acted_on)),
+            Some(Previous { until: None, value }) => self.begin(new, value, acted_on),
+            Some(Previous { until: Some(until), .. }) => match settled_at(self.now, *until) {
+                Some(at) => {
+                    let plan = self.progressed();
+                    Plan { wake_at: Some(plan.wake_at.map_or(at, |wake_at| wake_at.min(at))), ..plan }
+                }
+                None => self.begin(new, &self.relay.current, acted_on),
+            },
+            None => self.begin(new, &self.relay.current, acted_on),
         }
     }
 
     fn begin(&self, new: &Secret, presented: &Secret, acted_on: Option<String>) -> Plan {
-        self.finish(Step {
-            current: new.clone(),
-            previous: Some(Previous { value: presented.clone(), until: None }),
-            worker: presented.clone(),
-            acted_on,
-            news: Some(News::Started),
-        })
+        let newest = Previous { value: presented.clone(), until: None };
+        self.turn(new, newest, presented, acted_on, News::Started)
     }
 
     fn publish(&self, new: &Secret, old: &Secret, acted_on: Option<String>) -> Plan {
-        self.finish(Step {
-            current: new.clone(),
-            previous: Some(Previous { value: old.clone(), until: Some(self.now + PREVIOUS_LIVES) }),
-            worker: new.clone(),
-            acted_on,
-            news: Some(News::Published),
-        })
+        let newest = Previous { value: old.clone(), until: Some(self.now + PREVIOUS_LIVES) };
+        self.turn(new, newest, new, acted_on, News::Published)
+    }
+
+    /// `newest` comes before all that were promised a time already.
+    fn turn(&self, new: &Secret, newest: Previous, worker: &Secret, acted_on: Option<String>, news: News) -> Plan {
+        let promised = |previous: &&Previous| !previous.is_presented() && previous.value != newest.value;
+        let older: Vec<Previous> = self.relay.previous.iter().filter(promised).cloned().collect();
+        let mut previous = vec![newest];
+        previous.extend(older);
+        let mut news = self.news_and(news);
+        if previous.len() > MAX_PREVIOUS {
+            previous.truncate(MAX_PREVIOUS);
+            news.push(News::Crowded);
+        }
+        let (current, worker) = (new.clone(), worker.clone());
+        finish(self.now, self.known, Step { current, previous, worker, acted_on, news })
     }
 
     /// The step that time and the relays allow.
@@ -219,28 +285,33 @@ impl State<'_> {
             // Without the annotation, setting it to the same value later is a new wish.
             None => acted_on.filter(|_| self.known.annotation.is_some()),
         };
-        let (worker, news) = match &previous {
+        let worker = match previous.first() {
             Some(Previous { value, until: None }) if self.known.confirmed => {
                 return self.publish(&current, value, acted_on);
             }
-            Some(Previous { value, until: None }) => (value.clone(), None),
-            Some(Previous { until: Some(until), .. }) if *until <= self.now => (current.clone(), Some(News::Ended)),
-            Some(Previous { until: Some(_), .. }) | None => (current.clone(), None),
+            Some(Previous { value, until: None }) => value.clone(),
+            Some(Previous { until: Some(_), .. }) | None => current.clone(),
         };
-        let previous = previous.filter(|_| news != Some(News::Ended));
-        self.finish(Step { current, previous, worker, acted_on, news })
+        finish(self.now, self.known, Step { current, previous, worker, acted_on, news: self.news.clone() })
     }
 
-    fn finish(&self, step: Step) -> Plan {
-        finish(self.now, self.known, step)
+    fn news_and(&self, news: News) -> Vec<News> {
+        self.news.iter().copied().chain([news]).collect()
     }
+}
+
+/// When another rotation may follow the one whose old value is good until then; none if now.
+fn settled_at(now: Timestamp, until: Timestamp) -> Option<Timestamp> {
+    let published = until - PREVIOUS_LIVES;
+    // Before it was published is another clock's time, which tells nothing.
+    (published..published + SETTLING).contains(&now).then(|| published + SETTLING)
 }
 
 fn finish(now: Timestamp, known: &Known, step: Step) -> Plan {
     let unchanged = known.worker.as_ref().filter(|worker| worker.value == step.worker);
     Plan {
         worker_changed_at: unchanged.and_then(|worker| worker.changed_at).unwrap_or(now),
-        wake_at: step.previous.as_ref().and_then(|previous| previous.until),
+        wake_at: step.previous.iter().filter_map(|previous| previous.until).min(),
         current: step.current,
         previous: step.previous,
         worker: step.worker,

@@ -11,6 +11,7 @@ use crate::conditions::{self, PROGRAMMED, READY, RECONCILING, STALLED, Status, W
 use crate::crd::{Provider, ProviderStatus};
 use crate::names;
 use crate::relay_state::RelaySnapshot;
+use crate::words::one_or;
 
 #[cfg(test)]
 mod tests;
@@ -119,7 +120,9 @@ impl Facts<'_> {
         if ready == 0 {
             return no(reasons::NO_RELAY_READY, self.why_none_is_ready());
         }
-        let message = format!("{ready} of {wanted} relays take requests at {}", endpoint(self.provider));
+        let relays = format!("{wanted} {}", one_or(wanted, "relay", "relays"));
+        let take = one_or(ready, "takes", "take");
+        let message = format!("{ready} of {relays} {take} requests at {}", endpoint(self.provider));
         if self.outcome.ignores_expect_workers {
             let message = format!("{message}; expectWorkers is ignored, because a pool may be at zero");
             return Wanted::new(READY, true, reasons::SCALES_FROM_ZERO, message);
@@ -151,9 +154,24 @@ impl Facts<'_> {
             let mut failing = conditions.filter(|condition| condition.type_ == wanted && condition.status == "False");
             failing.find_map(|condition| condition.message.clone())
         };
-        match of_type("PodScheduled").or_else(|| of_type("Ready")) {
+        let why = match of_type("PodScheduled").or_else(|| of_type("Ready")) {
             Some(why) => format!("Pod {name}: {why}"),
             None => format!("Pod {name} is starting"),
+        };
+        format!("{why}{}", self.what_it_waits_for(&name))
+    }
+
+    /// Why a relay that answers is unready all the same, as far as it shows: its probes tell the kubelet only.
+    fn what_it_waits_for(&self, pod: &str) -> &'static str {
+        let reported = self.look.reported.as_deref();
+        let idle =
+            reported.filter(|reported| matches!(reported.relays.get(pod), Some(Ok(_))) && reported.workers.is_empty());
+        match idle {
+            None => "",
+            Some(_) if self.provider.spec.relay.expect_workers && !self.outcome.ignores_expect_workers => {
+                "; it has no worker, and expectWorkers is true"
+            }
+            Some(_) => "; it has no worker, and waits 15 s for the first after its start",
         }
     }
 
@@ -183,7 +201,8 @@ impl Facts<'_> {
             Some((reason, message)) => no(reason, message),
             None => {
                 let count = self.look.relay_pods.len();
-                let message = format!("{count} of {count} relay Pods run the newest configuration");
+                let pods_run = one_or(count, "Pod runs", "Pods run");
+                let message = format!("{count} of {count} relay {pods_run} the newest configuration");
                 Wanted::new(PROGRAMMED, true, reasons::CONFIGURATION_APPLIED, message)
             }
         }
@@ -255,8 +274,11 @@ impl Facts<'_> {
         let observed = status.observed_generation >= deployment.metadata.generation && specified == wanted;
         let available = status.available_replicas.unwrap_or_default();
         let complete = updated == wanted && status.replicas.unwrap_or_default() == wanted && available >= wanted;
+        let are = |number| one_or(number, "is", "are");
+        let relays_are = format!("{} {}", one_or(wanted, "relay", "relays"), are(updated));
+        let available_are = format!("{available} {}", are(available));
         (!observed || !complete)
-            .then(|| format!("{updated} of {wanted} relays are up to date, {available} are available"))
+            .then(|| format!("{updated} of {wanted} {relays_are} up to date, {available_are} available"))
     }
 
     fn stuck(&self) -> Option<String> {

@@ -14,9 +14,10 @@ use super::*;
 use crate::cache::{Now, Requests, Triggers};
 use crate::context::Place;
 use crate::defaults::{Defaults, RelayDefaults};
-use crate::relay_state::{RelayReport, RelaySnapshot};
+use crate::relay_state::{ModelReport, RelayReport, RelaySnapshot, WorkerReport};
 
 mod api;
+mod secrets;
 
 use api::FakeApi;
 
@@ -99,6 +100,21 @@ impl World {
         let report = RelayReport { config_hash: Some(hash.to_owned()), ..RelayReport::default() };
         let snapshot =
             RelaySnapshot { relays: [("relay-1".to_owned(), Ok(report))].into(), ..RelaySnapshot::default() };
+        self.shared.ctx.relays.keep("llm", "local", snapshot);
+    }
+
+    /// A relay that runs what it should, with these workers, each of which serves this model.
+    fn workers(&mut self, workers: &[&str], model: Option<&str>) {
+        self.relay(&self.expected_hash());
+        let before = self.shared.ctx.relays.of("llm", "local").unwrap();
+        let report = |name: &&str| ((*name).to_owned(), WorkerReport::default());
+        let model_of =
+            |id: &str| (id.to_owned(), ModelReport { workers: workers.len() as u64, ..ModelReport::default() });
+        let snapshot = RelaySnapshot {
+            workers: workers.iter().map(report).collect(),
+            models: model.into_iter().map(model_of).collect(),
+            ..RelaySnapshot::clone(&before)
+        };
         self.shared.ctx.relays.keep("llm", "local", snapshot);
     }
 
@@ -221,18 +237,6 @@ async fn a_taken_name_stalls_and_the_rest_is_made_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_strangers_secret_is_neither_read_nor_mounted() {
-    let world = World::new();
-    let mut theirs = foreign("Secret", "local-admin");
-    theirs["data"] = json!({"token": ByteString(b"theirs".to_vec())});
-    world.api.put(&format!("{SECRETS}/local-admin"), theirs);
-    world.changed(&provider(json!({}))).await.unwrap_err();
-    let writes = world.api.take_writes();
-    assert!(!writes.iter().any(|write| write.contains("deployments") || write.contains("local-admin")), "{writes:?}");
-    assert_eq!(world.condition("Stalled"), ("True".into(), "NameTaken".into()));
-}
-
-#[tokio::test]
 async fn what_the_server_refuses_is_tried_again_less_and_less_often() {
     let cases = [
         (409, "ApiError", "True"),
@@ -283,6 +287,28 @@ async fn without_its_service_a_provider_is_not_ready() {
         world.api.refuse(move |method, path| (method == "PATCH" && path.ends_with("/services/local")).then_some(code));
         world.changed(&provider).await.unwrap_err();
         assert_eq!(world.condition("Ready").0, "True", "{code}");
+    }
+}
+
+#[tokio::test]
+async fn whose_service_went_and_may_not_come_again_is_not_ready() {
+    for (code, reason) in [(403, "Forbidden"), (500, "ApiError")] {
+        let mut world = World::new();
+        let provider = provider(json!({}));
+        world.changed(&provider).await.unwrap();
+        world.relay(&world.expected_hash());
+        world.changed(&provider).await.unwrap();
+        assert_eq!(world.condition("Ready").0, "True");
+
+        world.api.0.lock().unwrap().objects.remove("/api/v1/namespaces/llm/services/local").unwrap();
+        world.touched::<Service>("local", "theirs", Now::Gone);
+        world.api.refuse(move |method, path| (method == "PATCH" && path.ends_with("/services/local")).then_some(code));
+        world.changed(&provider).await.unwrap_err();
+        assert_eq!(world.condition("Ready"), ("False".into(), reason.into()), "{code}");
+
+        world.api.refuse(|_, _| None);
+        world.changed(&provider).await.unwrap();
+        assert_eq!(world.condition("Ready"), ("True".into(), "Serving".into()), "{code}");
     }
 }
 
@@ -361,26 +387,6 @@ async fn what_relays_report_does_not_hurry_the_next_try() {
 }
 
 #[tokio::test]
-async fn clients_keys_stay_mounted_while_they_are_not_asked_for() {
-    let world = World::new();
-    let mut keys = foreign("Secret", "local-api-keys");
-    keys["metadata"]["labels"] =
-        json!({"app.kubernetes.io/managed-by": "modelrelay-operator", "modelrelay.io/provider": "local"});
-    keys["data"] = json!({"keys.json": ByteString(b"{}".to_vec())});
-    world.api.put(&format!("{SECRETS}/local-api-keys"), keys);
-    world.changed(&provider(json!({"relay": {"requireApiKeys": false}}))).await.unwrap();
-    assert!(world.value("local-relay", "relay.yaml").unwrap().contains("requireApiKeys: false"));
-    let unrequired = world.api.object("deployments/local-relay").unwrap()["spec"]["template"].clone();
-    assert!(unrequired.to_string().contains("API_KEYS_SECRET"), "{unrequired}");
-    assert!(world.api.object("roles/local-relay").is_some());
-
-    let required = with_metadata(json!({"generation": 2}), json!({"relay": {"requireApiKeys": true}}));
-    world.changed(&required).await.unwrap();
-    assert!(world.value("local-relay", "relay.yaml").unwrap().contains("requireApiKeys: true"));
-    assert_eq!(world.api.object("deployments/local-relay").unwrap()["spec"]["template"], unrequired);
-}
-
-#[tokio::test]
 async fn a_status_that_cannot_be_written_is_an_error() {
     let world = World::new();
     world.api.refuse(|method, path| (method == "PATCH" && path.ends_with("/status")).then_some(429));
@@ -410,38 +416,6 @@ async fn an_invalid_spec_touches_nothing_that_runs() {
 }
 
 #[tokio::test]
-async fn a_users_secret_is_awaited_and_its_change_rotates() {
-    let mut world = World::new();
-    let provider = provider(json!({"workerSecretRef": {"name": "mine", "key": "k"}}));
-    let action = world.changed(&provider).await.unwrap();
-    assert_eq!(action, Action::requeue(OWN_SECRET_INTERVAL));
-    assert_eq!(world.condition("Reconciling"), ("True".into(), "SecretNotFound".into()));
-    assert_eq!(world.condition("Stalled").0, "False");
-
-    let mine = |value: &str| {
-        let mut secret = foreign("Secret", "mine");
-        secret["data"] = json!({"k": ByteString(format!("{value}\n").into_bytes())});
-        secret
-    };
-    world.api.put(&format!("{SECRETS}/mine"), mine("first"));
-    world.changed(&provider).await.unwrap();
-    assert_eq!(world.value("local-worker", "worker-secret").as_deref(), Some("first"));
-
-    world.api.put(&format!("{SECRETS}/mine"), mine("second"));
-    world.relay(&world.expected_hash());
-    world.changed(&provider).await.unwrap();
-    // The relay has not reported the configuration with both values yet.
-    world.pass(&provider).await.unwrap();
-    assert_eq!(world.value("local-worker", "worker-secret").as_deref(), Some("first"));
-    assert_eq!(world.value("local-relay", "worker-secret-previous").as_deref(), Some("first"));
-    world.relay(&world.expected_hash());
-    world.pass(&provider).await.unwrap();
-    assert_eq!(world.value("local-worker", "worker-secret").as_deref(), Some("second"));
-    assert_eq!(world.value("local-relay", "worker-secret-previous").as_deref(), Some("first"));
-    assert_eq!(world.api.object("secrets/mine").unwrap(), mine("second"));
-}
-
-#[tokio::test]
 async fn programmed_follows_the_relays_without_touching_objects() {
     let mut world = World::new();
     let provider = provider(json!({}));
@@ -455,6 +429,29 @@ async fn programmed_follows_the_relays_without_touching_objects() {
     assert_eq!(world.condition("Programmed"), ("True".into(), "ConfigurationApplied".into()));
     let writes = world.api.take_writes();
     assert!(writes.iter().all(|write| write.contains("pods/relay-1") || write.contains("/status")), "{writes:?}");
+}
+
+#[tokio::test]
+async fn the_first_worker_and_the_first_model_are_told_at_once_and_more_of_them_later() {
+    let mut world = World::new();
+    let provider = provider(json!({}));
+    world.changed(&provider).await.unwrap();
+    world.workers(&[], None);
+    world.pass(&provider).await.unwrap();
+    let steps: [(&[&str], Option<&str>, bool); 5] = [
+        (&["a"], None, true),
+        (&["a"], Some("m"), true),
+        (&["a", "b"], Some("m"), false),
+        (&[], None, false),
+        (&["a"], Some("m"), false),
+    ];
+    for (workers, model, told) in steps {
+        world.workers(workers, model);
+        world.api.take_writes();
+        world.pass(&provider).await.unwrap();
+        let is_told = world.api.take_writes().contains(&"PATCH providers/local/status".to_owned());
+        assert_eq!(is_told, told, "{workers:?} {model:?}");
+    }
 }
 
 #[tokio::test]

@@ -79,6 +79,23 @@ fn a_relay_that_no_node_takes_holds_no_requests_and_confirms_nothing() {
     assert!(!snapshot("local", vec![unscheduled("b")]).is_complete());
 }
 
+#[test]
+fn the_first_workers_of_a_pool_and_all_of_one_that_scales_are_looked_for_every_second() {
+    let pools = |spec: Value| vec![Arc::new(testing::pool(&spec))];
+    let resting = pools(json!({"provider": "local"}));
+    let scaled = pools(json!({"provider": "local", "scaling": {"minReplicas": 0, "maxReplicas": 1}}));
+    let idle = json!({"version": "0.1.0", "providers": []});
+    let idle = snapshot("local", vec![answer("a", false, idle)]);
+    let serving = snapshot("local", vec![answer("a", false, state("h", false))]);
+    let silent = snapshot("local", vec![silent("a", false)]);
+    assert_eq!(interval(&resting, &idle), BRISK_INTERVAL);
+    assert_eq!(interval(&resting, &serving), INTERVAL);
+    assert_eq!(interval(&scaled, &serving), BRISK_INTERVAL);
+    // Nobody is expected, or nobody would be seen.
+    assert_eq!(interval(&[], &idle), INTERVAL);
+    assert_eq!(interval(&resting, &silent), INTERVAL);
+}
+
 async fn serve(router: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -129,6 +146,26 @@ async fn what_is_no_relay_is_told_from_one() {
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let (code, answer) = request(&http_client(), free, &token()).await;
     assert_eq!((code, why(answer).as_str()), (0, "it cannot be connected to"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_a_new_report_has_only_that_provider_asked_at_once() {
+    let (service, _handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let client = Client::new(service, "default");
+    let ctx = Context::new(client, Defaults::default(), Place::in_namespace("system"), "operator-0".into());
+    let mut schedule = Schedule::default();
+    let key = |provider: &str| ("llm".to_owned(), provider.to_owned());
+    for provider in ["local", "other"] {
+        schedule.entry(&key(provider)).due = Instant::now() + INTERVAL;
+    }
+    let mut due = async |ctx: &Context| {
+        schedule.hurry(ctx);
+        ["local", "other"].map(|provider| schedule.entry(&key(provider)).due <= Instant::now())
+    };
+    assert_eq!(due(&ctx).await, [false, false]);
+    let waiting = ctx.relays.fresh("llm", "local", INTERVAL / 2);
+    let meanwhile = async { assert_eq!(due(&ctx).await, [true, false]) };
+    tokio::join!(waiting, meanwhile);
 }
 
 #[test]

@@ -22,8 +22,8 @@ pub struct Census {
     pub settled: i32,
     /// Of these, those that have the worker.
     pub injected: i32,
-    /// Of those, the ones whose worker's image is not the one that would be used now.
-    pub other_image: i32,
+    /// Of those, the ones whose worker is not the one that they would get now.
+    pub outdated: i32,
     /// Names of Pods that lack the worker and should not, sorted.
     pub not_injected: Vec<String>,
     /// Pods that wait because there was no pool.
@@ -49,7 +49,9 @@ const LATE: Duration = Duration::from_secs(60);
 /// What Pods are compared to.
 #[derive(Clone, Copy, Debug)]
 pub struct Measure<'a> {
-    /// The worker's image as it would be rendered now.
+    /// Hash of the worker as Pods would get it now.
+    pub hash: &'a str,
+    /// Its image, for Pods that carry no hash: those that an operator before this one injected.
     pub image: &'a str,
     /// Since when the pool can be used: what was gated before waited for that. `None` while it cannot, or could not until now.
     pub usable: Option<Timestamp>,
@@ -85,7 +87,9 @@ fn count(census: &mut Census, pod: &Pod, measure: Measure<'_>) {
     match worker_image(pod) {
         Some(used) => {
             census.injected += 1;
-            census.other_image += i32::from(used != measure.image);
+            // By the hash where there is one: another webhook may have rewritten the image since.
+            let same = worker_hash(pod).map_or(used == measure.image, |hash| hash == measure.hash);
+            census.outdated += i32::from(!same);
         }
         None if is_exempt(pod) => {}
         None => census.not_injected.push(name),
@@ -101,6 +105,10 @@ fn worker_image(pod: &Pod) -> Option<&str> {
         .chain(spec.init_containers.iter().flatten())
         .find(|container| container.name == names::WORKER_CONTAINER)?;
     Some(worker.image.as_deref().unwrap_or_default())
+}
+
+fn worker_hash(pod: &Pod) -> Option<&str> {
+    pod.metadata.annotations.as_ref()?.get(names::WORKER_HASH_ANNOTATION).map(String::as_str)
 }
 
 fn is_exempt(pod: &Pod) -> bool {
@@ -171,7 +179,7 @@ mod tests {
 
     fn counted(pods: &[Pod]) -> Census {
         let at = |second| Timestamp::from_second(second).unwrap();
-        take(pods, Measure { image: "worker:1", usable: Some(at(100)), now: at(1000) })
+        take(pods, Measure { hash: "f00d", image: "worker:1", usable: Some(at(100)), now: at(1000) })
     }
 
     fn ready_since(second: i64) -> Value {
@@ -195,9 +203,16 @@ mod tests {
     }
 
     #[test]
-    fn another_image_is_outdated() {
-        let old = json!({"spec": {"initContainers": [{"name": "modelrelay-worker", "image": "worker:0"}]}});
-        assert_eq!(counted(&[pod("a", &old), pod("b", &json!({}))]).other_image, 1);
+    fn a_worker_of_another_hash_is_outdated_and_without_one_a_worker_of_another_image() {
+        let of = |annotations: Value, image: &str| {
+            let worker = json!([{"name": "modelrelay-worker", "image": image}]);
+            counted(&[pod("a", &json!({"metadata": {"annotations": annotations}, "spec": {"initContainers": worker}}))])
+        };
+        let hash = |hash: &str| json!({"modelrelay.io/worker-hash": hash});
+        assert_eq!(of(hash("f00d"), "mirror.example/worker:1").outdated, 0);
+        assert_eq!(of(hash("beef"), "worker:1").outdated, 1);
+        assert_eq!(of(json!({}), "worker:1").outdated, 0);
+        assert_eq!(of(json!({}), "worker:0").outdated, 1);
     }
 
     #[test]

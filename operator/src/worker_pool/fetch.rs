@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DynamicObject};
+use kube::api::{Api, DynamicObject, ListParams};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
 use serde_json::Value;
@@ -14,6 +15,9 @@ use crate::cache::Caches;
 use crate::crd::WorkerPool;
 use crate::manifests::backend::{RENDERED_ANNOTATION, Workload};
 use crate::names;
+
+/// Deployments of a namespace that are looked through.
+const DEPLOYMENTS: u32 = 500;
 
 /// Why it cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +65,28 @@ pub fn provider(caches: &Caches, pool: &WorkerPool) -> ProviderState {
         Some(_) => ProviderState::Disabled,
         None => ProviderState::Missing,
     }
+}
+
+/// Why a Deployment of somebody else's, whose Pods would carry the pool's label, cannot create them. Other people's Deployments
+/// are not watched, and what else creates Pods does not say in its status why it cannot. Nothing where it cannot be read.
+pub async fn not_created(client: &Client, pool: &WorkerPool) -> Option<String> {
+    let api: Api<Deployment> = Api::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
+    let deployments = match api.list(&ListParams::default().limit(DEPLOYMENTS)).await {
+        Ok(deployments) => deployments,
+        Err(error) => {
+            tracing::debug!(%error, "Deployments could not be listed");
+            return None;
+        }
+    };
+    let name = pool.name_any();
+    deployments.iter().find_map(|deployment| {
+        let template = deployment.spec.as_ref()?.template.metadata.as_ref()?;
+        template.labels.as_ref()?.get(names::POOL_LABEL).filter(|label| **label == name)?;
+        let conditions = deployment.status.as_ref()?.conditions.as_ref()?;
+        let failed = conditions.iter().find(|one| one.type_ == "ReplicaFailure" && one.status == "True")?;
+        let why = failed.message.as_deref().unwrap_or_default();
+        Some(format!("Deployment {} cannot create its Pods: {why}", deployment.name_any()))
+    })
 }
 
 /// The Pods that carry the pool's label.

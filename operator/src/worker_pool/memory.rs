@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use kube::ResourceExt;
 
+use super::rivals::Rivals;
 use super::scaling::History;
 use super::writers::Writers;
 use crate::crd::WorkerPool;
@@ -40,6 +41,10 @@ pub struct Entry {
     pub history: History,
     /// Who writes its replicas.
     pub writers: Writers,
+    /// Who writes those of its Deployment.
+    pub rivals: Rivals,
+    /// Whether it was said that Pods wait for the pool.
+    pub told_waiting: bool,
     /// What relays and Provider last looked like.
     pub seen: Option<u64>,
     reconciling: Delays,

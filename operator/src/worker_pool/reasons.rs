@@ -30,9 +30,9 @@ reasons! {
     ScaledToZero: "The pool is at zero, as it was asked to be; with `scaling`, a request for one of its models wakes it.",
     WaitingForWorkers: "Pods are being created or are loading, or their workers have not registered yet. If it stays so: `kubectl describe` the Pods, and the log of their container modelrelay-worker.",
     NotConnected: "Pods have been ready for half a minute and none of their workers is known to a relay. The log of the container modelrelay-worker says why.",
-    BackendsNotAnswering: "Pods have been ready for half a minute and their workers are connected, but none advertises a model: no backend answers, because it still loads its model, listens on another port than `spec.backend` says, or serves nothing that `spec.models` lists. The logs of the backend and of the container modelrelay-worker say which.",
-    NoPods: "No Pod in the namespace carries the label modelrelay.io/pool with the pool's name. Set it on the Pod template of the backends.",
-    PodsNotCreated: "The Deployment cannot create its Pods; the message says why, for example a quota or a policy.",
+    BackendsNotAnswering: "Pods have been ready for half a minute, or those of a template have not become ready for an hour, and their workers are connected, but none advertises a model: no backend answers, because it still loads its model, listens on another port than `spec.backend` says, or serves nothing that `spec.models` lists. The logs of the backend and of the container modelrelay-worker say which.",
+    NoPods: "No Pod in the namespace carries the label modelrelay.io/pool with the pool's name. Set it on the Pod template of the backends. If it is there, the Events of whatever creates the Pods say why it cannot.",
+    PodsNotCreated: "The Deployment, the pool's or your own, cannot create its Pods; the message says why, for example a quota, a policy, or what the webhook refuses.",
     PodsNotInjected: "Some labelled Pods have no worker: they were created while the webhook was away or before it was installed. Delete them, so that their controller creates new ones.",
     ProviderNotFound: "There is no Provider of that name in the namespace. The pool waits and comes alive when it appears.",
     ProviderDisabled: "The Provider has `enabled: false`, so its relays turn workers away.",
@@ -44,7 +44,7 @@ reasons! {
     InvalidSpec: "The spec says something that cannot be done; the message names the field.",
     MultiplexerUnsupported: "This version has no multiplexer. Remove `spec.multiplexer`; the pool's objects stay as they were meanwhile.",
     ModelsUnknown: "The pool is at zero and it is not known which models would wake it. List them in `spec.models`, or set `spec.replicas` to 1 once: what its workers advertise is remembered.",
-    ScalingConflict: "Somebody else writes `spec.replicas` while `spec.scaling` is set: an HPA, KEDA, a person, or a manifest that is applied again and again. Use one of the two. A number by somebody else is not lowered for one scaleDownDelay; after two within that time the operator writes none itself until one scaleDownDelay without another has gone by.",
+    ScalingConflict: "Somebody else writes `spec.replicas` while `spec.scaling` is set: an HPA, KEDA, a person, or a manifest that is applied again and again. Use one of the two. A number by somebody else is not lowered for one scaleDownDelay; after two within that time the operator writes none itself until one scaleDownDelay without another has gone by. Or somebody scales the pool's Deployment instead of the pool, and the message names them: point an HPA's or KEDA's scaleTargetRef at the WorkerPool.",
     Forbidden: "The API server does not let the operator write an object; the message says which. The chart's RBAC was changed, or a policy or quota refuses it. It is tried again.",
 }
 

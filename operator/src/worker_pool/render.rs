@@ -214,6 +214,19 @@ mod tests {
     }
 
     #[test]
+    fn another_place_of_the_backend_makes_new_pods() {
+        let before = |change: Value| rendered(&pool(1, &change), "1", &Live::default());
+        // The container is named, so the port decides nothing else in the template.
+        let first = before(json!({"backend": {"container": "vllm"}}));
+        for change in [json!({"port": 9000}), json!({"basePath": "/v2"}), json!({"engine": "sglang", "port": 8000})] {
+            let mut backend = json!({"backend": {"container": "vllm"}});
+            json_patch::merge(&mut backend["backend"], &change);
+            let second = rendered(&pool(2, &backend), "1", &applied(&first));
+            assert_ne!(second.template, first.template, "{change}");
+        }
+    }
+
+    #[test]
     fn the_upgrade_annotation_renders_anew_once() {
         let mut pool = pool(1, &json!({}));
         let first = rendered(&pool, "1", &Live::default());

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::manifests::backend::Workload;
+use crate::words;
 
 /// How far it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub struct Rollout {
     pub old: i32,
     /// Whether every Pod is of the newest template and available, and none is left over.
     pub done: bool,
+    /// Whether it has got nowhere for longer than loading a model should take.
+    pub overdue: bool,
     /// For people.
     pub message: String,
     /// Why Pods cannot be created.
@@ -46,16 +49,24 @@ impl Rollout {
             desired: count(desired),
             old: count((total - updated).max(0)),
             done: seen && updated >= desired && total <= updated && available >= desired,
-            message: format!("{updated} of {desired} Pods are of the newest template, {available} are available"),
+            overdue: condition(object, "Progressing").is_some_and(|one| one["reason"] == "ProgressDeadlineExceeded"),
+            message: format!(
+                "{updated} of {desired} Pods {} of the newest template, {}",
+                words::one_or(updated, "is", "are"),
+                words::counted(available, "is available", "are available"),
+            ),
             failure: failure(object),
         }
     }
 }
 
 fn failure(object: &Value) -> Option<String> {
-    let conditions = object.pointer("/status/conditions")?.as_array()?;
-    let failed = conditions.iter().find(|one| one["type"] == "ReplicaFailure" && one["status"] == "True")?;
+    let failed = condition(object, "ReplicaFailure").filter(|one| one["status"] == "True")?;
     failed["message"].as_str().map(str::to_owned)
+}
+
+fn condition<'a>(object: &'a Value, type_: &str) -> Option<&'a Value> {
+    object.pointer("/status/conditions")?.as_array()?.iter().find(|one| one["type"] == type_)
 }
 
 #[cfg(test)]
@@ -85,9 +96,26 @@ mod tests {
     }
 
     #[test]
+    fn the_message_counts_in_words() {
+        let message = |updated: i64, available: i64| {
+            deployment(2, &json!({"updatedReplicas": updated, "availableReplicas": available})).message
+        };
+        assert_eq!(message(2, 1), "2 of 2 Pods are of the newest template, 1 is available");
+        assert_eq!(message(1, 0), "1 of 2 Pods is of the newest template, 0 are available");
+    }
+
+    #[test]
     fn old_pods_are_those_of_an_older_template() {
         let status = json!({"observedGeneration": 3, "replicas": 5, "updatedReplicas": 2});
         assert_eq!(deployment(5, &status).old, 3);
+    }
+
+    #[test]
+    fn a_deployment_that_got_nowhere_for_its_deadline_is_overdue() {
+        let progressing = |reason: &str, status: &str| json!({"conditions": [{"type": "Progressing", "status": status, "reason": reason}]});
+        assert!(deployment(1, &progressing("ProgressDeadlineExceeded", "False")).overdue);
+        assert!(!deployment(1, &progressing("ReplicaSetUpdated", "True")).overdue);
+        assert!(!deployment(1, &json!({})).overdue);
     }
 
     #[test]

@@ -10,13 +10,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::census::Census;
 use super::reasons::Reason;
+use super::rivals::Dispute;
 use super::rollout::Rollout;
 use super::writers::Standing;
 use crate::conditions::{self, READY, RECONCILING, STALLED, Status, Wanted};
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::{Mode, WorkerPoolStatus};
+use crate::manifests::backend::Workload;
 use crate::names;
 use crate::relay_state::RelaySnapshot;
+use crate::words;
 
 /// Names that the status lists: models, and Pods without a worker.
 const LISTED: usize = 32;
@@ -36,6 +39,8 @@ pub struct Facts<'a> {
     pub provider: ProviderState,
     /// Its Pods.
     pub census: &'a Census,
+    /// Why somebody else's Deployment cannot create Pods of it.
+    pub not_created: Option<String>,
     /// Its workers.
     pub workers: Workers,
     /// Its Deployment or DaemonSet.
@@ -44,6 +49,8 @@ pub struct Facts<'a> {
     pub wakeable: bool,
     /// Who writes the number of replicas.
     pub standing: Standing,
+    /// Who else writes that of the Deployment.
+    pub dispute: Option<Dispute>,
     /// Pods whose worker is not the one that would be rendered now.
     pub outdated: i32,
 }
@@ -165,24 +172,55 @@ fn wanted(facts: &Facts<'_>) -> [Wanted; 3] {
     let mut ready = ready(facts);
     let reconciling = reconciling(facts, &ready);
     let mut stalled = Verdict::new(false, ready.reason, "");
-    match facts.standing {
-        Standing::Alone => {}
-        Standing::Shared => {
-            const MESSAGE: &str = "somebody else wrote spec.replicas, which spec.scaling decides; that number is not \
-                lowered for one scaleDownDelay";
-            stalled = Verdict::new(false, Reason::ScalingConflict, MESSAGE);
-            if ready.status == Status::True {
-                ready.reason = Reason::ScalingConflict;
-                ready.message = format!("{}; {MESSAGE}", ready.message);
-            }
+    if let Some(conflict) = conflict(facts) {
+        if conflict.status == Status::False && ready.status == Status::True {
+            ready.reason = conflict.reason;
+            ready.message = format!("{}; {}", ready.message, conflict.message);
         }
-        Standing::Yielding => {
-            const MESSAGE: &str = "somebody else keeps writing spec.replicas, so spec.scaling does not for a while: \
-                remove one of the two";
-            stalled = Verdict::new(true, Reason::ScalingConflict, MESSAGE);
-        }
+        stalled = conflict;
     }
     [ready.wanted(READY), reconciling.wanted(RECONCILING), stalled.wanted(STALLED)]
+}
+
+/// What Stalled says where somebody else writes the number of replicas: true where it is left to them.
+fn conflict(facts: &Facts<'_>) -> Option<Verdict> {
+    let of = |stalls: bool, message: String| Some(Verdict::new(stalls, Reason::ScalingConflict, message));
+    let by_dispute = facts.dispute.as_ref().and_then(|dispute| {
+        let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
+        let deployment = Workload::of(facts.pool)?.name(name);
+        let whose = format!("Deployment {deployment}, whose replicas are those of this pool");
+        match dispute {
+            Dispute::Left(rival) if rival.autoscaler => {
+                let rival = rival.describe();
+                of(true, format!(
+                    "{rival} scales {whose}, and is left to it: make WorkerPool {name} its scaleTargetRef, or remove it and \
+                     write spec.replicas"
+                ))
+            }
+            Dispute::Left(rival) => {
+                let rival = rival.describe();
+                of(true, format!("{rival} keeps scaling {whose}, and is left alone for a while: scale WorkerPool {name} instead"))
+            }
+            Dispute::Settled(rival) => {
+                let rival = rival.describe();
+                of(false, format!("{rival} scaled {whose}, and was put right: scale WorkerPool {name} instead"))
+            }
+        }
+    });
+    by_dispute.or_else(|| match facts.standing {
+        Standing::Alone => None,
+        Standing::Shared => of(
+            false,
+            "somebody else wrote spec.replicas, which spec.scaling decides; that number is not lowered for one \
+             scaleDownDelay"
+                .to_owned(),
+        ),
+        Standing::Yielding => of(
+            true,
+            "somebody else keeps writing spec.replicas, so spec.scaling does not for a while: remove one of the two"
+                .to_owned(),
+        ),
+    })
 }
 
 fn asleep_for_ever(facts: &Facts<'_>) -> [Wanted; 3] {
@@ -228,7 +266,7 @@ fn ready(facts: &Facts<'_>) -> Verdict {
         Workers::Known { serving, .. } if *serving > 0 => match not_injected(facts) {
             Some(message) => Verdict::new(true, Reason::PodsNotInjected, message),
             None => {
-                let workers = if *serving == 1 { "1 worker is".to_owned() } else { format!("{serving} workers are") };
+                let workers = words::counted(*serving, "worker is", "workers are");
                 Verdict::new(true, Reason::Serving, format!("{workers} connected to Provider {provider}"))
             }
         },
@@ -245,6 +283,9 @@ fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
         return Verdict::new(false, Reason::PodsNotCreated, failure);
     }
     if census.pods == 0 && facts.pool.spec.mode() == Mode::Inject {
+        if let Some(why) = &facts.not_created {
+            return Verdict::new(false, Reason::PodsNotCreated, why);
+        }
         let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
         let message = format!("no Pod in this namespace has the label {}={name}", names::POOL_LABEL);
         return Verdict::new(false, Reason::NoPods, message);
@@ -253,27 +294,26 @@ fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
         return Verdict::new(false, Reason::PodsNotInjected, message);
     }
     let provider = &facts.pool.spec.provider;
+    let ready = format!("{} of {} Pods {} ready", census.ready, census.pods, words::one_or(census.ready, "is", "are"));
     if idle > 0 {
-        let workers = if idle == 1 { "1 worker is".to_owned() } else { format!("{idle} workers are") };
-        let pods = format!("{} of {} Pods are ready", census.ready, census.pods);
-        let message = format!("{pods}; {workers} connected to Provider {provider}, but their backends do not answer");
+        let workers = words::counted(idle, "worker is", "workers are");
+        let silent = if idle == 1 { "its backend does not answer" } else { "their backends do not answer" };
+        let message = format!("{ready}; {workers} connected to Provider {provider}, but {silent}");
+        // In a template a Pod is ready when its backend has loaded, so that one which never does shows in the rollout.
+        let overdue = facts.rollout.as_ref().is_some_and(|rollout| rollout.overdue);
         return match census.settled {
-            0 => Verdict::new(false, Reason::WaitingForWorkers, format!("{message} yet")),
+            0 if !overdue => Verdict::new(false, Reason::WaitingForWorkers, format!("{message} yet")),
             _ => Verdict::new(false, Reason::BackendsNotAnswering, message),
         };
     }
     if census.settled > 0 {
         let message = format!(
-            "{} of {} Pods are ready, and no worker is connected to Provider {provider}: the log of the container {} \
-             says why",
-            census.ready,
-            census.pods,
+            "{ready}, and no worker is connected to Provider {provider}: the log of the container {} says why",
             names::WORKER_CONTAINER
         );
         return Verdict::new(false, Reason::NotConnected, message);
     }
-    let message = format!("{} of {} Pods are ready, and no worker has registered yet", census.ready, census.pods);
-    Verdict::new(false, Reason::WaitingForWorkers, message)
+    Verdict::new(false, Reason::WaitingForWorkers, format!("{ready}, and no worker has registered yet"))
 }
 
 fn reconciling(facts: &Facts<'_>, ready: &Verdict) -> Verdict {
@@ -295,8 +335,10 @@ fn not_injected(facts: &Facts<'_>) -> Option<String> {
     let missing = &facts.census.not_injected;
     let first = missing.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
     let more = if missing.len() > NAMED { ", …" } else { "" };
+    let (have, them) = if missing.len() == 1 { ("has", "it") } else { ("have", "them") };
+    let all = facts.census.pods;
     (!missing.is_empty())
-        .then(|| format!("{} of {} Pods have no worker: {first}{more}; delete them", missing.len(), facts.census.pods))
+        .then(|| format!("{} of {all} Pods {have} no worker: {first}{more}; delete {them}", missing.len()))
 }
 
 /// The verdict that stands, where nothing new is known.

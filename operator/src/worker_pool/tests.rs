@@ -18,6 +18,9 @@ use crate::defaults::{Defaults, WorkerDefaults};
 use crate::manifests::testing;
 use crate::relay_state::{RelayReport, RelaySnapshot, WorkerReport};
 
+mod numbers;
+mod somebody_elses;
+
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/llm/deployments/llama-backend";
 const CONFIG_MAP: &str = "/api/v1/namespaces/llm/configmaps/llama-worker";
 pub(super) const POOL: &str = "/apis/modelrelay.io/v1alpha1/namespaces/llm/workerpools/llama";
@@ -331,35 +334,6 @@ async fn without_its_provider_a_pool_starts_no_backend_until_there_is_one() {
     scene.providers.apply_watcher_event(&watcher::Event::Delete(provider()));
     scene.look().await.unwrap();
     assert_eq!(scene.writes(), written(&[STATUS]));
-}
-
-#[tokio::test]
-async fn pods_that_waited_for_a_pool_that_could_not_be_used_are_let_go_when_it_can() {
-    const GATED: &str = "/api/v1/namespaces/llm/pods/vllm-1";
-    let mut scene = Scene::new(&json!({"template": null, "replicas": null, "multiplexer": {"loadTimeout": "5m"}}));
-    let change = |scene: &Scene, change: Value| {
-        json_patch::merge(scene.server.lock().unwrap().objects.get_mut(POOL).unwrap(), &change);
-    };
-    change(&scene, json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}}));
-    let pod = json!({
-        "metadata": {
-            "name": "vllm-1", "namespace": "llm", "uid": "u", "creationTimestamp": "2026-01-02T00:00:00Z",
-            "labels": {"modelrelay.io/pool": "llama"},
-            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}],
-        },
-        "spec": {"containers": [{"name": "vllm"}], "schedulingGates": [{"name": "modelrelay.io/no-such-pool"}]},
-    });
-    scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
-    scene.look().await.unwrap();
-    assert_eq!(scene.writes(), written(&[STATUS]));
-    change(&scene, json!({"spec": {"multiplexer": null}}));
-    scene.look().await.unwrap();
-    // The webhook reads the status, so the Pod's successor must not come before it.
-    let freed = format!("DELETE {GATED}");
-    assert_eq!(scene.writes(), [written(&[CONFIG_MAP, STATUS]), vec![freed.clone()]].concat());
-    // One that was created meanwhile is let go too.
-    scene.look().await.unwrap();
-    assert_eq!(scene.writes(), [freed]);
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ use crate::conditions::{self, READY};
 use crate::crd::WorkerPool;
 use crate::names;
 use crate::relay_state::{RelaySnapshot, WorkerReport};
+use crate::words::one_or;
 
 const EVERY: Duration = Duration::from_secs(1);
 /// Pools whose replicas are written at once.
@@ -271,7 +272,10 @@ async fn carry_out(shared: &Shared, change: Change) {
 fn why(why: Why, load: Option<Load>) -> String {
     let load = load.unwrap_or_default();
     match why {
-        Why::Load => format!("{} requests wait and {} run", load.waiting, load.running),
+        Why::Load => {
+            let requests_wait = one_or(load.waiting, "request waits", "requests wait");
+            format!("{} {requests_wait} and {} {}", load.waiting, load.running, one_or(load.running, "runs", "run"))
+        }
         Why::Idle => "fewer Pods were enough for the whole scaleDownDelay".to_owned(),
         Why::Bounds => "minReplicas and maxReplicas".to_owned(),
         Why::Delay | Why::Unknown | Why::ModelsUnknown => "the number stays".to_owned(),

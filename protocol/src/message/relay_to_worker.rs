@@ -167,6 +167,8 @@ impl GracefulShutdown {
     pub const DRAIN: &str = "drain";
     /// An admin's order to the whole worker: finish and stay away.
     pub const WORKER_DRAIN: &str = "worker_drain";
+    /// The worker's newer link took this one's place.
+    pub const SUCCEEDED: &str = "succeeded";
     /// The relay is ending.
     pub const RELAY_SHUTDOWN: &str = "relay_shutdown";
 }

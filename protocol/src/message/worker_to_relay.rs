@@ -89,6 +89,10 @@ pub struct Register {
     /// `relay_id` of each live link.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub have: Vec<String>,
+    /// `relay_id` of each live link whose place this one is to take: that relay sends nothing more over the older link and
+    /// lets it finish, instead of cutting it off as the ghost of a lost one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub succeeds: Vec<String>,
     /// What the worker can do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub capabilities: Vec<String>,

@@ -31,6 +31,11 @@ pub(super) struct DemandState {
 }
 
 impl DemandState {
+    /// Whether it was told that something waits for such a model.
+    pub(super) fn believes_in(&self, is_such: impl Fn(&Model) -> bool) -> bool {
+        self.believed.keys().any(is_such)
+    }
+
     /// The worker could not load the model, and has forgotten that anything waits for it.
     pub(super) fn handle_forgotten(&mut self, model: &Model) {
         self.doubtful |= self.believed.remove(model).is_some();
@@ -38,13 +43,14 @@ impl DemandState {
 
     /// The worker was sent a request, and counts one less.
     pub(super) fn handle_sent(&mut self, model: &Model) {
+        // The last state is always told, also to a worker that counts for itself; and one that adds its models up counts
+        // down whatever it is sent.
+        self.doubtful |= !self.believed.is_empty();
         if let Some(count) = self.believed.get_mut(model) {
             *count -= 1;
             if *count == 0 {
                 self.believed.remove(model);
             }
-            // The last state is always told, also to a worker that counts for itself.
-            self.doubtful = true;
         }
     }
 }
@@ -85,7 +91,17 @@ impl Dispatch {
 
     /// A worker refused a request: it counts one more than it was told, and is told what is so.
     pub(super) fn note_refusal(&mut self, key: WorkerKey, now: Moment) {
-        if let Some(worker) = self.workers.get_mut(&key).filter(|worker| worker.wants_demand()) {
+        // It counts also while it has one link and is told nothing.
+        if let Some(worker) = self.workers.get_mut(&key).filter(|worker| worker.core1) {
+            worker.demand.doubtful = true;
+            self.mark(key, now);
+        }
+    }
+
+    /// A worker's grant is obeyed, and something waits still: it is told so again. It may have kept a slot for us while its
+    /// words were held up, given that slot to another relay, and count us as silent until it hears of us.
+    pub(super) fn answer_grant(&mut self, key: WorkerKey, now: Moment) {
+        if let Some(worker) = self.workers.get_mut(&key).filter(|worker| !worker.demand.believed.is_empty()) {
             worker.demand.doubtful = true;
             self.mark(key, now);
         }

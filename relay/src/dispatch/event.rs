@@ -131,6 +131,14 @@ pub enum Event {
         /// The worker.
         worker: WorkerKey,
     },
+    /// A worker process has joined anew, and its older connection only finishes what it has: who waits for that process
+    /// waits for the newer one. Nothing happens unless the newer one speaks `core1` and takes requests.
+    WorkerSucceeded {
+        /// The older connection.
+        older: WorkerKey,
+        /// The newer one.
+        newer: WorkerKey,
+    },
     /// The provider's settings were replaced.
     SettingsChanged(Settings),
     /// The provider is gone: queued requests fail, running ones go on, workers drain.

@@ -36,6 +36,7 @@ impl Dispatch {
             worker.models.iter().for_each(|model| self.models.touch(*model));
         }
         worker.grant = Some(sums);
+        worker.granted_at = self.turn;
         let is_new = |model: &ModelId| {
             let group = &self.models[*model];
             group.open.core1.contains(&key) != worker.is_open_for(&group.name)
@@ -46,6 +47,17 @@ impl Dispatch {
         self.refresh_rank(key);
         self.fill(key, now, out);
         self.mark(key, now);
+        self.answer_gates(key, now);
+    }
+
+    /// As every grant is answered, if something waits for a model that it is about.
+    fn answer_gates(&mut self, key: WorkerKey, now: Moment) {
+        let Some(worker) = self.workers.get(&key) else {
+            return;
+        };
+        if worker.demand.believes_in(|model| worker.is_open_for(model)) {
+            self.answer_grant(key, now);
+        }
     }
 
     /// What the slots are doing. It informs the choice of whom to ask, and nothing else.

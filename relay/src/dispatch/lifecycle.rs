@@ -83,6 +83,7 @@ impl Dispatch {
             requeues: 0,
             severed: 0,
             attempts: 0,
+            sent: 0,
             failed_on: Vec::new(),
             trouble: None,
             state: State::Queued { since: now, cold_start: self.models[model].clock.cold(now) },

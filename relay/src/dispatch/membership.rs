@@ -92,6 +92,7 @@ impl Dispatch {
         };
         let told = worker.wants_demand();
         worker.grant = Some(grant);
+        worker.granted_at = self.turn;
         match (told, worker.wants_demand()) {
             (false, true) => self.mark(key, now),
             (true, false) => self.forget_demand(key),
@@ -99,6 +100,7 @@ impl Dispatch {
         }
         self.refresh_rank(key);
         self.fill(key, now, out);
+        self.answer_grant(key, now);
     }
 
     pub(super) fn handle_lost(
@@ -149,6 +151,18 @@ impl Dispatch {
             self.fail_hopeless(model, now, out);
             self.models.let_go(model);
         }
+    }
+
+    pub(super) fn handle_succeeded(&mut self, older: WorkerKey, newer: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+        if !self.workers.get(&newer).is_some_and(|worker| worker.core1 && !worker.draining) {
+            return;
+        }
+        let pinned = self.requests.values().filter(|request| request.pin == Some(older));
+        let pinned: Vec<_> = pinned.map(|request| request.key).collect();
+        for request in pinned {
+            self.pin_to(request, newer, now);
+        }
+        self.fill(newer, now, out);
     }
 
     pub(super) fn handle_draining(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {

@@ -89,6 +89,7 @@ impl Dispatch {
 
         self.turn += 1;
         worker.turn = self.turn;
+        request.sent = self.turn;
         worker.in_flight.insert(key);
         if let Some(multiplexer) = &mut worker.multiplexer {
             multiplexer.handle_sent(request.model);
@@ -174,6 +175,26 @@ impl Dispatch {
         self.refresh_due(model, now);
         self.mark_listeners(model, now);
         self.mark_pin(pin, now);
+        self.models.touch(model);
+    }
+
+    /// Has a request wait, now or when it has to again, for another worker than before. Its clocks go on.
+    pub(super) fn pin_to(&mut self, key: RequestKey, to: WorkerKey, now: Moment) {
+        let Some(request) = self.requests.get_mut(&key) else {
+            return;
+        };
+        let State::Queued { cold_start, .. } = request.state else {
+            request.pin = Some(to);
+            return;
+        };
+        let (model, from) = (request.model, request.pin);
+        let queue = &mut self.models[model].queue;
+        queue.remove(&place_of(request, cold_start));
+        request.pin = Some(to);
+        queue.insert(place_of(request, cold_start));
+        self.mark_listeners(model, now);
+        self.mark_pin(from, now);
+        self.mark_pin(Some(to), now);
         self.models.touch(model);
     }
 

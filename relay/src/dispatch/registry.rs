@@ -23,6 +23,8 @@ pub(super) struct Worker {
     /// Whether the shell knows that a draining worker has nothing left.
     pub(super) idle_told: bool,
     pub(super) grant: Option<Grant>,
+    /// The number of the last sending to anyone before the grant was read.
+    pub(super) granted_at: u64,
     /// The number of the last sending to it.
     pub(super) turn: u64,
     /// Its entry among the available of each of its models, in their order; `None` without room.
@@ -51,6 +53,7 @@ impl Worker {
             draining: false,
             idle_told: false,
             grant: None,
+            granted_at: 0,
             turn: 0,
             demand: DemandState::default(),
             multiplexer: new.multiplexer.as_ref().map(|multiplexer| Multiplexer::new(multiplexer, now)),
@@ -135,14 +138,21 @@ impl Worker {
         self.taken_back = self.taken_back.saturating_add(1);
     }
 
-    /// It refused a request for want of a slot. A `core1` worker has said so in its grant already; one that did not, and
-    /// one that knows no grants, is taken at this word until its next, or the same request would go back and forth.
-    pub(super) fn handle_refusal(&mut self, model: ModelId, name: &Model) {
+    /// It refused a request, of that sending, for want of a slot. A `core1` worker has said so in a grant since, and may
+    /// have said in a still newer one that there is a slot again: what it says about slots stands, for it is not said
+    /// twice. One that said nothing since it was sent the request, and one that knows no grants, is taken at this word
+    /// until its next, or the same request would go back and forth.
+    pub(super) fn handle_refusal(&mut self, sent: u64, model: ModelId, name: &Model) {
+        let has_granted_since = self.granted_at >= sent;
         if let Some(multiplexer) = &mut self.multiplexer {
-            return multiplexer.handle_refusal(model, name);
+            if !has_granted_since {
+                multiplexer.handle_refusal(model, name);
+            }
+            return;
         }
         let own = self.own();
         match &mut self.grant {
+            Some(_) if self.core1 && has_granted_since => {}
             Some(grant) if self.core1 => grant.slots = grant.slots.min(own),
             Some(_) | None => {
                 self.foreign = self.foreign.max(self.max_concurrent.saturating_sub(own));

@@ -31,6 +31,8 @@ pub(super) struct Request {
     pub(super) severed: u32,
     /// How often it was sent.
     pub(super) attempts: u32,
+    /// The number of its last sending.
+    pub(super) sent: u64,
     /// Workers that failed it, sorted.
     pub(super) failed_on: Vec<FailedOn>,
     /// The last failure that its waiting must be blamed on.

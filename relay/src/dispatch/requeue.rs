@@ -60,7 +60,7 @@ impl Dispatch {
 
     fn note_at_capacity(&mut self, key: WorkerKey, refused: RequestKey, now: Moment) {
         if let (Some(worker), Some(request)) = (self.workers.get_mut(&key), self.requests.get(&refused)) {
-            worker.handle_refusal(request.model, &self.models[request.model].name);
+            worker.handle_refusal(request.sent, request.model, &self.models[request.model].name);
         }
         self.refresh_rank(key);
         self.note_refusal(key, now);

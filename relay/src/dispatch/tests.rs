@@ -9,6 +9,7 @@ mod drain;
 mod gates;
 mod harness;
 mod history;
+mod joint;
 mod queue;
 mod requeue;
 mod scale;

@@ -116,7 +116,8 @@ where
     for warning in &ack.warnings {
         warn!(provider = %provider.name, worker = %link.info.name, "{warning}");
     }
-    provider.join(&link, &accepted, &config, register.current_load, ack);
+    let succeeds = register.succeeds.contains(&provider.shared.relay_id);
+    provider.join(&link, &accepted, &config, register.current_load, ack, succeeds);
     run(socket, pulse, &provider, &link).await;
 }
 

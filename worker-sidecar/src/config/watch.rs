@@ -35,7 +35,7 @@ pub async fn watch(args: Args, path: PathBuf, apply: impl Fn(Settings), refuse: 
     }
 }
 
-/// What a change is told by: the file, and the backend's key, which it names. (The worker's secret is read at each dial.)
+/// What a change is told by: the file, and the backend's key, which it names. (The worker's secret is looked at for itself.)
 fn contents(path: &Path, key_file: Option<&Path>) -> [Option<String>; 2] {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     [read(path), key_file.and_then(read)]

@@ -3,9 +3,14 @@
 //! - After a lost link, and while its relay is away: uniformly 0.2 s … min(10 s, 2ⁿ s), so that a thousand workers do not
 //!   come back in one instant.
 //! - An address that never admitted us: 1, 2, 4 … 30 s and up to 500 ms of true jitter. The same after a refused secret.
-//! - The address of a relay that we have already (a load balancer may give another next time): 1–60 s.
+//! - The address of a relay that we have already (a load balancer may give another next time): 1–60 s, and at most 2 s at
+//!   first. A balancer shows a new relay only once it is ready, and then gives it clients at once: what they ask for waits
+//!   there until chance brings us. With n relays that takes n dials, so the pause grows only after many times that.
 
 use std::time::Duration;
+
+/// Dials that find a relay which we have already, for each relay that there is, before the pause doubles.
+const DIALS_PER_RELAY: u32 = 8;
 
 /// How a dial, or the link that it made, ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +36,8 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The pause after such an end. `random` is uniform in 0..1.
-    pub fn next_pause(&mut self, end: EndKind, random: f64) -> Duration {
+    /// The pause after such an end, where `relays` is how many there are. `random` is uniform in 0..1.
+    pub fn next_pause(&mut self, end: EndKind, relays: u32, random: f64) -> Duration {
         match end {
             EndKind::Linked => {
                 (self.admitted, self.failures, self.duplicates) = (true, 0, 0);
@@ -49,8 +54,9 @@ impl Backoff {
             EndKind::Duplicate => {
                 self.admitted = true;
                 self.failures = 0;
-                self.duplicates += 1;
-                between(1.0, power(self.duplicates).min(60.0), random)
+                let doublings = self.duplicates / DIALS_PER_RELAY.saturating_mul(relays.max(1));
+                self.duplicates = self.duplicates.saturating_add(1);
+                between(1.0, power(doublings + 1).min(60.0), random)
             }
             EndKind::OtherVersion => between(0.0, 0.2, random),
         }
@@ -77,7 +83,7 @@ mod tests {
     use super::*;
 
     fn seconds(backoff: &mut Backoff, end: EndKind, random: f64) -> f64 {
-        backoff.next_pause(end, random).as_secs_f64()
+        backoff.next_pause(end, 1, random).as_secs_f64()
     }
 
     #[test]
@@ -101,9 +107,18 @@ mod tests {
     #[test]
     fn the_address_of_a_relay_that_we_have_is_dialled_after_1_to_60_s() {
         let mut backoff = Backoff::default();
-        let most: Vec<f64> = (0..8).map(|_| seconds(&mut backoff, EndKind::Duplicate, 1.0)).collect();
+        let most: Vec<f64> = (0..64).map(|_| seconds(&mut backoff, EndKind::Duplicate, 1.0)).step_by(8).collect();
         assert_eq!(most, [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]);
         assert_eq!(seconds(&mut backoff, EndKind::Duplicate, 0.0), 1.0);
+    }
+
+    #[test]
+    fn the_more_relays_there_are_the_longer_they_are_looked_for_before_the_pause_grows() {
+        let mut backoff = Backoff::default();
+        let pause = |backoff: &mut Backoff| backoff.next_pause(EndKind::Duplicate, 3, 1.0).as_secs_f64();
+        let most: Vec<f64> = (0..25).map(|_| pause(&mut backoff)).collect();
+        assert!(most[..24].iter().all(|pause| *pause == 2.0), "{most:?}");
+        assert_eq!(most[24], 4.0);
     }
 
     #[test]

@@ -1,28 +1,22 @@
-//! One link's life: dial, register, pump until its socket ends.
-//!
-//! The reading half is here. Whatever a message asks for is put into the [`Link`] or given to a task of its own; nothing
-//! here waits for a backend, and nothing but the socket ends the session.
+//! A registered link's life, until its socket ends: its reading half. Whatever a message asks for is put into the [`Link`] or given to a task of its own; nothing here
+//! waits for a backend, and nothing but the socket ends the session.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use futures_util::StreamExt;
 use futures_util::stream::SplitStream;
-use futures_util::{SinkExt, StreamExt};
 use modelrelay_protocol::frame::{self, BodyKind};
-use modelrelay_protocol::limits::{HEARTBEAT_INTERVAL, MAX_CONTROL_BYTES, REGISTER_TIMEOUT, STREAM_WINDOW_BYTES};
+use modelrelay_protocol::limits::MAX_CONTROL_BYTES;
 use modelrelay_protocol::message::{
-    Cancel, CommandResult, Drain, GracefulShutdown, Parsed, Pong, Register, RegisterAck, RelayToWorker, WorkerLimits,
-    WorkerToRelay, encode,
+    Cancel, CommandResult, Drain, GracefulShutdown, Parsed, Pong, RelayToWorker, WorkerToRelay,
 };
-use modelrelay_protocol::secret::Secret;
-use modelrelay_protocol::version::{Capabilities, Capability};
 use prometheus::Gauge;
 use tokio_tungstenite::tungstenite::{Bytes, Message};
 
-use super::dial::{DialError, Endpoint, dial};
 use super::liveness::{Traffic, Verdict};
 use super::writer::{self, WebSocket};
-use super::{BARRIER, EndKind, Link};
+use super::{BARRIER, End, EndKind, Link};
 use crate::forward;
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
@@ -38,170 +32,8 @@ const NORMAL: u16 = 1000;
 const PROTOCOL_ERROR: u16 = 1002;
 const TOO_BIG: u16 = 1009;
 
-/// How a link, or the attempt to make one, ended.
-#[derive(Debug)]
-pub struct End {
-    /// What it means for the next dial.
-    pub kind: EndKind,
-    /// For people.
-    pub reason: String,
-    /// The metric label.
-    pub label: &'static str,
-    /// The relay asked for this much patience.
-    pub retry_after: Option<Duration>,
-    /// The relay that we have already.
-    pub relay_id: Option<String>,
-    /// The secret that was refused.
-    pub refused: Option<Box<Secret>>,
-}
-
-impl End {
-    fn new(kind: EndKind, label: &'static str, reason: impl Into<String>) -> Self {
-        Self { kind, reason: reason.into(), label, retry_after: None, relay_id: None, refused: None }
-    }
-
-    /// The code that served the link failed.
-    pub fn panicked() -> Self {
-        Self::new(EndKind::Failed, "panicked", "the worker failed while it served the link")
-    }
-}
-
-/// Makes a link and serves it to its end.
-pub async fn run(worker: &Arc<Worker>, endpoint: &Endpoint, version: &str) -> End {
-    let mut drain = worker.drain.subscribe();
-    let established = tokio::select! {
-        established = establish(worker, endpoint, version) => established,
-        // Nothing runs on a link that is still being made, so nothing has to be finished.
-        _ = drain.wait_for(|state| *state != DrainState::Serving) => {
-            return End::new(EndKind::Failed, "draining", "the worker drains");
-        }
-    };
-    let Established { socket, traffic, ack, models } = match established {
-        Ok(established) => established,
-        Err(end) => return end,
-    };
-    let link = link_of(endpoint, &ack);
-    for warning in &ack.warnings {
-        tracing::warn!(relay = %link.relay, "the relay warns: {warning}");
-    }
-    tracing::info!(relay = %link.relay, worker_id = %ack.worker_id, models = ack.models.len(), core1 = link.core1, "registered");
-    if let Some(count) = ack.relay_count {
-        worker.set_relay_count(count);
-    }
-    let heartbeat = ack.limits.map_or(HEARTBEAT_INTERVAL, |limits| Duration::from_millis(limits.heartbeat_ms.max(10)));
-    worker.attach(&link, &models);
-    let attached = Attached { worker, link: &link };
-    let end = Session::new(worker, &link, heartbeat).pump(socket, traffic).await;
-    drop(attached);
-    end
-}
-
-/// A link whose registration was confirmed.
-struct Established {
-    socket: WebSocket,
-    traffic: Arc<Traffic>,
-    ack: RegisterAck,
-    /// The models that it was registered with.
-    models: Vec<String>,
-}
-
-async fn establish(worker: &Arc<Worker>, endpoint: &Endpoint, version: &str) -> Result<Established, End> {
-    let (mut socket, traffic) = connect(worker, endpoint).await?;
-    tracing::info!(relay = %endpoint.name(), "connected to proxy");
-    let models = worker.catalogue.advertised();
-    let registering = register(worker, &mut socket, version, &models);
-    let ack = tokio::time::timeout(REGISTER_TIMEOUT, registering)
-        .await
-        .unwrap_or_else(|_| Err(End::new(EndKind::Failed, "register_timeout", "no register_ack within 10 s")))?;
-    if ack.duplicate {
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, socket.close(None)).await;
-        let mut end = End::new(EndKind::Duplicate, "duplicate", "there is a link to this relay already");
-        end.relay_id = ack.relay_id;
-        return Err(end);
-    }
-    Ok(Established { socket, traffic, ack, models })
-}
-
-/// Takes the link out again, however the session ends.
-struct Attached<'a> {
-    worker: &'a Arc<Worker>,
-    link: &'a Arc<Link>,
-}
-
-impl Drop for Attached<'_> {
-    fn drop(&mut self) {
-        self.worker.detach(self.link);
-    }
-}
-
-async fn connect(worker: &Arc<Worker>, endpoint: &Endpoint) -> Result<(WebSocket, Arc<Traffic>), End> {
-    let secret = worker.secret().await;
-    dial(endpoint, &worker.settings.provider, &secret, &worker.trust).await.map_err(|error| {
-        let text = error.to_string();
-        match error {
-            DialError::Unauthorized => {
-                End { refused: Some(Box::new(secret.clone())), ..End::new(EndKind::Refused, "auth_failed", text) }
-            }
-            DialError::Status(_, retry_after) => End { retry_after, ..End::new(EndKind::Failed, "rejected", text) },
-            DialError::Io(_) => End::new(EndKind::Failed, "unreachable", text),
-        }
-    })
-}
-
-fn link_of(endpoint: &Endpoint, ack: &RegisterAck) -> Arc<Link> {
-    let capabilities = Capabilities::from_names(&ack.capabilities);
-    let core1 = capabilities.has(Capability::Core1);
-    let window = ack.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes);
-    Link::new(endpoint.name(), ack.relay_id.clone(), core1, window)
-}
-
-async fn register(
-    worker: &Arc<Worker>,
-    socket: &mut WebSocket,
-    version: &str,
-    models: &[String],
-) -> Result<RegisterAck, End> {
-    let register = WorkerToRelay::Register(Register {
-        worker_name: worker.settings.name.clone(),
-        models: models.to_vec(),
-        max_concurrent: worker.live.load().max_concurrency,
-        protocol_version: Some(version.to_owned()),
-        current_load: worker.capacity.load(),
-        instance_id: Some(worker.instance_id.clone()),
-        pool: worker.settings.pool.clone(),
-        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
-        have: worker.links.relay_ids(),
-        capabilities: Capabilities::new([Capability::Core1]).names(),
-        limits: Some(WorkerLimits { stream_window_bytes: STREAM_WINDOW_BYTES }),
-        slots: None,
-    });
-    let lost = |reason: String| End::new(EndKind::Failed, "unreachable", reason);
-    socket.send(Message::text(encode(&register))).await.map_err(|error| lost(error.to_string()))?;
-    loop {
-        let message = match socket.next().await {
-            Some(Ok(message)) => message,
-            Some(Err(error)) => return Err(lost(error.to_string())),
-            None => return Err(lost("the relay closed before register_ack".to_owned())),
-        };
-        match message {
-            Message::Text(text) => {
-                if let Ok(Parsed::Known(RelayToWorker::RegisterAck(ack))) = RelayToWorker::parse(text.as_str()) {
-                    return Ok(ack);
-                }
-            }
-            Message::Close(frame) => {
-                let code = frame.as_ref().map_or(0, |frame| u16::from(frame.code));
-                let reason = frame.map_or_else(String::new, |frame| frame.reason.to_string());
-                let kind = if code == PROTOCOL_ERROR { EndKind::OtherVersion } else { EndKind::Failed };
-                return Err(End::new(kind, "closed", format!("the relay closed with {code} {reason}")));
-            }
-            Message::Binary(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
-        }
-    }
-}
-
 /// A registered link being served.
-struct Session<'a> {
+pub(super) struct Session<'a> {
     worker: &'a Arc<Worker>,
     link: &'a Arc<Link>,
     /// When the relay last said something.
@@ -219,7 +51,7 @@ struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    fn new(worker: &'a Arc<Worker>, link: &'a Arc<Link>, heartbeat: Duration) -> Self {
+    pub(super) fn new(worker: &'a Arc<Worker>, link: &'a Arc<Link>, heartbeat: Duration) -> Self {
         Self {
             worker,
             link,
@@ -233,7 +65,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    async fn pump(mut self, socket: WebSocket, traffic: Arc<Traffic>) -> End {
+    pub(super) async fn pump(mut self, socket: WebSocket, traffic: Arc<Traffic>) -> End {
         let (sink, mut stream) = socket.split();
         let metrics = Arc::clone(&self.worker.metrics);
         let mut writer =
@@ -261,7 +93,7 @@ impl<'a> Session<'a> {
                     let state = *drain.borrow_and_update();
                     self.handle_drain(state);
                 }
-                () = self.link.changed() => {}
+                () = self.link.changed() => self.handle_successor(),
                 () = &mut timer => {}
             }
             let now = Instant::now();
@@ -334,6 +166,15 @@ impl<'a> Session<'a> {
             }));
         } else {
             // Such a relay answers our ping after it has read what went before: its pong is the barrier.
+            self.link.mute();
+            self.link.ping_behind();
+        }
+    }
+
+    /// A relay without `core1` knows nothing of newer links: it is told here that this one serves no more.
+    fn handle_successor(&mut self) {
+        if self.link.has_successor() && !self.link.core1 && self.drain.is_none() {
+            self.drain = Some(Instant::now());
             self.link.mute();
             self.link.ping_behind();
         }

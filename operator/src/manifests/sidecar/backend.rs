@@ -10,15 +10,35 @@ use serde_json::{Map, Value, json};
 
 use super::{DRAIN_TOKEN_HEADER, Inputs, Note, Refusal, array, items, restarts, sidecar_port};
 use crate::crd::WorkerPoolSpec;
+use crate::crd::worker_pool::{Engine, Mode};
 
 /// What kubectl reads when no container is named; charts set it for the container that matters.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// Port of the backend beside the worker.
 pub fn backend_port(spec: &WorkerPoolSpec) -> i32 {
+    let port = spec.backend.as_ref().and_then(|backend| backend.port);
+    port.unwrap_or_else(|| backend_engine(spec).default_port())
+}
+
+/// Where the worker finds its backend: beside it, or elsewhere if it is alone.
+pub fn backend_url(spec: &WorkerPoolSpec) -> String {
     let backend = spec.backend.as_ref();
-    let engine = backend.map(|backend| backend.engine).unwrap_or_default();
-    backend.and_then(|backend| backend.port).unwrap_or_else(|| engine.default_port())
+    let path = backend.and_then(|backend| backend.base_path.as_deref()).unwrap_or_default().trim_matches('/');
+    let elsewhere = backend.and_then(|backend| backend.url.as_deref()).filter(|_| spec.mode() == Mode::Standalone);
+    let url = elsewhere
+        .map_or_else(|| format!("http://127.0.0.1:{}", backend_port(spec)), |url| url.trim_end_matches('/').to_owned());
+    if path.is_empty() { url } else { format!("{url}/{path}") }
+}
+
+/// What kind of backend it is.
+pub fn backend_engine(spec: &WorkerPoolSpec) -> Engine {
+    spec.backend.as_ref().map(|backend| backend.engine).unwrap_or_default()
+}
+
+/// Whether the worker's backends are the slots of a multiplexer.
+pub(super) fn has_slots(spec: &WorkerPoolSpec) -> bool {
+    spec.multiplexer.as_ref().is_some_and(|multiplexer| !multiplexer.slots.is_empty())
 }
 
 /// Every port of the Pod that the worker sends requests to: that of the backend, or those of a multiplexer's slots.
@@ -88,11 +108,10 @@ fn choose(
     let places = candidates(spec)?;
     let named = |wanted: &str| places.iter().find(|(_, container)| name(container) == wanted).map(|(place, _)| *place);
 
-    let slots = pool.multiplexer.as_ref().is_some_and(|multiplexer| !multiplexer.slots.is_empty());
     let ports = ports(pool);
     let serving = places.iter().filter(|(_, container)| ports.iter().any(|port| declares(container, *port)));
     let mut serving = serving.map(|(place, _)| *place);
-    if slots {
+    if has_slots(pool) {
         return Ok(serving.collect());
     }
     if let Some(wanted) = pool.backend.as_ref().and_then(|backend| backend.container.as_deref()) {

@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Inputs, Refusal, sidecar_port};
+use super::{Inputs, Refusal, backend, sidecar_port};
 use crate::crd::WorkerPoolSpec;
-use crate::crd::worker_pool::InjectMode;
+use crate::crd::worker_pool::{InjectMode, Mode};
 use crate::names;
 
 /// The worker's settings, as it finds them.
@@ -28,6 +28,9 @@ const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const UID: i64 = 65532;
 /// The worker's own server answers within milliseconds; a minute is for nodes that start a hundred Pods at once.
 const STARTUP_ATTEMPTS: i32 = 60;
+
+/// Between two looks at whether the backend has loaded its model: the rollout waits for it, Pod after Pod.
+const BACKEND_PERIOD_SECS: i32 = 2;
 
 /// Settings of the worker that a pool's fields decide. In the environment they would win over worker.yaml, and the
 /// resource would say one thing while the worker does another.
@@ -60,12 +63,12 @@ pub fn container(inputs: &Inputs<'_>, alone: bool) -> Value {
     let mut container = json!({
         "name": names::WORKER_CONTAINER,
         "image": image(inputs),
-        "env": env(inputs),
+        "env": env(inputs, alone),
         "ports": [{"name": "relay-metrics", "containerPort": port, "protocol": "TCP"}],
-        // Both ask the worker's own server and nothing behind it. Were they to wait for the backend, a native sidecar
-        // would wait for containers that start after it; were they to wait for the relay, its outage would stop backends.
+        // Of the worker's own server and nothing behind it: a native sidecar that waited for the backend would wait for a
+        // container that starts after it.
         "startupProbe": probe("/livez", port, 1, STARTUP_ATTEMPTS),
-        "readinessProbe": probe("/readyz", port, 10, 3),
+        "readinessProbe": readiness(spec, alone),
         "volumeMounts": mounts(spec, alone),
         "securityContext": {
             "runAsNonRoot": true,
@@ -139,14 +142,36 @@ fn image(inputs: &Inputs<'_>) -> String {
     if own.is_empty() { inputs.defaults.image.clone() } else { own.to_owned() }
 }
 
-fn env(inputs: &Inputs<'_>) -> Vec<Value> {
+fn env(inputs: &Inputs<'_>, alone: bool) -> Vec<Value> {
+    let spec = inputs.spec();
     let mut env = vec![
         json!({"name": "WORKER_CONFIG", "value": CONFIG_FILE}),
         json!({"name": "WORKER_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
         json!({"name": "DRAIN_TOKEN", "value": inputs.drain_token}),
+        // The kubelet's probes and preStop hooks come to the Pod's address.
+        json!({"name": "PROBE_ADDR", "value": format!("0.0.0.0:{}", sidecar_port(spec))}),
     ];
-    env.extend(inputs.spec().sidecar.env.iter().cloned());
+    if backend_key(spec).is_some() {
+        env.push(json!({"name": "BACKEND_API_KEY_FILE", "value": BACKEND_KEY_FILE}));
+    }
+    // Not in worker.yaml, which reaches Pods that run, and their backends are where they were.
+    if !alone && !backend::has_slots(spec) {
+        env.push(json!({"name": "BACKEND_URL", "value": backend::backend_url(spec)}));
+        env.push(json!({"name": "BACKEND_ENGINE", "value": backend::backend_engine(spec).as_str()}));
+    }
+    env.extend(spec.sidecar.env.iter().cloned());
     env
+}
+
+/// Neither waits for the relay, whose outage would stop backends. In a template the operator decides how Pods are replaced,
+/// and a rollout must not go through all of them while none has loaded its model; the worker holds up its Pod until its
+/// backend has served for the first time, and never again. Elsewhere that is for whoever made the Pod to decide.
+fn readiness(spec: &WorkerPoolSpec, alone: bool) -> Value {
+    let port = sidecar_port(spec);
+    if spec.mode() == Mode::Template && !alone && !backend::has_slots(spec) {
+        return probe("/backendz", port, BACKEND_PERIOD_SECS, 15);
+    }
+    probe("/readyz", port, 10, 3)
 }
 
 fn probe(path: &str, port: i32, period: i32, attempts: i32) -> Value {

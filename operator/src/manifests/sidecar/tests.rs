@@ -126,6 +126,53 @@ fn alone_the_worker_is_no_sidecar() {
     assert_eq!(container(&inputs, false)["restartPolicy"], "Always");
 }
 
+/// What the worker's environment says of its backend.
+fn backend_env(spec: &Value, alone: bool) -> Vec<(String, String)> {
+    let (pool, defaults) = (pool(spec), defaults());
+    let worker = container(&Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }, alone);
+    let text = |variable: &Value, key: &str| variable[key].as_str().unwrap_or_default().to_owned();
+    let env = worker["env"].as_array().unwrap().iter().map(|one| (text(one, "name"), text(one, "value")));
+    env.filter(|(name, _)| name.starts_with("BACKEND_")).collect()
+}
+
+#[test]
+fn where_its_backend_is_stays_as_it_was_for_the_life_of_a_pod() {
+    let env = |url: &str, engine: &str| {
+        [("BACKEND_URL", url), ("BACKEND_ENGINE", engine)].map(|(name, value)| (name.to_owned(), value.to_owned()))
+    };
+    assert_eq!(backend_env(&json!({}), false), env("http://127.0.0.1:8000", "openai"));
+    let moved = json!({"backend": {"engine": "sglang", "port": 9000, "basePath": "/a/"}});
+    assert_eq!(backend_env(&moved, false), env("http://127.0.0.1:9000/a", "sglang"));
+}
+
+#[test]
+fn alone_the_worker_follows_its_backend_without_a_new_pod() {
+    let elsewhere = json!({"standalone": {}, "backend": {"url": "http://gpu.example:8000"}});
+    assert_eq!(backend_env(&elsewhere, true), []);
+}
+
+#[test]
+fn a_rollout_of_a_template_waits_for_each_backend_and_a_pod_of_somebody_elses_for_none() {
+    let probes = |spec: &Value, alone: bool| {
+        let (pool, defaults) = (pool(spec), defaults());
+        let worker = container(&Inputs { pool: &pool, defaults: &defaults, drain_token: TOKEN }, alone);
+        let path = |probe: &str| worker[probe]["httpGet"]["path"].as_str().unwrap().to_owned();
+        (path("startupProbe"), path("readinessProbe"))
+    };
+    let are = |startup: &str, readiness: &str| (startup.to_owned(), readiness.to_owned());
+    let template = json!({"template": {"spec": {"containers": [{"name": "vllm"}]}}});
+    // A native sidecar that is not started holds up the containers after it, so that probe never waits for a backend.
+    assert_eq!(probes(&template, false), are("/livez", "/backendz"));
+    assert_eq!(probes(&json!({}), false), are("/livez", "/readyz"));
+    assert_eq!(probes(&json!({"standalone": {}}), true), are("/livez", "/readyz"));
+}
+
+#[test]
+fn a_multiplexer_has_backends_of_its_own() {
+    let slots = json!([{"id": "a", "driver": "static", "models": [{"id": "m", "url": "http://127.0.0.1:8001"}]}]);
+    assert_eq!(backend_env(&json!({"multiplexer": {"slots": slots}}), false), []);
+}
+
 #[test]
 fn a_pod_that_has_a_worker_stays_as_it_is() {
     let (once, _) = added(vllm_pod(), &json!({}));

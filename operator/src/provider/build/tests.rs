@@ -35,22 +35,23 @@ fn at(text: &str) -> Timestamp {
 fn steady() -> Plan {
     Plan {
         current: Secret::new("worker-value"),
-        previous: None,
+        previous: Vec::new(),
         worker: Secret::new("worker-value"),
         worker_changed_at: at("2026-11-01T00:00:00Z"),
         acted_on: None,
-        news: None,
+        news: Vec::new(),
         wake_at: None,
     }
 }
 
 fn built(spec: Value, pools: &[std::sync::Arc<WorkerPool>], plan: &Plan, defaults: &RelayDefaults) -> Desired {
     let valid = validate(&provider(spec), pools).unwrap();
-    let token = Secret::new("admin-value");
+    let (token, salt) = (Secret::new("admin-value"), Secret::new("salt-value"));
     let inputs = Inputs {
         defaults,
         operator: &Place::in_namespace("mr-system"),
         plan,
+        salt: &salt,
         admin_token: valid.spec.relay.admin_token_secret_ref.is_none().then_some(&token),
         has_api_keys: false,
         holds_api_keys: false,
@@ -135,10 +136,10 @@ fn with_api_keys_and_the_charts_defaults() {
 
 #[test]
 fn rotation_under_way() {
-    let until = at("2026-11-02T00:00:00Z");
+    let previous = |value: &str, until: &str| Previous { value: Secret::new(value), until: Some(at(until)) };
     let plan = Plan {
         current: Secret::new("new-value"),
-        previous: Some(Previous { value: Secret::new("old-value"), until: Some(until) }),
+        previous: vec![previous("old-value", "2026-11-02T00:00:00Z"), previous("older-value", "2026-11-01T09:00:00Z")],
         worker: Secret::new("new-value"),
         acted_on: Some("monday".into()),
         ..steady()

@@ -1,5 +1,7 @@
 use super::*;
 
+mod history;
+
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()
 }
@@ -50,9 +52,17 @@ impl Cluster {
     }
 }
 
+/// The newest value, the one before, what workers present, and the step's news.
 fn shape(plan: &Plan) -> (&str, Option<&str>, &str, Option<News>) {
-    let previous = plan.previous.as_ref().map(|previous| previous.value.expose());
-    (plan.current.expose(), previous, plan.worker.expose(), plan.news)
+    assert!(plan.news.len() <= 1, "{:?}", plan.news);
+    let previous = plan.previous.first().map(|previous| previous.value.expose());
+    (plan.current.expose(), previous, plan.worker.expose(), plan.news.first().copied())
+}
+
+/// Every old value that relays accept, and until how many seconds.
+fn old(plan: &Plan) -> Vec<(&str, Option<i64>)> {
+    let seconds = |until: Timestamp| until.as_second() - at(0).as_second();
+    plan.previous.iter().map(|previous| (previous.value.expose(), previous.until.map(seconds))).collect()
 }
 
 #[test]
@@ -108,16 +118,30 @@ fn a_restart_in_any_step_repeats_nothing() {
         cluster.known.confirmed = false;
         let before = cluster.known.relay.clone().unwrap();
         let again = cluster.step(at(102), "never used");
-        assert_eq!(again.news, None);
+        assert_eq!(again.news, []);
         assert_eq!(again.current, before.current);
-        assert_eq!(again.previous.map(|previous| previous.until), before.previous.map(|previous| previous.until));
+        let untils = |previous: &[Previous]| previous.iter().map(|previous| previous.until).collect::<Vec<_>>();
+        assert_eq!(untils(&again.previous), untils(&before.previous));
     }
+}
+
+#[test]
+fn workers_get_a_new_value_before_the_old_one_gets_its_end_and_not_before_relays_accept_it() {
+    let mut cluster = Cluster::settled();
+    assert!(!cluster.step(at(1), "x").tells_workers_first());
+    cluster.known.annotation = Some("a".into());
+    assert!(!cluster.step(at(100), "two").tells_workers_first());
+    cluster.known.confirmed = true;
+    assert!(cluster.step(at(101), "x").tells_workers_first());
+    cluster.known.annotation = Some("revoke".into());
+    assert!(!cluster.step(at(102), "x").tells_workers_first());
 }
 
 #[test]
 fn a_stop_between_the_two_writes_of_publishing_publishes_again() {
     let mut cluster = Cluster::rotating();
-    cluster.known.confirmed = true;
+    // A relay that has just come says nothing yet, which takes nothing back from workers.
+    cluster.known.confirmed = false;
     cluster.known.worker = Some(WorkerSide { value: secret("two"), changed_at: Some(at(101)) });
     let plan = cluster.step(at(105), "x");
     assert_eq!(shape(&plan), ("two", Some("one"), "two", Some(News::Published)));
@@ -141,6 +165,92 @@ fn another_wish_right_after_publishing_waits_until_every_kubelet_has_the_value()
     assert_eq!(shape(&early), ("two", Some("one"), "two", None));
     assert_eq!((early.acted_on.as_deref(), early.wake_at), (Some("a"), Some(at(191))));
     assert_eq!(shape(&cluster.step(at(191), "three")), ("three", Some("two"), "two", Some(News::Started)));
+}
+
+/// A cluster whose relays confirm at once, after a rotation to each of these values, 100 s one after the other from 100 on.
+fn rotated_to(values: &[&str]) -> (Cluster, Plan) {
+    let mut cluster = Cluster::settled();
+    cluster.known.confirmed = true;
+    let mut published = None;
+    for (turn, value) in (1_i32..).zip(values) {
+        let now = i64::from(turn) * 100;
+        cluster.known.annotation = Some(format!("turn {turn}"));
+        cluster.step(at(now), value);
+        published = Some(cluster.step(at(now), "unused"));
+    }
+    (cluster, published.unwrap())
+}
+
+#[test]
+fn every_rotation_leaves_the_value_before_it_a_day_of_its_own() {
+    let (mut cluster, published) = rotated_to(&["two", "three"]);
+    assert_eq!(shape(&published), ("three", Some("two"), "three", Some(News::Published)));
+    assert_eq!(old(&published), [("two", Some(200 + 86_400)), ("one", Some(100 + 86_400))]);
+    assert_eq!(published.wake_at, Some(at(100 + 86_400)));
+    let later = cluster.step(at(100 + 86_400), "x");
+    assert_eq!((old(&later), &later.news[..]), (vec![("two", Some(200 + 86_400))], &[News::Ended][..]));
+    let last = cluster.step(at(200 + 86_400), "x");
+    assert_eq!((old(&last), &last.news[..], last.wake_at), (vec![], &[News::Ended][..], None));
+}
+
+#[test]
+fn while_relays_are_awaited_older_values_keep_their_time() {
+    let (mut cluster, _) = rotated_to(&["two"]);
+    cluster.known.confirmed = false;
+    cluster.known.annotation = Some("next".into());
+    let started = cluster.step(at(300), "three");
+    assert_eq!(old(&started), [("two", None), ("one", Some(100 + 86_400))]);
+    assert!(started.awaits_relays());
+}
+
+#[test]
+fn revoking_ends_every_old_value() {
+    let (mut cluster, _) = rotated_to(&["two", "three"]);
+    cluster.known.annotation = Some("revoke".into());
+    let revoked = cluster.step(at(300), "x");
+    assert_eq!((old(&revoked), shape(&revoked)), (vec![], ("three", None, "three", Some(News::Ended))));
+}
+
+#[test]
+fn more_rotations_than_relays_can_hold_end_the_oldest_value_and_say_so() {
+    let values = ["2", "3", "4", "5", "6", "7", "8", "9"];
+    let (mut cluster, published) = rotated_to(&values);
+    assert_eq!((published.previous.len(), published.previous[7].value.expose()), (MAX_PREVIOUS, "one"));
+    cluster.known.annotation = Some("one too many".into());
+    let started = cluster.step(at(1000), "10");
+    assert_eq!(started.news, [News::Started, News::Crowded]);
+    assert_eq!((started.previous.len(), old(&started)[0], old(&started)[7].0), (MAX_PREVIOUS, ("9", None), "2"));
+}
+
+#[test]
+fn a_user_who_goes_back_to_an_old_value_and_off_again_breaks_no_promise() {
+    let mut cluster = Cluster::default();
+    for (now, own) in [(0, "a"), (100, "b")] {
+        cluster.known.own = Some(secret(own));
+        cluster.step(at(now), "x");
+    }
+    cluster.known.confirmed = true;
+    cluster.step(at(101), "x");
+    cluster.known.confirmed = false;
+    for (now, own) in [(300, "a"), (301, "c")] {
+        cluster.known.own = Some(secret(own));
+        cluster.step(at(now), "x");
+    }
+    let plan = cluster.step(at(302), "x");
+    assert_eq!((plan.current.expose(), old(&plan)), ("c", vec![("b", None), ("a", Some(101 + 86_400))]));
+}
+
+#[test]
+fn a_clock_that_was_wrong_neither_keeps_an_old_value_for_ever_nor_holds_up_a_rotation() {
+    let mut cluster = Cluster::published();
+    let month = 30 * 86_400;
+    let relay = cluster.known.relay.as_mut().unwrap();
+    relay.previous[0].until = Some(at(month));
+    assert_eq!(old(&cluster.step(at(500), "x")), [("one", Some(500 + 86_400))]);
+    // Half an hour back: within what clocks may differ by.
+    assert_eq!(old(&cluster.step(at(500 - 1800), "x")), [("one", Some(500 + 86_400))]);
+    cluster.known.annotation = Some("b".into());
+    assert_eq!(shape(&cluster.step(at(500 - 1800), "three")), ("three", Some("two"), "two", Some(News::Started)));
 }
 
 #[test]

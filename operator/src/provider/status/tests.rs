@@ -183,6 +183,54 @@ fn a_roll_out_that_does_not_get_on_stalls_and_what_runs_serves() {
 }
 
 #[test]
+fn one_relay_is_spoken_of_as_one() {
+    let messages = |wanted: i32, relays: &[&str], available: i32| {
+        let hashes: Vec<(&str, &str)> = relays.iter().map(|name| (*name, "new")).collect();
+        let look = Look {
+            relay_pods: relays.iter().map(|name| pod(name, true)).collect(),
+            deployment: Some(deployment(wanted, available)),
+            reported: Some(reported(&hashes)),
+            ..serving()
+        };
+        let (provider, outcome) = (provider(json!({"relay": {"replicas": wanted}})), applied());
+        let facts = Facts { provider: &provider, look: &look, outcome: &outcome };
+        let status = status(&facts, &ProviderStatus::default(), &now());
+        status.conditions[..3].iter().map(|condition| condition.message.clone()).collect::<Vec<_>>()
+    };
+    let at = "at http://local.llm.svc/v1";
+    let one = [format!("1 of 1 relay takes requests {at}"), "1 of 1 relay Pod runs the newest configuration".into()];
+    assert_eq!(messages(1, &["a"], 1)[..2], one);
+    let two = [format!("2 of 2 relays take requests {at}"), "2 of 2 relay Pods run the newest configuration".into()];
+    assert_eq!(messages(2, &["a", "b"], 2)[..2], two);
+    let half = messages(2, &["a"], 1);
+    assert_eq!(half[0], format!("1 of 2 relays takes requests {at}"));
+    assert_eq!(half[2], "2 of 2 relays are up to date, 1 is available");
+}
+
+#[test]
+fn a_relay_that_waits_for_its_first_worker_is_said_to() {
+    let unready = Look { relay_pods: vec![pod("a", false)], ..serving() };
+    let message = |spec: Value, look: &Look, outcome: &Outcome| {
+        let provider = provider(spec);
+        let status = status(&Facts { provider: &provider, look, outcome }, &ProviderStatus::default(), &now());
+        status.conditions[0].message.clone()
+    };
+    let why = "Pod a: containers with unready status: [relay]";
+    let patience = format!("{why}; it has no worker, and waits 15 s for the first after its start");
+    assert_eq!(message(json!({}), &unready, &applied()), patience);
+    let expects = json!({"relay": {"expectWorkers": true}});
+    assert_eq!(
+        message(expects.clone(), &unready, &applied()),
+        format!("{why}; it has no worker, and expectWorkers is true")
+    );
+    let ignored = Outcome { ignores_expect_workers: true, ..applied() };
+    assert_eq!(message(expects, &unready, &ignored), patience);
+    // It does not answer, so nobody knows.
+    let silent = Look { reported: None, ..unready };
+    assert_eq!(message(json!({}), &silent, &applied()), why);
+}
+
+#[test]
 fn a_secret_that_relays_do_not_know_yet_is_under_way() {
     let secret = WorkerSecret {
         version: None,

@@ -63,6 +63,11 @@ impl FakeApi {
         self.0.lock().unwrap().objects.insert(path.to_owned(), object);
     }
 
+    pub(super) fn annotate(&self, path: &str, annotation: &str, value: &str) {
+        let mut state = self.0.lock().unwrap();
+        state.objects.get_mut(path).unwrap()["metadata"]["annotations"][annotation] = json!(value);
+    }
+
     fn answer(&self, method: &str, path: &str, body: Value) -> (u16, Value) {
         let mut state = self.0.lock().unwrap();
         if method != "GET" && !path.contains("/events") {

@@ -71,10 +71,12 @@ impl Case {
             stall: self.stall.clone(),
             provider: self.provider,
             census: &self.census,
+            not_created: None,
             workers: self.workers.clone(),
             rollout: self.rollout.clone(),
             wakeable: self.wakeable,
             standing: self.standing,
+            dispute: None,
             outdated: 0,
         };
         status(&facts, &at(1))
@@ -196,6 +198,23 @@ fn workers_whose_backends_do_not_answer_serve_nothing() {
 }
 
 #[test]
+fn a_backend_that_never_loads_is_named_once_its_rollout_is_overdue() {
+    let workers = Workers::Known { connected: 2, serving: 0, idle: 2, models: BTreeSet::new() };
+    let waiting = |overdue| Case {
+        workers: workers.clone(),
+        census: Census { ready: 0, settled: 0, ..census(2) },
+        rollout: Some(Rollout { overdue, ..rollout(2, false).unwrap() }),
+        ..Case::default()
+    };
+    waiting(false).is("FTF", Reason::WaitingForWorkers);
+    waiting(true).is("FTF", Reason::BackendsNotAnswering);
+    assert_eq!(
+        waiting(true).status().conditions[0].message,
+        "0 of 2 Pods are ready; 2 workers are connected to Provider local, but their backends do not answer"
+    );
+}
+
+#[test]
 fn an_injecting_pool_tells_of_pods_that_are_missing_and_of_pods_that_miss_something() {
     let inject = || Case { pool: injecting(), rollout: None, ..Case::default() };
     Case { census: census(0), workers: known(0, &[]), ..inject() }.is("FFF", Reason::NoPods);
@@ -204,6 +223,24 @@ fn an_injecting_pool_tells_of_pods_that_are_missing_and_of_pods_that_miss_someth
     let serving = Case { census: lacking(1), workers: known(1, &["m"]), ..inject() };
     serving.is("TFF", Reason::PodsNotInjected);
     assert_eq!(serving.status().conditions[0].message, "2 of 2 Pods have no worker: a, b; delete them");
+    let one = Census { injected: 1, not_injected: vec!["a".into()], ..census(2) };
+    let serving = Case { census: one, workers: known(1, &["m"]), ..inject() };
+    assert_eq!(serving.status().conditions[0].message, "1 of 2 Pods has no worker: a; delete it");
+}
+
+#[test]
+fn one_is_singular() {
+    let message = |census: Census, workers: Workers| {
+        Case { census, workers, ..Case::default() }.status().conditions.swap_remove(0).message
+    };
+    let loading = || Census { ready: 1, settled: 0, ..census(2) };
+    let idle = |idle| Workers::Known { connected: idle, serving: 0, idle, models: BTreeSet::new() };
+    assert_eq!(
+        message(loading(), idle(1)),
+        "1 of 2 Pods is ready; 1 worker is connected to Provider local, but its backend does not answer yet"
+    );
+    assert_eq!(message(loading(), known(0, &[])), "1 of 2 Pods is ready, and no worker has registered yet");
+    assert_eq!(message(census(2), known(1, &["m"])), "1 worker is connected to Provider local");
 }
 
 #[test]

@@ -181,6 +181,13 @@ async fn what_is_carried_out_is_not_done_twice_and_a_failure_waits() {
     assert_eq!(planned(&scene, &[written], later), []);
 }
 
+#[test]
+fn one_request_is_spoken_of_as_one() {
+    let said = |waiting, running| why(Why::Load, Some(Load { waiting, running, ..Load::default() }));
+    assert_eq!(said(1, 0), "1 request waits and 0 run");
+    assert_eq!(said(2, 1), "2 requests wait and 1 runs");
+}
+
 #[tokio::test]
 async fn a_pool_is_looked_at_when_its_workers_change_and_not_with_every_request() {
     let scene = Scene::new(&json!({}));

@@ -1,7 +1,7 @@
 //! Requests that only one worker, or only workers with `core1`, may serve.
 
 use super::harness::Provider;
-use crate::dispatch::{AttemptFailure, LoadFailure};
+use crate::dispatch::{AttemptFailure, Event, LoadFailure, WorkerKey};
 
 const NOTHING: [&str; 0] = [];
 
@@ -131,7 +131,7 @@ fn pin_to_an_old_worker_cannot_carry_what_needs_core1() {
     p.join_granted(2, &["m"], 1);
     let sent = p.submit_with(1, "m", |new| {
         new.needs_core1 = true;
-        new.pin = Some(crate::dispatch::WorkerKey(1));
+        new.pin = Some(WorkerKey(1));
     });
     assert_eq!(sent, ["fail r1: WorkerTooOld { worker: WorkerKey(1) }"]);
 }
@@ -165,4 +165,19 @@ fn old_worker_with_room_passes_over_what_needs_core1() {
     p.submit_core1(1, "m");
     p.submit(2, "m");
     assert_eq!(p.join(2, &["m"], 2), ["send r2 to w2 #1"]);
+}
+
+#[test]
+fn request_that_waits_for_a_process_waits_for_its_newer_connection() {
+    let mut p = Provider::new();
+    p.join_granted(1, &["m"], 1);
+    p.submit_pinned(1, "m", 1);
+    p.submit_pinned(2, "m", 1);
+    p.join_core1(2, &["m"]);
+    let succeeded = Event::WorkerSucceeded { older: WorkerKey(1), newer: WorkerKey(2) };
+    assert_eq!(p.handle(succeeded), NOTHING);
+    assert_eq!(p.drain(1), NOTHING);
+    // What the older one has not begun goes to the newer one too.
+    assert_eq!(p.fail(1, AttemptFailure::Draining), ["requeued r1 #1: Draining", "idle w1"]);
+    assert_eq!(p.grant(2, 2, 0, 2), ["send r1 to w2 #2", "send r2 to w2 #1"]);
 }

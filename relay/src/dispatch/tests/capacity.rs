@@ -138,6 +138,20 @@ fn refusal_without_a_smaller_grant_does_not_go_back_and_forth() {
 }
 
 #[test]
+fn refusal_that_a_newer_grant_has_overtaken_closes_no_slot() {
+    let mut p = Provider::new();
+    p.join_granted(1, &["m"], 1);
+    p.submit(1, "m");
+    // Another relay's request took the slot and gave it back before the refusal was written: the worker has said its last
+    // word on its slots, and says nothing more while nothing changes.
+    p.grant(1, 1, 0, 2);
+    let refused = p.fail(1, AttemptFailure::AtCapacity);
+    assert_eq!(refused, ["requeued r1 #1: AtCapacity", "send r1 to w1 #2", "demand w1:"]);
+    // One that refuses again without another word is taken at that.
+    assert_eq!(p.fail(1, AttemptFailure::AtCapacity), ["requeued r1 #2: AtCapacity"]);
+}
+
+#[test]
 fn refusal_of_a_worker_without_grants_holds_until_its_next_report() {
     let mut p = Provider::new();
     p.join(1, &["m"], 2);

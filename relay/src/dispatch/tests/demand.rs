@@ -123,3 +123,38 @@ fn worker_that_refused_is_told_what_is_so_since_it_counts_the_refusal() {
     let refused = p.fail(1, crate::dispatch::AttemptFailure::AtCapacity);
     assert_eq!(refused, ["requeued r1 #1: AtCapacity", "send r1 to w2 #2", "demand w1:"]);
 }
+
+#[test]
+fn worker_that_counted_down_for_a_model_that_it_was_not_told_of_is_told_what_is_so() {
+    let mut p = busy_worker(&["a", "b"]);
+    p.join(2, &["b"], 1);
+    p.submit(1, "b");
+    assert_eq!(p.submit(2, "a"), ["demand w1: a 1 0 0"]);
+    p.pass(0.010);
+    p.lose(2, &[]);
+    // One number counts all models there: after this request it believes that nothing waits.
+    assert_eq!(p.grant(1, 1, 7, 2), ["send r1 to w1 #2"]);
+    assert_eq!(p.pass(0.050), ["demand w1: a 1 50 50"]);
+}
+
+#[test]
+fn refusal_by_a_worker_with_one_link_is_not_forgotten_when_it_gets_a_second() {
+    let mut p = Provider::new();
+    p.join_granted(1, &["m"], 1);
+    p.submit(1, "m");
+    p.fail(1, crate::dispatch::AttemptFailure::AtCapacity);
+    p.cancel(1);
+    // It counts the refused request as waiting, for ever if nobody says otherwise.
+    assert_eq!(p.grant(1, 1, 0, 2), ["demand w1:"]);
+}
+
+#[test]
+fn grant_that_leaves_something_waiting_is_answered() {
+    let mut p = busy_worker(&["m"]);
+    p.submit(1, "m");
+    p.pass(1.0);
+    // What it kept for us may have passed on before we heard of it.
+    assert_eq!(p.grant(1, 0, 8, 2), ["demand w1: m 1 1000 1000"]);
+    assert_eq!(p.grant(1, 0, 7, 2), NOTHING);
+    assert_eq!(p.pass(1.0), ["demand w1: m 1 1050 1050"]);
+}

@@ -111,6 +111,29 @@ fn refusal_for_capacity_closes_the_models_slots_until_the_next_word() {
 }
 
 #[test]
+fn refusal_that_newer_gates_have_overtaken_closes_no_slot() {
+    let mut p = one_slot();
+    p.gates(1, &[("a", 1)]);
+    p.submit(1, "a");
+    p.gates(1, &[("a", 0)]);
+    p.gates(1, &[("a", 1)]);
+    let lines = p.fail(1, AttemptFailure::AtCapacity);
+    assert_eq!(lines[..2], ["requeued r1 #1: AtCapacity", "send r1 to w1 #2"]);
+}
+
+#[test]
+fn gates_are_answered_while_something_waits_for_an_open_one() {
+    let mut p = one_slot();
+    p.gates(1, &[("a", 0)]);
+    p.submit(1, "a");
+    p.pass(1.0);
+    assert_eq!(p.gates(1, &[("a", 0)]), ["demand w1: a 1 1000 1000"]);
+    p.gates(1, &[]);
+    p.pass(1.0);
+    assert_eq!(p.gates(1, &[("b", 0)]), NOTHING, "what waits for a load is known");
+}
+
+#[test]
 fn model_whose_gates_are_shut_waits_on_the_cold_clock() {
     let mut p = Provider::with(Settings { cold_timeout: Some(secs(100.0)), ..settings() });
     p.join_slots(1, &["a"], vec![empty(&["a"])]);

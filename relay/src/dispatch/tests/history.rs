@@ -185,6 +185,9 @@ impl Play {
                     None => Event::Completed { worker, request, attempt },
                 }
             }
+            Op::Succeed { older, newer } => {
+                Event::WorkerSucceeded { older: self.worker(older)?, newer: self.worker(newer)? }
+            }
             Op::Drain { worker } => Event::WorkerDraining { worker: self.worker(worker)? },
             Op::Settings(settings) => Event::SettingsChanged(settings),
             Op::Deleted => Event::Deleted,

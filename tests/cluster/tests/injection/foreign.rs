@@ -143,7 +143,14 @@ fn without_worker(mut pod: Value) -> Value {
     pod["spec"]["terminationGracePeriodSeconds"] = json!(25);
     let label = pod["metadata"]["labels"].as_object_mut().expect("it had some").remove(POOL_LABEL);
     assert_eq!(label, Some(json!("llama")));
+    assert!(take_hash(&mut pod));
     pod
+}
+
+/// Takes away the hash by which a worker that is to be replaced is known; whether it was there.
+fn take_hash(pod: &mut Value) -> bool {
+    let annotations = pod["metadata"]["annotations"].as_object_mut().expect("it has some");
+    annotations.remove("modelrelay.io/worker-hash").is_some()
 }
 
 #[tokio::test]
@@ -190,14 +197,17 @@ async fn a_hook_of_its_own_is_kept_and_the_user_is_warned() {
 #[tokio::test]
 async fn a_pod_is_scraped_as_it_says_itself() {
     let setup = Setup::pool(&json!({"sidecar": {"port": 18000}})).await;
-    let scraped = setup.admitted(&pod("vllm", "llama")).await;
+    let mut scraped = setup.admitted(&pod("vllm", "llama")).await;
+    assert!(take_hash(&mut scraped));
     let wanted =
         json!({"prometheus.io/scrape": "true", "prometheus.io/port": "18000", "prometheus.io/path": "/metrics"});
     assert_eq!(scraped["metadata"]["annotations"], wanted);
     let mut own = pod("vllm", "llama");
     let annotations = json!({"prometheus.io/port": "8000", "example.com/a": "b"});
     own["metadata"]["annotations"] = annotations.clone();
-    assert_eq!(setup.admitted(&own).await["metadata"]["annotations"], annotations);
+    let mut scraped = setup.admitted(&own).await;
+    assert!(take_hash(&mut scraped));
+    assert_eq!(scraped["metadata"]["annotations"], annotations);
 }
 
 #[tokio::test]

@@ -76,7 +76,7 @@ async fn a_pod_that_the_webhook_did_not_see_is_listed() {
     let lists = |pool: &DynamicObject| not_injected(pool) == ["late"];
     setup.namespace.wait_for(&setup.pools, "llama", "notInjected names it", lists).await;
     let told = setup.reason("False", "PodsNotInjected").await;
-    assert_eq!(ready_of(&told)["message"], "1 of 1 Pods have no worker: late; delete them");
+    assert_eq!(ready_of(&told)["message"], "1 of 1 Pods has no worker: late; delete it");
     setup.status(&json!({"replicas": 1, "injected": 0})).await;
     // Beside one that serves it does not make the pool unready, and it is not forgotten.
     setup.namespace.apply(&[pod("right", "llama")]).await;

@@ -1,11 +1,13 @@
 //! One worker, several relays.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
+use modelrelay_harness::process::Log;
 use modelrelay_harness::relay::{Relay, WORKER_SECRET};
 use modelrelay_harness::worker_process::{WorkerProcess, wait_for_model};
 use serde_json::json;
@@ -15,12 +17,21 @@ const CHAT: &str = "/v1/chat/completions";
 
 /// A TCP load balancer that is not sticky: each connection goes to the next relay.
 async fn balancer(relays: Vec<SocketAddr>) -> SocketAddr {
+    balancer_of(&Arc::new(Mutex::new(relays))).await
+}
+
+/// The same, of relays that may change.
+async fn balancer_of(relays: &Arc<Mutex<Vec<SocketAddr>>>) -> SocketAddr {
+    let relays = Arc::clone(relays);
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let addr = listener.local_addr().expect("a bound socket");
     tokio::spawn(async move {
         let next = Arc::new(AtomicUsize::new(0));
         while let Ok((mut inbound, _)) = listener.accept().await {
-            let relay = relays[next.fetch_add(1, Ordering::SeqCst) % relays.len()];
+            let relay = {
+                let relays = relays.lock().expect("nobody panicked");
+                relays[next.fetch_add(1, Ordering::SeqCst) % relays.len()]
+            };
             tokio::spawn(async move {
                 if let Ok(mut outbound) = TcpStream::connect(relay).await {
                     let _ = tokio::io::copy_bidirectional(&mut inbound, &mut outbound).await;
@@ -69,6 +80,73 @@ async fn a_worker_behind_a_load_balancer_reaches_every_relay_that_is_added() {
         wait_for_model(relay, "m").await;
         assert_eq!(relay.workers().await.len(), 1);
         assert_eq!(relay.fetch(chat(number)).await.with_status(200).json()["number"], number);
+    }
+}
+
+#[tokio::test]
+async fn a_relay_that_becomes_ready_long_after_its_siblings_has_the_worker_soon() {
+    let relay = || Relay::builder().env("RELAY_COUNT", "3").start();
+    let (one, two, late) = tokio::join!(relay(), relay(), relay());
+    let backend = FakeBackend::start().await;
+    backend.answer_with(|_, body| Answer::new(200, &[], body));
+    // A Service of Kubernetes: a relay without a worker is ready after 15 s, and has clients from then on.
+    let ready = Arc::new(Mutex::new(vec![one.addr(), two.addr()]));
+    let front = balancer_of(&ready).await;
+    let worker = WorkerProcess::builder().relay(format!("http://{front}")).backend(backend.url());
+    let _worker = worker.env("WORKER_SECRET", WORKER_SECRET).concurrency(40).start().await;
+    wait_for_model(&one, "m").await;
+    wait_for_model(&two, "m").await;
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    ready.lock().expect("nobody panicked").push(late.addr());
+    let waiting = late.begin(chat(3));
+    let served = tokio::time::timeout(Duration::from_secs(9), waiting.reply()).await;
+    assert_eq!(served.expect("a worker within nine seconds").with_status(200).json()["number"], 3);
+}
+
+#[tokio::test]
+async fn a_relay_that_joins_two_busy_ones_starves_nobody_and_is_not_starved() {
+    // More is asked than there are slots, and then less.
+    tokio::join!(joined_under_load(1), joined_under_load(2), joined_under_load(7), joined_under_load(40));
+}
+
+async fn joined_under_load(slots: u32) {
+    const CLIENTS: usize = 8;
+    const LONGEST: Duration = Duration::from_secs(5);
+    let relay = || Relay::builder().env("RELAY_COUNT", "3").start();
+    let (one, two, third) = tokio::join!(relay(), relay(), relay());
+    let backend = FakeBackend::start().await;
+    backend.answer_with(|_, body| Answer::new(200, &[], body));
+    let ready = Arc::new(Mutex::new(vec![one.addr(), two.addr()]));
+    let front = balancer_of(&ready).await;
+    let worker = WorkerProcess::builder().relay(format!("http://{front}")).backend(backend.url());
+    let _worker = worker.env("WORKER_SECRET", WORKER_SECRET).concurrency(slots).start().await;
+    wait_for_model(&one, "m").await;
+    wait_for_model(&two, "m").await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let ask_all_the_time = |relay: &Relay| {
+        let (stop, to) = (Arc::clone(&stop), relay.addr());
+        tokio::spawn(async move {
+            let log = Log::new("a client");
+            let (mut answered, mut longest) = (0, Duration::ZERO);
+            while !stop.load(Ordering::SeqCst) {
+                let asked = Instant::now();
+                let _ = chat(answered).fetch(to, &log).await.with_status(200);
+                answered += 1;
+                longest = longest.max(asked.elapsed());
+            }
+            (answered, longest)
+        })
+    };
+    let mut clients: Vec<_> = (0..CLIENTS).flat_map(|_| [ask_all_the_time(&one), ask_all_the_time(&two)]).collect();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    ready.lock().expect("nobody panicked").push(third.addr());
+    third.eventually("a link to the third relay", async || third.workers().await.len() == 1).await;
+    clients.extend((0..CLIENTS).map(|_| ask_all_the_time(&third)));
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    stop.store(true, Ordering::SeqCst);
+    for client in clients {
+        let (answered, longest) = client.await.expect("every request was answered with 200");
+        assert!(answered > 1 && longest < LONGEST, "{answered} answers, one after {longest:?}, with {slots} slots");
     }
 }
 

@@ -81,6 +81,61 @@ fn data(files: &[(&str, &str)]) -> Data {
 }
 
 #[tokio::test]
+async fn a_worker_moves_to_a_new_secret_while_the_old_one_is_good_and_no_request_is_lost() {
+    let mount = Mount::new();
+    mount.show(&data(&[("relay.yaml", ONE), ("worker-secret", "the-first-secret")]));
+    let config = mount.file("relay.yaml").to_string_lossy().into_owned();
+    let relay = Relay::builder().without_env("WORKER_SECRET").env("MODELRELAY_CONFIG", &config).start().await;
+    let mut backend = FakeBackend::start().await;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let mounted = directory.path().join("worker-secret");
+    write(&mounted, "the-first-secret\n");
+    let worker = WorkerProcess::builder().relay(format!("http://{}", relay.addr())).backend(backend.url());
+    let worker = worker.without("WORKER_SECRET").file("WORKER_SECRET_FILE", &mounted).concurrency(4).start().await;
+    wait_for_model(&relay, "m").await;
+    let streamed = relay.begin(Request::post(CHAT, &json!({"model": "m", "stream": true})));
+    let mut call = backend.call().await;
+    call.start_stream().await;
+    call.chunk(b"data: 1\n\n").await;
+    backend.answer_with(|_, body| Answer::new(200, &[], body));
+    let load = Load::start(&relay, 6);
+    load.goes_on(&relay).await;
+    // The worker has it before the relay does: it is refused, and stays.
+    write(&mounted, "the-second-secret\n");
+    let refused = || async { relay.log().contains("worker authentication failed") };
+    eventually("the new secret is refused", refused).await;
+    load.goes_on(&relay).await;
+    let previous = ("worker-secret-previous", "the-first-secret");
+    let second = ("worker-secret", "the-second-secret");
+    configure(&relay, &mount, &[("relay.yaml", BOTH), second, previous]).await;
+    eventually("a second link", || async { relay.workers().await.len() == 2 }).await;
+    load.goes_on(&relay).await;
+    call.chunk(b"data: 2\n\n").await;
+    call.end_stream().await;
+    assert_eq!(streamed.reply().await.with_status(200).text(), "data: 1\n\ndata: 2\n\n");
+    relay.wait_for_workers(1).await;
+    // The old secret admits nobody any more, and nobody minds.
+    configure(&relay, &mount, &[("relay.yaml", ONE), second]).await;
+    load.goes_on(&relay).await;
+    load.end().await;
+    assert_eq!(worker.process.log().count_of(" registered"), 2, "{}", worker.log());
+    for secret in ["the-first-secret", "the-second-secret"] {
+        assert!(!relay.log().contains(secret) && !worker.log().contains(secret), "{secret} was logged");
+    }
+}
+
+/// A fleet moves within ten seconds, and one that was refused pauses: longer than a test usually waits.
+async fn eventually<F: Future<Output = bool>>(what: &str, condition: impl Fn() -> F) {
+    for _ in 0..600 {
+        if condition().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("waited 30 s in vain for {what}");
+}
+
+#[tokio::test]
 async fn a_rotated_worker_secret_costs_no_request() {
     let mount = Mount::new();
     mount.show(&data(&[("relay.yaml", ONE), ("worker-secret", "the-first-secret")]));

@@ -77,6 +77,20 @@ async fn at_capacity_requeues_without_spending_an_attempt() {
 }
 
 #[tokio::test]
+async fn a_refusal_that_a_newer_grant_has_overtaken_is_followed_by_the_request_again() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let pending = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    // The slot went to another relay and is back: a worker says that in one grant, and not twice.
+    worker.grant_of(1, 0, 1, 2).await;
+    worker.fail(&job.id, "at_capacity", "full").await;
+    let again = worker.expect_request().await;
+    worker.answer(&again, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
 async fn at_capacity_keeps_the_place_in_the_queue() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;

@@ -78,6 +78,57 @@ async fn a_worker_that_dials_anew_replaces_its_older_link() {
 }
 
 #[tokio::test]
+async fn an_older_link_that_is_succeeded_finishes_what_it_has() {
+    let relay = Relay::start().await;
+    let instance = new_instance_id();
+    let mut older = relay.dial().open().await;
+    let ack = older.register_with(core1_registration(&["m"], 2, &instance)).await;
+    older.grant(2).await;
+    let streamed = relay.begin(chat_stream("m"));
+    let begun = older.expect_request().await;
+    older.start_stream(&begun, "data: 1\n\n").await;
+    let asked = relay.begin(chat("m"));
+    let unbegun = older.expect_request().await;
+    let mut newer = relay.dial().open().await;
+    let mut message = core1_registration(&["m"], 2, &instance);
+    message["succeeds"] = json!([ack["relay_id"]]);
+    let second = newer.register_with(message).await;
+    assert_ne!(second["duplicate"], true);
+    let told = older.expect("graceful_shutdown").await;
+    assert_eq!(told["reason"], "succeeded");
+    assert!(told["drain_timeout_secs"].as_u64() >= Some(300), "as long as a request may take: {told}");
+    // It has slots still, and is sent nothing.
+    older.grant(4).await;
+    let next = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    older.expect_quiet().await;
+    newer.grant(1).await;
+    let job = newer.expect_request().await;
+    newer.answer(&job, &json!({})).await;
+    let _ = next.reply().await.with_status(200);
+    older.answer(&unbegun, &json!({})).await;
+    let _ = asked.reply().await.with_status(200);
+    older.stream_on(&begun, "data: 2\n\n").await;
+    older.end_stream(&begun).await;
+    assert_eq!(streamed.reply().await.with_status(200).text(), "data: 1\n\ndata: 2\n\n");
+    assert_eq!(older.expect_close().await.0, 1000);
+    relay.wait_for_workers(1).await;
+}
+
+#[tokio::test]
+async fn another_relays_link_is_succeeded_in_vain() {
+    let relay = Relay::start().await;
+    let instance = new_instance_id();
+    let mut ghost = relay.dial().open().await;
+    ghost.register_with(core1_registration(&["m"], 1, &instance)).await;
+    let mut anew = relay.dial().open().await;
+    let mut message = core1_registration(&["m"], 1, &instance);
+    message["succeeds"] = json!(["some-other-relay"]);
+    anew.register_with(message).await;
+    assert_eq!(ghost.expect_close().await, (1000, "replaced".to_owned()));
+}
+
+#[tokio::test]
 async fn workers_of_the_same_name_are_different_workers() {
     let relay = Relay::start().await;
     let _one = relay.worker(&["m"], 1).await;

@@ -14,6 +14,7 @@ mod probe;
 mod registration;
 mod reload;
 mod secrecy;
+mod secret_rotation;
 mod settings;
 mod streaming;
 mod tls;

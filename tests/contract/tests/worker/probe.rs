@@ -1,5 +1,8 @@
 //! The probe server: for the kubelet and for people.
 
+use std::time::Duration;
+
+use modelrelay_harness::PATIENCE;
 use modelrelay_harness::fake_backend::FakeBackend;
 use modelrelay_harness::fake_relay::Ask;
 use modelrelay_harness::process::Spawn;
@@ -18,6 +21,50 @@ async fn liveness_and_readiness_depend_on_nobody_else() {
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
     assert_eq!(worker.probe("/livez").await.status, 200);
     assert_eq!(worker.probe("/readyz").await.status, 200);
+}
+
+/// Waits until `/backendz` has this status and begins with these words.
+async fn backendz(worker: &WorkerProcess, status: u16, words: &str) {
+    let asking = async {
+        loop {
+            let answer = worker.probe("/backendz").await;
+            if answer.status == status && answer.body.starts_with(words) {
+                break;
+            }
+            assert!([200, 503].contains(&answer.status), "{}: {}", answer.status, answer.body);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("/backendz never said {status} {words}"));
+}
+
+#[tokio::test]
+async fn backendz_waits_for_a_backend_that_accepts_connections() {
+    let mut backend = FakeBackend::refusing().await;
+    let worker = WorkerProcess::builder().relay(nowhere().await).backend(backend.url()).start().await;
+    backendz(&worker, 503, "the backend is not ready: ").await;
+    assert_eq!(worker.probe("/readyz").await.status, 200);
+    backend.reopen();
+    backendz(&worker, 200, "ok").await;
+}
+
+#[tokio::test]
+async fn backendz_waits_for_a_backend_that_has_loaded_its_model() {
+    let backend = FakeBackend::with_models(&[]).await;
+    let worker = WorkerProcess::builder().relay(nowhere().await).backend(backend.url()).without("MODELS").start().await;
+    backendz(&worker, 503, "the backend serves no model").await;
+    backend.set_models(&["m"]);
+    backendz(&worker, 200, "ok").await;
+}
+
+#[tokio::test]
+async fn backendz_stays_once_the_backend_has_served() {
+    let mut rig = Rig::core1().await;
+    backendz(&rig.worker, 200, "ok").await;
+    rig.backend.refuse().await;
+    rig.link.exchange(&Ask::chat("m")).await;
+    assert_eq!(rig.worker.metric("modelrelay_worker_backend_up").await, 0.0);
+    assert_eq!(rig.worker.probe("/backendz").await.status, 200, "an outage is the relay's matter, not a rollout's");
 }
 
 #[tokio::test]

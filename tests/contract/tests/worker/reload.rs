@@ -109,6 +109,27 @@ async fn another_backend_is_used_without_a_restart() {
     assert_eq!(watched.link.reply(&asked).await.json(), json!({"from": "the other"}));
 }
 
+/// As the operator has it for Pods with a backend: their backends move with the next Pod, and the file moves at once.
+#[tokio::test]
+async fn a_backend_that_the_environment_names_stays_when_the_file_names_another() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let (mut relay, other) = (FakeRelay::start().await, FakeBackend::start().await);
+    let mut backend = FakeBackend::start().await;
+    replace(directory.path(), &text(&relay, &backend, "models: [m]"));
+    let worker = WorkerProcess::builder().backend(backend.url()).env("BACKEND_ENGINE", "openai").without("MODELS");
+    let config = directory.path().join("worker.yaml");
+    let _worker = worker.arg("--config").arg(&config.to_string_lossy()).start().await;
+    let mut link = relay.accept_registered(&["core1"]).await;
+    link.models(&["m"]).await;
+    replace(directory.path(), &text(&relay, &other, "models: [m, n]"));
+    let update = link.expect("models_update").await;
+    assert_eq!(update["models"], json!(["m", "n"]), "the models were withdrawn on the way");
+    let asked = link.ask(&Ask::chat("n"));
+    backend.call().await.answer_json(200, &json!({"from": "the first"})).await;
+    assert_eq!(link.reply(&asked).await.json(), json!({"from": "the first"}));
+    assert_eq!(other.seen().len(), 0);
+}
+
 #[tokio::test]
 async fn what_needs_a_restart_is_said_and_stays() {
     let mut watched = Watched::start("models: [m]\npool: before").await;

@@ -82,6 +82,7 @@ impl Ledger {
             | Event::LoadReported { .. }
             | Event::Completed { .. }
             | Event::AttemptFailed { .. }
+            | Event::WorkerSucceeded { .. }
             | Event::SettingsChanged(_)
             | Event::Deleted
             | Event::DrainBegun

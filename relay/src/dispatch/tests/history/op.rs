@@ -84,6 +84,10 @@ pub(super) enum Op {
     Drain {
         worker: usize,
     },
+    Succeed {
+        older: usize,
+        newer: usize,
+    },
     Settings(Settings),
     Deleted,
     DrainBegun,
@@ -159,6 +163,7 @@ fn of_a_worker() -> impl Strategy<Value = Op> {
         10 => (any_index(), grant).prop_map(|(worker, grant)| Op::Grant { worker, grant }),
         1 => stray,
         1 => any_index().prop_map(|worker| Op::Drain { worker }),
+        1 => (any_index(), any_index()).prop_map(|(older, newer)| Op::Succeed { older, newer }),
     ]
 }
 

@@ -38,6 +38,8 @@ pub(super) struct Request {
     requeues: u32,
     severed: u32,
     pub(super) attempts: u32,
+    /// Whether its worker has granted anything since it was sent.
+    granted_since: bool,
     failed_on: BTreeSet<WorkerKey>,
     trouble: Option<Failure>,
     pub(super) worker: Option<WorkerKey>,
@@ -238,6 +240,7 @@ impl Reference {
         let now = self.now;
         let request = self.request(key);
         request.attempts += 1;
+        request.granted_since = false;
         request.worker = Some(worker);
         let (attempt, waited) = (request.attempts, now - request.since);
         self.out.push(Effect::Send { worker, request: key, attempt, waited });

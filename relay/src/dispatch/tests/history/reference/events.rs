@@ -19,8 +19,10 @@ impl Reference {
             Event::ModelsUpdated { worker, models, load } => self.update(worker, models, load),
             Event::LoadReported { worker, load } => self.report(worker, load),
             Event::Granted { worker, grant } => {
-                if let Some(worker) = self.workers.get_mut(&worker).filter(|w| w.new.core1) {
-                    worker.grant = Some(grant);
+                if let Some(known) = self.workers.get_mut(&worker).filter(|w| w.new.core1) {
+                    known.grant = Some(grant);
+                    let running = self.requests.values_mut().filter(|request| request.worker == Some(worker));
+                    running.for_each(|request| request.granted_since = true);
                 }
             }
             Event::GatesSet { worker, sums, gates } => self.set_gates(worker, sums, gates),
@@ -34,6 +36,12 @@ impl Reference {
             Event::AttemptFailed { worker, request, attempt, failure } => {
                 if self.is_current(worker, request, attempt) {
                     self.attempt_failed(worker, request, failure);
+                }
+            }
+            Event::WorkerSucceeded { older, newer } => {
+                if self.workers.get(&newer).is_some_and(|worker| worker.new.core1 && !worker.draining) {
+                    let pinned = self.requests.values_mut().filter(|request| request.new.pin == Some(older));
+                    pinned.for_each(|request| request.new.pin = Some(newer));
                 }
             }
             Event::WorkerDraining { worker } => self.drain(worker),
@@ -109,6 +117,7 @@ impl Reference {
                 requeues: 0,
                 severed: 0,
                 attempts: 0,
+                granted_since: false,
                 failed_on: BTreeSet::new(),
                 trouble: None,
                 worker: None,
@@ -231,8 +240,10 @@ impl Reference {
                 let own = self.own(worker);
                 let model = self.requests[&key].new.model.clone();
                 let own_of_model = self.own_of_model(worker, &model);
+                let granted_since = self.requests[&key].granted_since;
                 let known = self.workers.get_mut(&worker).unwrap();
                 match &mut known.grant {
+                    Some(_) if known.new.core1 && granted_since => {}
                     _ if known.multiplexer.is_some() => {
                         let gates = &mut known.multiplexer.as_mut().unwrap().gates;
                         if let Some(gate) = gates.get_mut(&model) {
@@ -295,7 +306,7 @@ impl Reference {
 
     fn again(&mut self, key: RequestKey, reason: RequeueReason, otherwise: Failure) {
         let new = &self.requests[&key].new;
-        let stranded = new.pin.is_some_and(|pin| self.workers[&pin].draining);
+        let stranded = new.pin.is_some_and(|pin| self.workers.get(&pin).is_none_or(|worker| worker.draining));
         let ended = if new.resendable {
             self.no_queue().or(stranded.then_some(Failure::AffinityLost))
         } else {

@@ -151,6 +151,8 @@ impl Reference {
             return;
         };
         known.grant = Some(sums);
+        let running = self.requests.values_mut().filter(|request| request.worker == Some(worker));
+        running.for_each(|request| request.granted_since = true);
         let opened = gates.iter().any(|(model, _)| !multiplexer.gates.contains_key(model));
         multiplexer.gates = gates.into_iter().collect();
         if opened {

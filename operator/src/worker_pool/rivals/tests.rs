@@ -1,0 +1,153 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn meta(entries: &Value) -> ObjectMeta {
+    serde_json::from_value(json!({"managedFields": entries})).unwrap()
+}
+
+fn entry(manager: &str, subresource: Option<&str>, second: u8) -> Value {
+    json!({
+        "manager": manager, "operation": "Update", "subresource": subresource, "apiVersion": "apps/v1",
+        "time": format!("2026-01-01T00:00:{second:02}Z"), "fieldsType": "FieldsV1",
+        "fieldsV1": {"f:spec": {"f:replicas": {}}},
+    })
+}
+
+fn rival(manager: &str, second: u8) -> Option<Rival> {
+    Rival::of(&meta(&json!([entry(manager, Some("scale"), second)])))
+}
+
+const HPA: &str = "kube-controller-manager";
+
+fn hpa(second: u8) -> Option<Rival> {
+    rival(HPA, second)
+}
+
+fn left(manager: &str) -> Option<String> {
+    Some(format!("left to {manager}"))
+}
+
+fn settled(manager: &str) -> Option<String> {
+    Some(format!("settled with {manager}"))
+}
+
+/// A history of looks, and what each comes to.
+#[derive(Clone)]
+struct Looks {
+    rivals: Rivals,
+    start: Instant,
+}
+
+impl Looks {
+    fn new() -> Self {
+        Self { rivals: Rivals::default(), start: Instant::now() }
+    }
+
+    fn at(&mut self, second: u64, rival: Option<Rival>, has: i32, ours: i32) -> Option<String> {
+        match self.rivals.observe(self.start + Duration::from_secs(second), rival, has, ours)? {
+            Dispute::Left(rival) => left(&rival.manager),
+            Dispute::Settled(rival) => settled(&rival.manager),
+        }
+    }
+}
+
+#[test]
+fn a_rival_is_whoever_took_the_number_over() {
+    let ours = json!({
+        "manager": "modelrelay-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}, "f:template": {}}},
+    });
+    let without =
+        json!({"manager": "modelrelay-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:template": {}}}});
+    let status = json!({
+        "manager": "kube-controller-manager", "subresource": "status", "fieldsV1": {"f:status": {"f:replicas": {}}},
+    });
+    assert_eq!(Rival::of(&meta(&json!([ours, status]))), None);
+    // Both wrote the same number.
+    assert_eq!(Rival::of(&meta(&json!([ours, entry("kubectl", Some("scale"), 1)]))), None);
+    assert_eq!(Rival::of(&meta(&json!([without, status]))), None);
+    let found =
+        Rival::of(&meta(&json!([without, status, entry("kubectl", Some("scale"), 1), entry("argocd", None, 2)])));
+    assert_eq!(found.map(|rival| rival.describe()), Some("field manager argocd".to_owned()));
+    let described = |manager: &str| rival(manager, 1).unwrap().describe();
+    assert_eq!(
+        described("kube-controller-manager"),
+        "a HorizontalPodAutoscaler (field manager kube-controller-manager)"
+    );
+    assert_eq!(described("keda-operator"), "KEDA (field manager keda-operator)");
+    // What the controller manager writes otherwise scales nothing.
+    assert!(!Rival::of(&meta(&json!([entry("kube-controller-manager", None, 1)]))).unwrap().autoscaler);
+}
+
+#[test]
+fn a_number_that_the_pool_asked_for_before_is_no_dispute() {
+    let mut looks = Looks::new();
+    assert_eq!(looks.at(0, None, 2, 5), None);
+    assert_eq!(looks.at(1, None, 5, 5), None);
+}
+
+#[test]
+fn a_person_is_corrected_once_and_that_is_said_for_a_while() {
+    let mut looks = Looks::new();
+    assert_eq!(looks.at(0, rival("kubectl", 1), 5, 2), settled("kubectl"));
+    assert_eq!(looks.at(1, None, 2, 2), settled("kubectl"));
+    assert_eq!(looks.at(2, None, 2, 3), settled("kubectl"), "another number of the pool's changes nothing about it");
+    assert_eq!(looks.at(600, None, 3, 3), None);
+}
+
+#[test]
+fn who_undoes_a_correction_keeps_the_number_until_there_is_peace() {
+    let mut looks = Looks::new();
+    assert_eq!(looks.at(0, rival("argocd", 1), 5, 2), settled("argocd"));
+    assert_eq!(looks.at(1, None, 2, 2), settled("argocd"));
+    assert_eq!(looks.at(60, rival("argocd", 2), 5, 2), left("argocd"));
+    // The operator applies that number too, so it is no longer theirs alone.
+    assert_eq!(looks.at(61, None, 5, 2), left("argocd"));
+    // Another write begins the wait again.
+    assert_eq!(looks.at(300, rival("argocd", 3), 6, 2), left("argocd"));
+    assert_eq!(looks.at(899, None, 6, 2), left("argocd"));
+    assert_eq!(looks.at(900, None, 6, 2), settled("argocd"));
+    assert_eq!(looks.at(960, rival("argocd", 4), 6, 2), left("argocd"));
+}
+
+#[test]
+fn an_autoscaler_keeps_its_number_until_the_pool_asks_for_another() {
+    let mut looks = Looks::new();
+    assert_eq!(looks.at(0, hpa(1), 4, 2), left(HPA));
+    assert_eq!(looks.at(86_400, None, 4, 2), left(HPA));
+    assert_eq!(looks.at(86_415, hpa(2), 6, 2), left(HPA));
+    // It was pointed at the pool, and writes there.
+    assert_eq!(looks.at(86_430, None, 6, 5), settled(HPA));
+    assert_eq!(looks.at(86_431, None, 5, 5), settled(HPA));
+    assert_eq!(looks.at(90_000, None, 5, 7), None, "the pool's next number is nobody else's");
+}
+
+#[test]
+fn an_autoscaler_that_comes_by_the_pools_number_has_not_gone() {
+    let mut looks = Looks::new();
+    assert_eq!(looks.at(0, hpa(1), 4, 2), left(HPA));
+    assert_eq!(looks.at(15, hpa(2), 2, 2), left(HPA));
+    assert_eq!(looks.at(30, hpa(3), 5, 2), left(HPA));
+    // Where the pool says its number, or a person takes the Deployment back to the pool's, there is no dispute.
+    assert_eq!(looks.clone().at(31, None, 5, 5), None);
+    assert_eq!(looks.clone().at(31, rival("kubectl", 4), 2, 2), None);
+    assert_eq!(looks.at(45, hpa(5), 2, 2), left(HPA));
+    assert_eq!(looks.at(630, None, 2, 2), None);
+}
+
+#[test]
+fn an_autoscaler_that_undoes_the_pools_next_number_is_left_alone_again() {
+    let mut looks = Looks::new();
+    assert_eq!(looks.at(0, hpa(1), 4, 2), left(HPA));
+    assert_eq!(looks.at(10, None, 4, 3), settled(HPA));
+    assert_eq!(looks.at(11, None, 3, 3), settled(HPA));
+    assert_eq!(looks.at(25, hpa(2), 4, 3), left(HPA));
+    // A pool whose number changes all the time corrects it once in ten minutes at most.
+    assert_eq!(looks.at(30, None, 4, 1), left(HPA));
+    assert_eq!(looks.at(10_000, None, 4, 3), left(HPA));
+}
+
+#[test]
+fn a_new_leader_leaves_an_autoscalers_number_alone_too() {
+    assert_eq!(Looks::new().at(0, hpa(1), 4, 2), left(HPA));
+}

@@ -1,0 +1,125 @@
+//! Another secret in the worker's file: it moves over by itself, and loses nothing.
+
+use std::path::Path;
+use std::time::Duration;
+
+use modelrelay_harness::fake_relay::{Ack, Ask, Dial};
+use modelrelay_harness::worker_process::Rig;
+use serde_json::json;
+use tempfile::NamedTempFile;
+
+/// The file is read each second, and a fleet moves over within ten.
+const MOVE: Duration = Duration::from_secs(13);
+
+fn write(path: &Path, secret: &str) {
+    std::fs::write(path, secret).expect("a writable file");
+}
+
+/// A worker whose link was made with `first-secret`, which stands in this file.
+async fn rig(ack: &Ack) -> (Rig, NamedTempFile) {
+    let file = NamedTempFile::new().expect("a temporary file");
+    write(file.path(), "first-secret\n");
+    let path = file.path().to_owned();
+    let rig = Rig::with(ack, 4, |worker| worker.without("WORKER_SECRET").file("WORKER_SECRET_FILE", &path)).await;
+    (rig, file)
+}
+
+async fn next_dial(rig: &mut Rig, secret: &str) -> Dial {
+    let dial = rig.relay.dial_within(MOVE).await.expect("a dial with the new secret");
+    assert_eq!(dial.header("x-worker-secret"), Some(secret));
+    dial
+}
+
+#[tokio::test]
+async fn a_new_link_takes_the_place_of_the_old_one_which_finishes_what_it_has() {
+    let (mut rig, file) = rig(&Ack::core1()).await;
+    let asked = rig.link.ask(&Ask::stream("m"));
+    let mut call = rig.backend.call().await;
+    call.start_stream().await;
+    call.chunk(b"data: 1\n\n").await;
+    write(file.path(), "second-secret\n");
+    let mut newer = next_dial(&mut rig, "second-secret").await.upgrade().await;
+    newer.register(&Ack::core1()).await;
+    assert_eq!(newer.registration["succeeds"], json!(["relay-a"]));
+    assert!(newer.registration["have"].is_null(), "{}", newer.registration);
+    newer.models(&["m"]).await;
+    // One request runs on the older link.
+    newer.grant(3).await;
+    rig.link.send(&json!({"type": "graceful_shutdown", "reason": "succeeded", "drain_timeout_secs": 300}));
+    let other = newer.ask(&Ask::chat("m"));
+    rig.backend.call().await.answer_json(200, &json!({"by": "newer"})).await;
+    assert_eq!(newer.reply(&other).await.json(), json!({"by": "newer"}));
+    call.chunk(b"data: 2\n\n").await;
+    call.end_stream().await;
+    let reply = rig.link.reply(&asked).await;
+    assert_eq!((reply.body.as_slice(), reply.is_complete()), (&b"data: 1\n\ndata: 2\n\n"[..], true));
+    rig.link.closed().await;
+    newer.grant(4).await;
+    // The newer one is a link like any other: when it is lost, it is dialled again.
+    drop(newer);
+    rig.link = rig.relay.accept_registered(&["core1"]).await;
+    assert!(rig.link.registration["succeeds"].is_null(), "{}", rig.link.registration);
+    rig.link.ready(&["m"], 4).await;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn a_secret_that_the_relay_does_not_take_yet_leaves_the_link_alone() {
+    let (mut rig, file) = rig(&Ack::core1()).await;
+    write(file.path(), "early-secret");
+    next_dial(&mut rig, "early-secret").await.refuse(401).await;
+    rig.still_serves().await;
+    next_dial(&mut rig, "early-secret").await.refuse(429).await;
+    rig.still_serves().await;
+    let mut newer = next_dial(&mut rig, "early-secret").await.upgrade().await;
+    newer.register(&Ack::core1()).await;
+    newer.ready(&["m"], 4).await;
+    rig.link.send(&json!({"type": "graceful_shutdown", "reason": "succeeded"}));
+    rig.link.closed().await;
+    rig.link = newer;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn a_balancer_that_leads_elsewhere_is_asked_again() {
+    let (mut rig, file) = rig(&Ack::core1()).await;
+    write(file.path(), "second-secret");
+    let mut stranger = next_dial(&mut rig, "second-secret").await.upgrade().await;
+    stranger.register(&Ack { relay_id: "relay-b".to_owned(), ..Ack::core1() }).await;
+    assert!(stranger.closes_within(Duration::from_secs(3)).await, "the wrong relay was kept");
+    rig.still_serves().await;
+    let mut newer = next_dial(&mut rig, "second-secret").await.upgrade().await;
+    newer.register(&Ack::core1()).await;
+    newer.ready(&["m"], 4).await;
+}
+
+#[tokio::test]
+async fn a_relay_of_the_seeds_is_asked_for_no_more_on_the_old_link() {
+    let (mut rig, file) = rig(&Ack::old()).await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let call = rig.backend.call().await;
+    write(file.path(), "second-secret");
+    let mut newer = next_dial(&mut rig, "second-secret").await.upgrade().await;
+    newer.register(&Ack::old()).await;
+    newer.models(&["m"]).await;
+    assert_eq!(rig.link.expect("models_update").await["models"], json!([]));
+    call.answer_json(200, &json!({"kept": true})).await;
+    assert_eq!(rig.link.reply(&asked).await.json(), json!({"kept": true}));
+    rig.link.closed().await;
+    rig.link = newer;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_drains_moves_no_more() {
+    let (mut rig, file) = rig(&Ack::core1()).await;
+    rig.link.ask(&Ask::chat("m"));
+    let call = rig.backend.call().await;
+    rig.worker.terminate().await;
+    rig.link.expect("drain").await;
+    write(file.path(), "second-secret");
+    assert!(rig.relay.dial_within(MOVE).await.is_none(), "it dialled while it drained");
+    call.answer_json(200, &json!({})).await;
+    rig.link.send(&json!({"type": "graceful_shutdown", "reason": "drain"}));
+    assert_eq!(rig.worker.process.wait_exit().await.code(), Some(0));
+}

@@ -1,0 +1,223 @@
+//! From an address to a registered link.
+//!
+//! A link may be made to take the place of an older one to the same relay, which was let in by a secret that has been
+//! replaced since: the relay is told so (`succeeds`), and both live until the older one has answered what it has.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use modelrelay_protocol::limits::{HEARTBEAT_INTERVAL, REGISTER_TIMEOUT, STREAM_WINDOW_BYTES};
+use modelrelay_protocol::message::{Parsed, Register, RegisterAck, RelayToWorker, WorkerLimits, WorkerToRelay, encode};
+use modelrelay_protocol::secret::Secret;
+use modelrelay_protocol::version::{Capabilities, Capability};
+use tokio_tungstenite::tungstenite::Message;
+
+use super::dial::{DialError, Endpoint, dial};
+use super::liveness::Traffic;
+use super::session::Session;
+use super::writer::WebSocket;
+use super::{EndKind, Link};
+use crate::shutdown::DrainState;
+use crate::worker::Worker;
+
+/// How long one registration waits for another to end. After that they may meet at one relay, which costs a link.
+const TURN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a link that is not wanted may take to be closed by the other side.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Close codes of the WebSocket.
+const PROTOCOL_ERROR: u16 = 1002;
+
+/// How a link, or the attempt to make one, ended.
+#[derive(Debug)]
+pub struct End {
+    /// What it means for the next dial.
+    pub kind: EndKind,
+    /// For people.
+    pub reason: String,
+    /// The metric label.
+    pub label: &'static str,
+    /// The relay asked for this much patience.
+    pub retry_after: Option<Duration>,
+    /// The relay that we have already.
+    pub relay_id: Option<String>,
+    /// The secret that was refused.
+    pub refused: Option<Box<Secret>>,
+}
+
+impl End {
+    pub(super) fn new(kind: EndKind, label: &'static str, reason: impl Into<String>) -> Self {
+        Self { kind, reason: reason.into(), label, retry_after: None, relay_id: None, refused: None }
+    }
+
+    /// The code that served the link failed.
+    pub fn panicked() -> Self {
+        Self::new(EndKind::Failed, "panicked", "the worker failed while it served the link")
+    }
+}
+
+/// A link that is registered and takes part; it is served by [`Linked::serve`], and taken out again when this is dropped.
+pub struct Linked {
+    socket: WebSocket,
+    traffic: Arc<Traffic>,
+    heartbeat: Duration,
+    attached: Attached,
+}
+
+/// Takes the link out again, however its session ends.
+struct Attached {
+    worker: Arc<Worker>,
+    link: Arc<Link>,
+}
+
+impl Linked {
+    /// The link.
+    pub fn link(&self) -> &Arc<Link> {
+        &self.attached.link
+    }
+
+    /// Serves it to its end.
+    pub async fn serve(self) -> End {
+        let Self { socket, traffic, heartbeat, attached } = self;
+        Session::new(&attached.worker, &attached.link, heartbeat).pump(socket, traffic).await
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.worker.detach(&self.link);
+    }
+}
+
+/// Makes a link; with `older`, one to the same relay that takes the place of that one.
+pub async fn establish(
+    worker: &Arc<Worker>,
+    endpoint: &Endpoint,
+    version: &str,
+    older: Option<&Link>,
+) -> Result<Linked, End> {
+    let mut drain = worker.drain.subscribe();
+    tokio::select! {
+        linked = dial_and_register(worker, endpoint, version, older) => linked,
+        // Nothing runs on a link that is still being made, so nothing has to be finished.
+        _ = drain.wait_for(|state| *state != DrainState::Serving) => {
+            Err(End::new(EndKind::Failed, "draining", "the worker drains"))
+        }
+    }
+}
+
+async fn dial_and_register(
+    worker: &Arc<Worker>,
+    endpoint: &Endpoint,
+    version: &str,
+    older: Option<&Link>,
+) -> Result<Linked, End> {
+    let secret = worker.secret().await;
+    let (mut socket, traffic) = connect(worker, endpoint, &secret).await?;
+    tracing::info!(relay = %endpoint.name(), "connected to proxy");
+    // Two dials of one balancer may meet at one relay. The second must know of the first, or it would replace it.
+    let turn = async {
+        match endpoint.addr {
+            Some(_) => None,
+            None => tokio::time::timeout(TURN_TIMEOUT, worker.links.register_turn()).await.ok(),
+        }
+    };
+    let _turn = turn.await;
+    let models = worker.catalogue.advertised();
+    let registering = register(worker, &mut socket, version, &models, older);
+    let ack = tokio::time::timeout(REGISTER_TIMEOUT, registering)
+        .await
+        .unwrap_or_else(|_| Err(End::new(EndKind::Failed, "register_timeout", "no register_ack within 10 s")))?;
+    // A balancer may have led to a relay that was missing; whoever looks for that one finds it.
+    let astray = older.is_some_and(|older| older.relay_id != ack.relay_id);
+    if ack.duplicate || astray {
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, socket.close(None)).await;
+        let reason = if astray { "this is another relay" } else { "there is a link to this relay already" };
+        let mut end = End::new(EndKind::Duplicate, "duplicate", reason);
+        end.relay_id = ack.relay_id;
+        return Err(end);
+    }
+    let link = link_of(endpoint, &ack, secret);
+    for warning in &ack.warnings {
+        tracing::warn!(relay = %link.relay, "the relay warns: {warning}");
+    }
+    tracing::info!(relay = %link.relay, worker_id = %ack.worker_id, models = ack.models.len(), core1 = link.core1, "registered");
+    if let Some(count) = ack.relay_count {
+        worker.set_relay_count(count);
+    }
+    let heartbeat = ack.limits.map_or(HEARTBEAT_INTERVAL, |limits| Duration::from_millis(limits.heartbeat_ms.max(10)));
+    worker.attach(&link, &models);
+    if let Some(older) = older {
+        older.succeed();
+    }
+    Ok(Linked { socket, traffic, heartbeat, attached: Attached { worker: Arc::clone(worker), link } })
+}
+
+async fn connect(worker: &Worker, endpoint: &Endpoint, secret: &Secret) -> Result<(WebSocket, Arc<Traffic>), End> {
+    dial(endpoint, &worker.settings.provider, secret, &worker.trust).await.map_err(|error| {
+        let text = error.to_string();
+        match error {
+            DialError::Unauthorized => {
+                End { refused: Some(Box::new(secret.clone())), ..End::new(EndKind::Refused, "auth_failed", text) }
+            }
+            DialError::Status(_, retry_after) => End { retry_after, ..End::new(EndKind::Failed, "rejected", text) },
+            DialError::Io(_) => End::new(EndKind::Failed, "unreachable", text),
+        }
+    })
+}
+
+fn link_of(endpoint: &Endpoint, ack: &RegisterAck, secret: Secret) -> Arc<Link> {
+    let capabilities = Capabilities::from_names(&ack.capabilities);
+    let core1 = capabilities.has(Capability::Core1);
+    let window = ack.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes);
+    Link::new(endpoint.name(), ack.relay_id.clone(), core1, window, secret)
+}
+
+async fn register(
+    worker: &Arc<Worker>,
+    socket: &mut WebSocket,
+    version: &str,
+    models: &[String],
+    older: Option<&Link>,
+) -> Result<RegisterAck, End> {
+    let register = WorkerToRelay::Register(Register {
+        worker_name: worker.settings.name.clone(),
+        models: models.to_vec(),
+        max_concurrent: worker.live.load().max_concurrency,
+        protocol_version: Some(version.to_owned()),
+        current_load: worker.capacity.load(),
+        instance_id: Some(worker.instance_id.clone()),
+        pool: worker.settings.pool.clone(),
+        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        have: worker.links.relay_ids_beside(older),
+        succeeds: older.and_then(|older| older.relay_id.clone()).into_iter().collect(),
+        capabilities: Capabilities::new([Capability::Core1]).names(),
+        limits: Some(WorkerLimits { stream_window_bytes: STREAM_WINDOW_BYTES }),
+        slots: None,
+    });
+    let lost = |reason: String| End::new(EndKind::Failed, "unreachable", reason);
+    socket.send(Message::text(encode(&register))).await.map_err(|error| lost(error.to_string()))?;
+    loop {
+        let message = match socket.next().await {
+            Some(Ok(message)) => message,
+            Some(Err(error)) => return Err(lost(error.to_string())),
+            None => return Err(lost("the relay closed before register_ack".to_owned())),
+        };
+        match message {
+            Message::Text(text) => {
+                if let Ok(Parsed::Known(RelayToWorker::RegisterAck(ack))) = RelayToWorker::parse(text.as_str()) {
+                    return Ok(ack);
+                }
+            }
+            Message::Close(frame) => {
+                let code = frame.as_ref().map_or(0, |frame| u16::from(frame.code));
+                let reason = frame.map_or_else(String::new, |frame| frame.reason.to_string());
+                let kind = if code == PROTOCOL_ERROR { EndKind::OtherVersion } else { EndKind::Failed };
+                return Err(End::new(kind, "closed", format!("the relay closed with {code} {reason}")));
+            }
+            Message::Binary(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
+        }
+    }
+}

@@ -17,3 +17,4 @@ mod select;
 mod settings;
 mod slots;
 mod snapshot;
+mod swaps;

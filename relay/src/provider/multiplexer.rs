@@ -9,7 +9,7 @@ use tracing::{debug, info, warn};
 use super::Provider;
 use crate::dispatch::{Event, Grant, NewMultiplexer};
 use crate::socket::link::WorkerLink;
-use crate::socket::slots::{clean_gates, clean_slots};
+use crate::socket::slots::{clean_gates, clean_slots, most_models};
 
 /// What the core is told of a new worker's multiplexer.
 pub(super) fn registered(link: &WorkerLink) -> Option<NewMultiplexer> {
@@ -24,7 +24,7 @@ impl Provider {
     /// The worker says which models it serves now, and how much of each is this relay's.
     pub fn gates_set(&self, link: &WorkerLink, grant: &wire::Grant) {
         let said = grant.models.as_deref().unwrap_or_default();
-        let gates = clean_gates(said, self.config().max_models_per_worker).unwrap_or_else(|why| {
+        let gates = clean_gates(said, most_models(self.config().max_models_per_worker)).unwrap_or_else(|why| {
             warn!(provider = %self.name, worker = %link.info.name, why, "gates refused: nothing is sent there");
             Vec::new()
         });
@@ -34,7 +34,7 @@ impl Provider {
 
     /// The worker says what its slots are doing.
     pub fn slots_reported(&self, link: &WorkerLink, slots: Vec<Slot>) {
-        match clean_slots(slots, self.config().max_models_per_worker) {
+        match clean_slots(slots, most_models(self.config().max_models_per_worker)) {
             Ok(slots) => {
                 link.set_slots(slots.clone());
                 self.apply(Event::SlotsReported { worker: link.info.key, slots });

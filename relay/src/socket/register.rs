@@ -9,7 +9,7 @@ use modelrelay_protocol::limits::{MAX_ID_BYTES, MAX_MODEL_CHARS, MAX_WORKER_NAME
 use modelrelay_protocol::message::{Register, Slot};
 use modelrelay_protocol::version::{Capabilities, Capability, is_known_version};
 
-use super::slots::clean_slots;
+use super::slots::{clean_slots, most_models};
 use crate::config::ProviderConfig;
 
 /// The parts of a registration that were accepted.
@@ -62,7 +62,7 @@ pub fn sanitize(register: &Register, provider: &ProviderConfig) -> Accepted {
 fn sanitize_slots(register: &Register, provider: &ProviderConfig, warnings: &mut Vec<String>) -> Vec<Slot> {
     let slots =
         register.slots.clone().filter(|_| Capabilities::from_names(&register.capabilities).has(Capability::Slots1));
-    clean_slots(slots.unwrap_or_default(), provider.max_models_per_worker).unwrap_or_else(|why| {
+    clean_slots(slots.unwrap_or_default(), most_models(provider.max_models_per_worker)).unwrap_or_else(|why| {
         warnings.push(format!("slots left out: {why}"));
         Vec::new()
     })

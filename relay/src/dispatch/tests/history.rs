@@ -13,6 +13,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
+use modelrelay_protocol::message::Slot;
 use proptest::test_runner::{Config, FileFailurePersistence, RngAlgorithm, TestRng, TestRunner};
 
 use self::ledger::Ledger;
@@ -20,7 +21,7 @@ use self::op::{MODELS, Op, history, models};
 use self::reference::Reference;
 use super::harness::show;
 use crate::dispatch::{
-    Dispatch, Effect, Event, Failure, Grant, Model, NewMultiplexer, NewRequest, NewWorker, RequestKey, Settings,
+    Dispatch, Effect, Event, Failure, Gate, Grant, Model, NewMultiplexer, NewRequest, NewWorker, RequestKey, Settings,
     WorkerKey,
 };
 
@@ -128,11 +129,8 @@ impl Play {
                 Event::Cancel { request: pick(&live, request)?, reason }
             }
             Op::Join { models: mask, max_concurrent, load, core1, slots } => {
-                let (key, models) = (WorkerKey(self.key()), models(mask));
-                let instance = format!("instance {}", key.0).into();
-                let multiplexer = slots.map(|slots| NewMultiplexer { instance, slots });
-                let core1 = core1 || multiplexer.is_some();
-                Event::WorkerJoined(NewWorker { key, models, max_concurrent, load, core1, multiplexer })
+                let key = WorkerKey(self.key());
+                join(NewWorker { key, models: models(mask), max_concurrent, load, core1, multiplexer: None }, slots)
             }
             Op::Lose { worker, cause } => {
                 let worker = self.worker(worker)?;
@@ -149,15 +147,7 @@ impl Play {
                 // A multiplexer never says it without its gates.
                 (!self.reference.has_multiplexer(worker)).then_some(Event::Granted { worker, grant })?
             }
-            Op::Gates { worker, models: mask, gate } => {
-                let worker = self.multiplexer(worker)?;
-                let gates: Vec<_> = models(mask).into_iter().map(|model| (model, gate)).collect();
-                let count = gates.len() as u32;
-                let sum = |part: u32| part * count;
-                let sums =
-                    Grant { slots: sum(gate.slots), others: sum(gate.others), capacity: sum(gate.capacity), links: 1 };
-                Event::GatesSet { worker, sums, gates }
-            }
+            Op::Gates { worker, models: mask, gate } => gates(self.multiplexer(worker)?, mask, gate),
             Op::Slots { worker, slots } => Event::SlotsReported { worker: self.multiplexer(worker)?, slots },
             Op::Start { request } => {
                 let (_, key, _) = self.running(request)?;
@@ -230,6 +220,20 @@ impl Play {
         let running: Vec<_> = requests.filter_map(|(key, r)| r.worker.map(|w| (w, *key, r.attempts))).collect();
         pick(&running, index)
     }
+}
+
+fn join(mut new: NewWorker, slots: Option<Vec<Slot>>) -> Event {
+    let instance = format!("instance {}", new.key.0).into();
+    new.multiplexer = slots.map(|slots| NewMultiplexer { instance, slots });
+    new.core1 |= new.multiplexer.is_some();
+    Event::WorkerJoined(new)
+}
+
+fn gates(worker: WorkerKey, mask: usize, gate: Gate) -> Event {
+    let gates: Vec<_> = models(mask).into_iter().map(|model| (model, gate)).collect();
+    let sum = |part: u32| part * gates.len() as u32;
+    let sums = Grant { slots: sum(gate.slots), others: sum(gate.others), capacity: sum(gate.capacity), links: 1 };
+    Event::GatesSet { worker, sums, gates }
 }
 
 fn pick<T: Copy>(from: &[T], index: usize) -> Option<T> {

@@ -237,25 +237,7 @@ impl Reference {
         self.request(key).worker = None;
         match failure {
             AttemptFailure::AtCapacity => {
-                let own = self.own(worker);
-                let model = self.requests[&key].new.model.clone();
-                let own_of_model = self.own_of_model(worker, &model);
-                let granted_since = self.requests[&key].granted_since;
-                let known = self.workers.get_mut(&worker).unwrap();
-                match &mut known.grant {
-                    Some(_) if known.new.core1 && granted_since => {}
-                    _ if known.multiplexer.is_some() => {
-                        let gates = &mut known.multiplexer.as_mut().unwrap().gates;
-                        if let Some(gate) = gates.get_mut(&model) {
-                            gate.slots = gate.slots.min(own_of_model);
-                        }
-                    }
-                    Some(grant) if known.new.core1 => grant.slots = grant.slots.min(own),
-                    _ => {
-                        let free = known.new.max_concurrent.saturating_sub(own);
-                        known.foreign = known.foreign.max(free);
-                    }
-                }
+                self.refused(worker, key);
                 self.again(key, RequeueReason::AtCapacity, Failure::RequeueExhausted);
             }
             AttemptFailure::Draining => {
@@ -301,6 +283,29 @@ impl Reference {
                 }
             }
             AttemptFailure::Fatal => self.fail(key, Failure::Fatal),
+        }
+    }
+
+    /// A worker had no slot for a request.
+    fn refused(&mut self, worker: WorkerKey, key: RequestKey) {
+        let own = self.own(worker);
+        let model = self.requests[&key].new.model.clone();
+        let own_of_model = self.own_of_model(worker, &model);
+        let granted_since = self.requests[&key].granted_since;
+        let known = self.workers.get_mut(&worker).unwrap();
+        match &mut known.grant {
+            Some(_) if known.new.core1 && granted_since => {}
+            _ if known.multiplexer.is_some() => {
+                let gates = &mut known.multiplexer.as_mut().unwrap().gates;
+                if let Some(gate) = gates.get_mut(&model) {
+                    gate.slots = gate.slots.min(own_of_model);
+                }
+            }
+            Some(grant) if known.new.core1 => grant.slots = grant.slots.min(own),
+            _ => {
+                let free = known.new.max_concurrent.saturating_sub(own);
+                known.foreign = known.foreign.max(free);
+            }
         }
     }
 

@@ -46,7 +46,7 @@ fn workers_are_described() {
         grant: Some(Grant { slots: 2, others: 3, capacity: 8, links: 2 }),
     };
     assert_eq!(p.dispatch.workers().collect::<Vec<_>>(), [snapshot]);
-    assert_eq!(p.dispatch.worker_count(), 1);
+    assert_eq!(p.dispatch.workers().count(), 1);
     assert_eq!(p.dispatch.worker(WorkerKey(2)), None);
 }
 

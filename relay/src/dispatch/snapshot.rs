@@ -143,11 +143,6 @@ impl Dispatch {
         self.workers.get(&worker).map(|worker| self.snapshot(worker))
     }
 
-    /// How many workers are connected, draining ones too.
-    pub fn worker_count(&self) -> usize {
-        self.workers.len()
-    }
-
     /// Whether any connected worker serves the model, a draining one too: it is known, if perhaps not for long.
     pub fn worker_serves(&self, model: &str) -> bool {
         self.models.find(model).is_some_and(|group| !group.serving.is_empty() || !group.leaving.is_empty())

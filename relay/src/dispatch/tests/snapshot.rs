@@ -53,7 +53,7 @@ fn workers_are_described() {
         gates: None,
     };
     assert_eq!(p.dispatch.workers().collect::<Vec<_>>(), [snapshot]);
-    assert_eq!(p.dispatch.worker_count(), 1);
+    assert_eq!(p.dispatch.workers().count(), 1);
     assert_eq!(p.dispatch.worker(WorkerKey(2)), None);
 }
 

@@ -144,6 +144,8 @@ impl Shared {
     }
 
     fn forget(&self, key: &Key) {
+        // Its objects go one after the other, and what is retained is listed again and again: nobody else would ask for that.
+        self.caches.triggers.take_changes(&ObjectRef::new(&key.1).within(&key.0));
         let mut ledger = self.ledger();
         ledger.memories.remove(key);
         let before = ledger.ready.remove(key);

@@ -213,10 +213,13 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
     }
     let pods = fetch::pods(&shared.caches, pool);
     let (image, hash) = worker_now(shared, pool);
+    let (namespace, name) = memory::key(pool);
+    let idle = Workers::idle(&name, shared.ctx.relays.of(&namespace, &pool.spec.provider).as_deref());
     let measure = Measure {
         hash: &hash,
         image: &image,
         usable: census::usable_since(pool, &report::previous(shared, pool).conditions),
+        idle: &idle,
         now: Timestamp::now(),
     };
     let census = census::take(pods.iter().map(AsRef::as_ref), measure);
@@ -444,7 +447,9 @@ fn next_look(pool: &WorkerPool, census: &Census, numbers_later: Option<Duration>
     // A ready Pod without a connection becomes worth a word when it has settled.
     let settling = (census.settled < census.ready).then_some(SETTLED);
     let without = is_without_pods(pool, census).then_some(WITHOUT_PODS);
-    [numbers_later, settling, without].into_iter().flatten().fold(RESYNC, Duration::min)
+    // A moment later than the moment itself, so that it has come.
+    let silent = census.silent_in.map(|left| left + Duration::from_secs(1));
+    [numbers_later, settling, without, silent].into_iter().flatten().fold(RESYNC, Duration::min)
 }
 
 /// Image and hash of the worker that a Pod would get now.

@@ -16,8 +16,6 @@ pub struct Rollout {
     pub old: i32,
     /// Whether every Pod is of the newest template and available, and none is left over.
     pub done: bool,
-    /// Whether it has got nowhere for longer than loading a model should take.
-    pub overdue: bool,
     /// For people.
     pub message: String,
     /// Why Pods cannot be created.
@@ -49,7 +47,6 @@ impl Rollout {
             desired: count(desired),
             old: count((total - updated).max(0)),
             done: seen && updated >= desired && total <= updated && available >= desired,
-            overdue: condition(object, "Progressing").is_some_and(|one| one["reason"] == "ProgressDeadlineExceeded"),
             message: format!(
                 "{updated} of {desired} Pods {} of the newest template, {}",
                 words::one_or(updated, "is", "are"),
@@ -108,14 +105,6 @@ mod tests {
     fn old_pods_are_those_of_an_older_template() {
         let status = json!({"observedGeneration": 3, "replicas": 5, "updatedReplicas": 2});
         assert_eq!(deployment(5, &status).old, 3);
-    }
-
-    #[test]
-    fn a_deployment_that_got_nowhere_for_its_deadline_is_overdue() {
-        let progressing = |reason: &str, status: &str| json!({"conditions": [{"type": "Progressing", "status": status, "reason": reason}]});
-        assert!(deployment(1, &progressing("ProgressDeadlineExceeded", "False")).overdue);
-        assert!(!deployment(1, &progressing("ReplicaSetUpdated", "True")).overdue);
-        assert!(!deployment(1, &json!({})).overdue);
     }
 
     #[test]

@@ -354,6 +354,24 @@ async fn without_its_provider_a_pool_starts_no_backend_until_there_is_one() {
 }
 
 #[tokio::test]
+async fn a_backend_is_silent_where_a_worker_of_its_pods_name_has_nothing_to_serve() {
+    for (pod, said) in [("llama-backend-1", "BackendsNotAnswering"), ("another", "WaitingForWorkers")] {
+        let mut scene = Scene::new(&json!({}));
+        let idle = WorkerReport { models: [].into(), ..serving().workers["w"].clone() };
+        scene.report(RelaySnapshot { workers: [("w".to_owned(), idle)].into(), ..serving() });
+        let condition = json!({"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let pod = json!({
+            "metadata": {"name": pod, "namespace": "llm", "labels": {"modelrelay.io/pool": "llama"}},
+            "spec": {"containers": [{"name": "modelrelay-worker"}]},
+            "status": {"conditions": [condition]},
+        });
+        scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
+        scene.look().await.unwrap();
+        assert_eq!(scene.condition("Ready"), ("False".into(), said.into()));
+    }
+}
+
+#[tokio::test]
 async fn a_pool_that_is_being_deleted_is_not_rebuilt() {
     let scene = Scene::new(&json!({}));
     scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["metadata"]["deletionTimestamp"] =

@@ -57,13 +57,11 @@ impl Rollout {
     }
 }
 
-fn failure(object: &Value) -> Option<String> {
-    let failed = condition(object, "ReplicaFailure").filter(|one| one["status"] == "True")?;
-    failed["message"].as_str().map(str::to_owned)
-}
-
-fn condition<'a>(object: &'a Value, type_: &str) -> Option<&'a Value> {
-    object.pointer("/status/conditions")?.as_array()?.iter().find(|one| one["type"] == type_)
+/// Why a Deployment's Pods cannot be created, in the words of its own controller; anybody's Deployment.
+pub fn failure(object: &Value) -> Option<String> {
+    let conditions = object.pointer("/status/conditions")?.as_array()?;
+    let failed = conditions.iter().find(|one| one["type"] == "ReplicaFailure" && one["status"] == "True")?;
+    Some(failed["message"].as_str().unwrap_or_default().to_owned())
 }
 
 #[cfg(test)]

@@ -252,6 +252,13 @@ impl<L: Copy + Ord> Divider<L> {
         self.links.get(&link).map_or(0, |state| state.waiting)
     }
 
+    /// The same, but none once the link let a handed slot pass unused: then nothing is to be done for its sake until it
+    /// says something.
+    #[must_use]
+    pub fn awaited(&self, link: L) -> u32 {
+        self.links.get(&link).filter(|state| !state.quiet).map_or(0, |state| state.waiting)
+    }
+
     /// The most that may run.
     #[must_use]
     pub fn capacity(&self) -> u32 {

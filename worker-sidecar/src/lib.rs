@@ -11,6 +11,7 @@ pub mod config;
 pub mod demo;
 pub mod forward;
 pub mod metrics;
+pub mod multiplexer;
 pub mod net;
 pub mod probe;
 pub mod relay_link;

@@ -126,9 +126,11 @@ fn an_unused_slot_passes_on_after_a_second_until_the_link_is_heard_again() {
     divider.on_timeout(due + UNUSED_AFTER);
     assert_eq!(slots(&mut divider), [(A, 1)]);
     assert_eq!(divider.next_timeout(), None);
+    assert_eq!((divider.waiting(B), divider.awaited(B)), (3, 0));
 
     divider.on_message(B, due + UNUSED_AFTER);
     assert_eq!(slots(&mut divider), [(A, 0)]);
+    assert_eq!(divider.awaited(B), 3);
     assert_eq!(divider.on_request(B, due + UNUSED_AFTER), Admission::Run);
 }
 

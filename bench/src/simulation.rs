@@ -1,0 +1,173 @@
+//! A GPU that holds one of several models, clients that want answers, and the question who swaps when.
+//!
+//! Discrete events, so that an hour takes milliseconds and every run can be repeated. Only waiting is simulated: a request
+//! occupies one of a model's places for as long as its answer takes, and loading a model takes as long as it takes. No
+//! network, no prefill, no cache that is lost with a swap.
+//!
+//! The rivals in [`rivals`] are written here, as plainly as their rules are. Ours is not: [`ours`] drives the slot machine
+//! that the worker runs.
+
+pub mod ours;
+pub mod report;
+pub mod rivals;
+pub mod rng;
+pub mod workload;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::time::Duration;
+
+use workload::Workload;
+
+/// Time since the beginning.
+pub type Time = Duration;
+
+/// Names a request.
+pub type JobId = usize;
+
+/// A model, by number.
+pub type ModelId = usize;
+
+/// Requests of one model that run at once.
+pub const PLACES: u32 = 4;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    /// The client.
+    pub client: usize,
+    /// The model.
+    pub model: ModelId,
+    /// How long its answer takes once it runs.
+    pub service: Duration,
+}
+
+/// Decides who runs, and what is loaded.
+pub trait Scheduler {
+    /// A request has come. Appends those that begin now.
+    fn arrive(&mut self, id: JobId, model: ModelId, now: Time, begin: &mut Vec<JobId>);
+    /// A request has its answer.
+    fn finish(&mut self, id: JobId, now: Time, begin: &mut Vec<JobId>);
+    /// Its time has come.
+    fn tick(&mut self, now: Time, begin: &mut Vec<JobId>);
+    /// When that is.
+    fn next_timeout(&self) -> Option<Time>;
+    /// Loads that were begun.
+    fn loads(&self) -> u32;
+}
+
+/// What became of one simulated run.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Answers.
+    pub done: u32,
+    /// Loads that were begun.
+    pub loads: u32,
+    /// When the last answer ended.
+    pub ended: Time,
+    /// Per model: answers, and how long each request waited until it began; those that never did are counted to the end.
+    pub models: BTreeMap<ModelId, (u32, Vec<Duration>)>,
+}
+
+impl Outcome {
+    /// Longest wait for a model.
+    pub fn worst(&self, model: ModelId) -> Duration {
+        self.models.get(&model).and_then(|(_, waits)| waits.iter().max().copied()).unwrap_or_default()
+    }
+
+    /// Longest wait for any model.
+    pub fn worst_of_all(&self) -> Duration {
+        self.models.keys().map(|model| self.worst(*model)).max().unwrap_or_default()
+    }
+
+    /// Answers of one model.
+    pub fn done_of(&self, model: ModelId) -> u32 {
+        self.models.get(&model).map_or(0, |(done, _)| *done)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Happening {
+    /// First, so that a place that is free in an instant can be taken in it.
+    Finish(JobId),
+    Arrive(JobId),
+}
+
+struct Run<'a> {
+    scheduler: &'a mut dyn Scheduler,
+    jobs: Vec<Job>,
+    arrived: Vec<Option<Time>>,
+    began: Vec<Option<Time>>,
+    happenings: BinaryHeap<Reverse<(Time, Happening)>>,
+    outcome: Outcome,
+}
+
+/// Lets the clients of `workload` ask for so long.
+pub fn run(workload: &mut dyn Workload, scheduler: &mut dyn Scheduler, length: Duration) -> Outcome {
+    let mut run = Run {
+        scheduler,
+        jobs: Vec::new(),
+        arrived: Vec::new(),
+        began: Vec::new(),
+        happenings: BinaryHeap::new(),
+        outcome: Outcome::default(),
+    };
+    for (at, job) in workload.begin() {
+        run.plan(at, job);
+    }
+    while let Some(now) = run.next().filter(|now| *now <= length) {
+        run.step(now, workload);
+    }
+    run.close(length)
+}
+
+impl Run<'_> {
+    fn plan(&mut self, at: Time, job: Job) {
+        self.happenings.push(Reverse((at, Happening::Arrive(self.jobs.len()))));
+        self.jobs.push(job);
+        self.arrived.push(None);
+        self.began.push(None);
+    }
+
+    fn next(&self) -> Option<Time> {
+        let happening = self.happenings.peek().map(|Reverse((at, _))| *at);
+        happening.into_iter().chain(self.scheduler.next_timeout()).min()
+    }
+
+    fn step(&mut self, now: Time, workload: &mut dyn Workload) {
+        let mut begin = Vec::new();
+        let due = self.happenings.peek().filter(|Reverse((at, _))| *at <= now).map(|Reverse((_, what))| *what);
+        match due {
+            Some(Happening::Arrive(id)) => {
+                self.happenings.pop();
+                self.arrived[id] = Some(now);
+                self.scheduler.arrive(id, self.jobs[id].model, now, &mut begin);
+            }
+            Some(Happening::Finish(id)) => {
+                self.happenings.pop();
+                self.outcome.done += 1;
+                self.outcome.ended = now;
+                self.outcome.models.entry(self.jobs[id].model).or_default().0 += 1;
+                self.scheduler.finish(id, now, &mut begin);
+                for (at, job) in workload.after(&self.jobs[id], now) {
+                    self.plan(at, job);
+                }
+            }
+            None => self.scheduler.tick(now, &mut begin),
+        }
+        for id in begin {
+            assert!(self.began[id].replace(now).is_none(), "request {id} began twice");
+            self.happenings.push(Reverse((now + self.jobs[id].service, Happening::Finish(id))));
+        }
+    }
+
+    fn close(mut self, length: Duration) -> Outcome {
+        for (id, job) in self.jobs.iter().enumerate() {
+            let Some(arrived) = self.arrived[id] else { continue };
+            let wait = self.began[id].unwrap_or(length) - arrived;
+            self.outcome.models.entry(job.model).or_default().1.push(wait);
+        }
+        self.outcome.loads = self.scheduler.loads();
+        self.outcome
+    }
+}

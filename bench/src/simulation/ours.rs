@@ -1,0 +1,257 @@
+//! Our multiplexer: the worker's own slot machine, with a driver that is played here.
+//!
+//! A preflight, an eviction and a look at the memory are answered at once, a load after its time. Requests wait where they
+//! do in life: at a relay, which states its demand and sends what it is granted, or in the worker, if the relay is one that
+//! keeps nothing.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use modelrelay_worker::multiplexer::Model;
+use modelrelay_worker::multiplexer::config::{Knobs, ModelConfig, SlotConfig};
+use modelrelay_worker::multiplexer::effect::Effect;
+use modelrelay_worker::multiplexer::event::{
+    Arrival, Demand, Event, Found, Left, OpId, Outcome, RelayKey, RelayKind, RequestKey,
+};
+use modelrelay_worker::multiplexer::machine::{Jitter, Machine};
+use modelrelay_worker::multiplexer::memory::Reading;
+
+use super::{JobId, ModelId, PLACES, Scheduler, Time};
+
+const RELAY: RelayKey = RelayKey(1);
+
+/// What is played around the machine.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The slot's settings.
+    pub config: SlotConfig,
+    /// How long a load takes.
+    pub load: Duration,
+    /// Where requests wait.
+    pub relay: RelayKind,
+}
+
+impl Setup {
+    /// So many models with four places each. Drains take as long as they take, so that policies are compared and not how
+    /// answers are cut off.
+    pub fn new(models: usize, load: Duration) -> Self {
+        let models = (0..models).map(|model| ModelConfig::new(name(model), PLACES)).collect();
+        let mut config = SlotConfig::new("gpu0", models);
+        let forever = Duration::from_secs(24 * 3600);
+        config.knobs = Knobs { hold_budget: forever, ..config.knobs };
+        config.max_held_per_relay = usize::MAX;
+        Self { config, load, relay: RelayKind::Granted }
+    }
+
+    /// Running requests may take so long once their model has to go.
+    pub fn drain_timeout(mut self, timeout: Duration) -> Self {
+        self.config.knobs.drain_timeout = timeout;
+        self
+    }
+
+    /// The machine, started.
+    pub fn start(self) -> Ours {
+        let start = Instant::now();
+        let mut ours = Ours {
+            machine: Machine::new(self.config, Jitter::Seeded(1), start),
+            start,
+            relay: self.relay,
+            load: self.load,
+            loading: None,
+            queues: BTreeMap::new(),
+            granted: BTreeMap::new(),
+            running: BTreeMap::new(),
+            loads: 0,
+            evictions: 0,
+            severed: 0,
+            refused: 0,
+        };
+        let mut begin = Vec::new();
+        ours.handle(Event::RelayJoined { relay: RELAY, kind: self.relay }, Duration::ZERO, &mut begin);
+        ours.handle(Event::Started, Duration::ZERO, &mut begin);
+        ours
+    }
+}
+
+/// The machine and its surroundings.
+#[derive(Debug)]
+pub struct Ours {
+    machine: Machine,
+    start: Instant,
+    relay: RelayKind,
+    load: Duration,
+    loading: Option<(OpId, Time)>,
+    /// What waits at the relay.
+    queues: BTreeMap<ModelId, VecDeque<(JobId, Time)>>,
+    granted: BTreeMap<ModelId, u32>,
+    running: BTreeMap<JobId, ModelId>,
+    loads: u32,
+    evictions: u32,
+    severed: u32,
+    refused: u32,
+}
+
+impl Ours {
+    /// Models that were unloaded.
+    pub fn evictions(&self) -> u32 {
+        self.evictions
+    }
+
+    /// Requests that a swap has ended.
+    pub fn severed(&self) -> u32 {
+        self.severed
+    }
+
+    /// Requests that were not served.
+    pub fn refused(&self) -> u32 {
+        self.refused
+    }
+
+    /// A client goes away while its request waits.
+    pub fn cancel(&mut self, id: JobId, now: Time, begin: &mut Vec<JobId>) {
+        match self.relay {
+            RelayKind::Held => self.handle(Event::Cancelled { request: RequestKey(id as u64) }, now, begin),
+            RelayKind::Granted => {
+                for queue in self.queues.values_mut() {
+                    queue.retain(|(queued, _)| *queued != id);
+                }
+                self.state_demand(now, begin);
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event, now: Time, begin: &mut Vec<JobId>) {
+        let effects = self.machine.handle(event, self.start + now);
+        for effect in effects {
+            self.carry_out(effect, now, begin);
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect, now: Time, begin: &mut Vec<JobId>) {
+        let done = match effect {
+            Effect::Preflight { op, .. } => (op, Outcome::Preflight(Ok(Reading::default()))),
+            Effect::Evict { op, .. } => {
+                self.evictions += 1;
+                (op, Outcome::Evicted(Ok(Left::Nothing)))
+            }
+            Effect::ForceEvict { op, .. } => (op, Outcome::ForceEvicted(Ok(()))),
+            Effect::CheckMemory { op, .. } => (op, Outcome::MemoryChecked { freed: true }),
+            Effect::Probe { op, model } => (op, Outcome::Probed(model.map_or(Found::Nothing, Found::Serving))),
+            Effect::Load { op, .. } => {
+                self.loads += 1;
+                self.loading = Some((op, now + self.load));
+                return;
+            }
+            Effect::Lease { request, model, .. } => {
+                let id = usize::try_from(request.0).expect("a request of ours");
+                self.running.insert(id, number(&model));
+                begin.push(id);
+                return;
+            }
+            Effect::Grant { model, values, .. } => {
+                self.granted.insert(number(&model), values.slots);
+                return;
+            }
+            Effect::CloseGate { .. } => {
+                self.granted.clear();
+                return;
+            }
+            Effect::CancelLease { .. } => {
+                self.severed += 1;
+                return;
+            }
+            // A relay would try another worker, and then tell its client.
+            Effect::Fail { .. } => {
+                self.refused += 1;
+                return;
+            }
+            Effect::OpenGate { .. }
+            | Effect::Discard { .. }
+            | Effect::OrderDone { .. }
+            | Effect::Changed
+            | Effect::News(_)
+            | Effect::Stopped => return,
+        };
+        self.handle(Event::Done { op: done.0, outcome: done.1 }, now, begin);
+    }
+
+    /// As the relay does: what it may, oldest first, and then says what is left.
+    fn send(&mut self, now: Time, begin: &mut Vec<JobId>) {
+        let may = |ours: &Self, model: ModelId| {
+            let own = ours.running.values().filter(|running| **running == model).count();
+            own < ours.granted.get(&model).copied().unwrap_or(0) as usize
+        };
+        loop {
+            let sendable = self.queues.iter().filter(|(model, queue)| !queue.is_empty() && may(self, **model));
+            let Some(model) = sendable.map(|(model, _)| *model).next() else { return };
+            let Some((id, at)) = self.queues.get_mut(&model).and_then(VecDeque::pop_front) else { return };
+            self.arrived(id, model, at, now, begin);
+        }
+    }
+
+    fn arrived(&mut self, id: JobId, model: ModelId, at: Time, now: Time, begin: &mut Vec<JobId>) {
+        let arrival = Arrival { relay: RELAY, request: RequestKey(id as u64), model: name(model), at: self.start + at };
+        self.handle(Event::Arrived(arrival), now, begin);
+    }
+
+    fn state_demand(&mut self, now: Time, begin: &mut Vec<JobId>) {
+        let waiting = self.queues.iter().filter(|(_, queue)| !queue.is_empty());
+        let models = waiting.map(|(model, queue)| {
+            let ages = queue.iter().map(|(_, at)| now - *at);
+            Demand {
+                model: name(*model),
+                waiting: u32::try_from(queue.len()).unwrap_or(u32::MAX),
+                oldest: ages.clone().max().unwrap_or_default(),
+                sum: ages.sum(),
+            }
+        });
+        let models = models.collect();
+        self.handle(Event::Demand { relay: RELAY, models }, now, begin);
+        self.send(now, begin);
+    }
+}
+
+impl Scheduler for Ours {
+    fn arrive(&mut self, id: JobId, model: ModelId, now: Time, begin: &mut Vec<JobId>) {
+        match self.relay {
+            RelayKind::Held => self.arrived(id, model, now, now, begin),
+            RelayKind::Granted => {
+                self.queues.entry(model).or_default().push_back((id, now));
+                self.send(now, begin);
+                self.state_demand(now, begin);
+            }
+        }
+    }
+
+    fn finish(&mut self, id: JobId, now: Time, begin: &mut Vec<JobId>) {
+        self.running.remove(&id);
+        self.handle(Event::Released { request: RequestKey(id as u64), answered: true }, now, begin);
+        self.send(now, begin);
+    }
+
+    fn tick(&mut self, now: Time, begin: &mut Vec<JobId>) {
+        match self.loading.take_if(|(_, due)| *due <= now) {
+            Some((op, _)) => self.handle(Event::Done { op, outcome: Outcome::Loaded(Ok(())) }, now, begin),
+            None => self.handle(Event::Tick, now, begin),
+        }
+        self.send(now, begin);
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        let machine = self.machine.next_timeout().map(|due| due.saturating_duration_since(self.start));
+        self.loading.map(|(_, due)| due).into_iter().chain(machine).min()
+    }
+
+    fn loads(&self) -> u32 {
+        self.loads
+    }
+}
+
+fn name(model: ModelId) -> Model {
+    Model::from(format!("model-{model}"))
+}
+
+fn number(model: &Model) -> ModelId {
+    let number = model.strip_prefix("model-").and_then(|number| number.parse().ok());
+    number.expect("a model of ours")
+}

@@ -1,0 +1,264 @@
+//! What the multiplexer must be able to do, in numbers. Every one of them is of the worker's own slot machine.
+
+use std::time::Duration;
+
+use modelrelay_bench::simulation::ours::{Ours, Setup};
+use modelrelay_bench::simulation::report::{LENGTH, LOADS, Policy, SEEDS};
+use modelrelay_bench::simulation::rivals::Rule;
+use modelrelay_bench::simulation::rng::Rng;
+use modelrelay_bench::simulation::workload::{Agents, Busy, Kind, Planned, Workload};
+use modelrelay_bench::simulation::{Job, ModelId, Scheduler, Time, run};
+use modelrelay_worker::multiplexer::config::{Knobs, Linger};
+use modelrelay_worker::multiplexer::event::RelayKind;
+use modelrelay_worker::multiplexer::policy;
+
+const BOTH: [RelayKind; 2] = [RelayKind::Granted, RelayKind::Held];
+
+fn secs(secs: f64) -> Duration {
+    Duration::from_secs_f64(secs)
+}
+
+fn ours(models: usize, load: f64, relay: RelayKind) -> Ours {
+    Setup { relay, ..Setup::new(models, secs(load)) }.start()
+}
+
+fn job(at: f64, model: ModelId, service: f64) -> (Time, Job) {
+    (secs(at), Job { client: 0, model, service: secs(service) })
+}
+
+/// Clients that stop asking after so many requests.
+struct Limited<W> {
+    clients: W,
+    left: usize,
+}
+
+impl<W: Workload> Workload for Limited<W> {
+    fn begin(&mut self) -> Vec<(Time, Job)> {
+        let jobs = self.clients.begin();
+        self.left -= jobs.len();
+        jobs
+    }
+
+    fn after(&mut self, answered: &Job, now: Time) -> Vec<(Time, Job)> {
+        let mut jobs = self.clients.after(answered, now);
+        jobs.truncate(self.left);
+        self.left -= jobs.len();
+        jobs
+    }
+}
+
+/// Six requests for each of models 0 and 1, by turns, behind one that runs.
+fn twelve_behind_one_of(resident: ModelId) -> Planned {
+    let twelve = (0..12).map(|n| job(10.0 + 0.01 * f64::from(n), (n % 2) as usize, 0.5));
+    Planned(std::iter::once(job(0.0, resident, 20.0)).chain(twelve).collect())
+}
+
+#[test]
+fn twelve_requests_for_two_models_behind_a_third_take_two_swaps() {
+    for relay in BOTH {
+        let mut ours = ours(3, 1.0, relay);
+        let outcome = run(&mut twelve_behind_one_of(2), &mut ours, LENGTH);
+        assert_eq!((outcome.done, outcome.loads - 1), (13, 2), "{relay:?}");
+    }
+}
+
+#[test]
+fn twelve_requests_for_two_models_behind_one_of_them_take_two_swaps_at_most() {
+    for relay in BOTH {
+        let mut ours = ours(2, 1.0, relay);
+        let outcome = run(&mut twelve_behind_one_of(0), &mut ours, LENGTH);
+        assert_eq!(outcome.done, 13);
+        assert!(outcome.loads - 1 <= 2, "{relay:?}: {} swaps", outcome.loads - 1);
+    }
+}
+
+#[test]
+fn eight_clients_that_alternate_between_two_models_take_25_loads_for_160_requests() {
+    for relay in BOTH {
+        for at in [vec![0; 8], vec![0, 1, 0, 1, 0, 1, 0, 1], vec![0, 0, 0, 0, 0, 0, 0, 1]] {
+            for seed in SEEDS {
+                let agents = Agents { rng: Rng::new(seed), turns: vec![0, 1], at: at.clone(), thinking: false };
+                let mut clients = Limited { clients: agents, left: 160 };
+                let outcome = run(&mut clients, &mut ours(2, 2.0, relay), LENGTH);
+                assert_eq!(outcome.done, 160);
+                assert!(outcome.loads <= 25, "{relay:?} {at:?} seed {seed}: {} loads", outcome.loads);
+            }
+        }
+    }
+}
+
+/// Four clients keep model 0 busy for ten minutes; somebody wants model 1 once.
+struct Lone {
+    busy: Busy,
+    at: f64,
+}
+
+impl Workload for Lone {
+    fn begin(&mut self) -> Vec<(Time, Job)> {
+        let mut jobs = self.busy.begin();
+        jobs.push((secs(self.at), Job { client: 4, model: 1, service: secs(3.0) }));
+        jobs
+    }
+
+    fn after(&mut self, answered: &Job, now: Time) -> Vec<(Time, Job)> {
+        if answered.client == 4 { Vec::new() } else { self.busy.after(answered, now) }
+    }
+}
+
+/// Answers of model 0 from the lone request's arrival on, for so long.
+fn answers_of_the_busy_model(at: f64, load: f64, seed: u64, window: f64) -> (u32, u32, Duration) {
+    let busy = || Busy { rng: Rng::new(seed), models: vec![0; 4] };
+    let play = |length: f64| {
+        let mut scheduler = Setup::new(2, secs(load)).start();
+        let outcome = run(&mut Lone { busy: busy(), at }, &mut scheduler, secs(length));
+        assert_eq!(scheduler.severed(), 0);
+        outcome
+    };
+    let alone = |length: f64| run(&mut busy(), &mut Setup::new(2, secs(load)).start(), secs(length)).done_of(0);
+    let with = play(at + window).done_of(0) - play(at).done_of(0);
+    let without = alone(at + window) - alone(at);
+    (with, without, play(600.0 + at).worst(1))
+}
+
+#[test]
+fn lone_request_beside_a_saturated_model_is_served_within_its_bound_and_the_model_keeps_its_throughput() {
+    // Early and late in the resident's quantum.
+    for at in [5.0, 60.0] {
+        for load in [0.5, 3.0] {
+            // One minute has 60 answers, give or take ten: enough of them show what is not chance.
+            let (mut with, mut without) = (0, 0);
+            for seed in 1..41 {
+                let (one, other, waited) = answers_of_the_busy_model(at, load, seed, 60.0);
+                (with, without) = (with + one, without + other);
+                let quantum = policy::quantum(&Knobs::default(), secs(load));
+                let bound = quantum + Knobs::default().drain_timeout + secs(load);
+                assert!(waited <= bound, "load {load} at {at}: {waited:?} beyond {bound:?}");
+            }
+            assert!(f64::from(with) >= 0.7 * f64::from(without), "load {load} at {at}: {with} of {without}");
+        }
+    }
+}
+
+#[test]
+fn saturated_model_keeps_seven_tenths_of_its_throughput_when_another_is_wanted_each_minute() {
+    for load in LOADS {
+        for seed in SEEDS {
+            let load = Duration::from_secs(load);
+            let ours = Policy::Ours.simulate(Kind::Saturated, load, seed).done_of(0);
+            let alone = Policy::Rival(Rule::StickyUntilIdle).simulate(Kind::Saturated, load, seed).done_of(0);
+            assert!(f64::from(ours) >= 0.7 * f64::from(alone), "{load:?}: {ours} of {alone}");
+        }
+    }
+}
+
+/// The bound of the policy, with everybody saturated: who comes right after its model was left sees all others' turns.
+#[test]
+fn no_model_waits_longer_than_its_bound_while_all_are_saturated() {
+    for (models, load) in [(2, 3.0), (2, 15.0), (3, 3.0), (3, 15.0), (4, 3.0)] {
+        for seed in SEEDS {
+            let clients: Vec<_> = (0..4 * models).map(|client| client % models).collect();
+            let mut busy = Busy { rng: Rng::new(seed), models: clients };
+            let outcome = run(&mut busy, &mut ours(models, load, RelayKind::Granted), LENGTH);
+            let knobs = Knobs::default();
+            let candidate =
+                policy::Candidate { waiting: 4, age: Duration::ZERO, total_wait: Duration::ZERO, cost: secs(load) };
+            let others = vec![candidate; models - 1];
+            let bound = policy::bound(&knobs, true, &others, 0);
+            for model in 0..models {
+                let worst = outcome.worst(model);
+                assert!(worst <= bound, "{models} models, load {load}: {worst:?} beyond {bound:?}");
+            }
+            let shares = (0..models).map(|model| outcome.done_of(model));
+            let (least, most) = (shares.clone().min().unwrap_or(0), shares.max().unwrap_or(0));
+            assert!(f64::from(least) > 0.7 * f64::from(most), "one of {models} gets {least}, another {most}");
+        }
+    }
+}
+
+#[test]
+fn serving_takes_eight_ninths_of_the_time_when_all_are_saturated_and_swaps_are_cheap() {
+    let mut busy = Busy { rng: Rng::new(1), models: vec![0, 1, 0, 1, 0, 1, 0, 1] };
+    let outcome = run(&mut busy, &mut ours(2, 3.0, RelayKind::Granted), LENGTH);
+    let swapping = f64::from(outcome.loads) * 3.0 / 3600.0;
+    assert!(swapping < 1.0 / 9.0, "{swapping}");
+}
+
+#[test]
+fn waiter_that_leaves_before_the_commit_point_causes_no_swap() {
+    for relay in BOTH {
+        let mut ours = ours(2, 3.0, relay);
+        let mut begin = Vec::new();
+        ours.arrive(0, 0, secs(0.0), &mut begin);
+        ours.tick(secs(3.0), &mut begin);
+        assert_eq!(begin, [0]);
+        // It waits, and when the quantum is over the gate closes for it.
+        ours.arrive(1, 1, secs(4.0), &mut begin);
+        ours.tick(secs(28.0), &mut begin);
+        ours.arrive(2, 0, secs(29.0), &mut begin);
+        assert_eq!(begin, [0], "the gate is closed: {relay:?}");
+        ours.cancel(1, secs(30.0), &mut begin);
+        assert_eq!(begin, [0, 2], "and open again");
+        ours.finish(0, secs(31.0), &mut begin);
+        ours.finish(2, secs(32.0), &mut begin);
+        assert_eq!((ours.loads(), ours.evictions(), ours.severed()), (1, 0, 0), "{relay:?}");
+    }
+}
+
+#[test]
+fn load_that_cannot_succeed_never_touches_the_resident() {
+    let mut setup = Setup::new(2, secs(3.0));
+    setup.config.memory = Some(24 << 30);
+    setup.config.models[1].memory = Some(30 << 30);
+    setup.relay = RelayKind::Held;
+    let mut scheduler = setup.start();
+    let mut clients = Kind::Saturated.clients(1);
+    let outcome = run(clients.as_mut(), &mut scheduler, LENGTH);
+    assert_eq!((scheduler.evictions(), scheduler.loads(), scheduler.severed()), (0, 1, 0));
+    assert_eq!(scheduler.refused(), 60, "each of them is told at once");
+    let alone = Policy::Rival(Rule::StickyUntilIdle).simulate(Kind::Saturated, secs(3.0), 1);
+    assert_eq!(outcome.done_of(0), alone.done_of(0), "and the resident has noticed nothing");
+}
+
+#[test]
+fn it_makes_little_difference_whether_requests_wait_at_the_relay_or_in_the_worker() {
+    for kind in Kind::ALL {
+        let play = |relay| {
+            let mut clients = kind.clients(1);
+            run(clients.as_mut(), &mut ours(kind.models(), 15.0, relay), LENGTH).done
+        };
+        let (at_the_relay, in_the_worker) = (f64::from(play(RelayKind::Granted)), f64::from(play(RelayKind::Held)));
+        let ratio = at_the_relay / in_the_worker;
+        assert!((0.95..1.05).contains(&ratio), "{}: {at_the_relay} and {in_the_worker}", kind.name());
+    }
+}
+
+#[test]
+fn adaptive_linger_is_worth_a_seventh_for_agents_and_costs_nothing_on_strict_alternation() {
+    let play = |kind: Kind, linger: Linger| {
+        let mut setup = Setup::new(kind.models(), secs(15.0));
+        setup.config.knobs.linger = linger;
+        f64::from(run(kind.clients(1).as_mut(), &mut setup.start(), LENGTH).done)
+    };
+    for kind in [Kind::Orchestrators(1), Kind::Orchestrators(2), Kind::Agents(2)] {
+        let gain = play(kind, Linger::Auto) / play(kind, Linger::Off);
+        assert!(gain >= 1.14, "{}: {gain}", kind.name());
+    }
+    assert_eq!(play(Kind::Alternating, Linger::Auto), play(Kind::Alternating, Linger::Off));
+}
+
+#[test]
+fn ours_starves_nobody_and_is_never_far_behind_the_best() {
+    for kind in Kind::ALL {
+        for load in LOADS.map(Duration::from_secs) {
+            let done = |policy: Policy| f64::from(policy.simulate(kind, load, 2).done);
+            let ours = Policy::Ours.simulate(kind, load, 2);
+            let rivals = Policy::ALL.into_iter().filter(|policy| *policy != Policy::Ours);
+            // Sticky gets the most out of a saturated model by never serving the other.
+            let fair =
+                rivals.filter(|policy| kind != Kind::Saturated || *policy != Policy::Rival(Rule::StickyUntilIdle));
+            let best = fair.map(done).fold(0.0, f64::max);
+            assert!(f64::from(ours.done) >= 0.98 * best, "{} at {load:?}: {} of {best}", kind.name(), ours.done);
+            assert!(ours.worst_of_all() < secs(600.0), "{} at {load:?}: {:?}", kind.name(), ours.worst_of_all());
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! The multiplexer: many models on one GPU, one of them resident at a time.
+//!
+//! What is here is pure: the slot machine takes events with the time at which they happened and says what is to be done, the
+//! policy is arithmetic over plain values, and neither knows of tasks, sockets or clocks. So every race is a plain test,
+//! random histories can be made up and replayed, and the simulator that compares policies runs the very code that
+//! serves.
+//!
+//! - [`machine`] is one slot: who is resident, who waits, what is to be done next.
+//! - [`event`] and [`effect`] are all that goes in and comes out of it; [`error`] is why a request is not served.
+//! - [`policy`] says when a resident is left and for which model: the quantum, the linger, the pick.
+//! - [`estimate`] measures what the policy needs: what a swap costs, how soon the next request comes, how many come at once.
+//! - [`memory`] says whether a model fits, before anything is unloaded for it.
+//! - [`config`] has the few settings that are not measured.
+
+pub mod config;
+pub mod effect;
+pub mod error;
+pub mod estimate;
+pub mod event;
+pub mod machine;
+pub mod memory;
+pub mod policy;
+
+use std::sync::Arc;
+
+/// A model's exact name, as in `worker.yaml`.
+pub type Model = Arc<str>;

@@ -1,0 +1,228 @@
+//! Why a slot does not serve a request, and how that is told: to a client in HTTP, to a relay by code. The one table.
+
+use std::fmt;
+use std::time::Duration;
+
+use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::message::WorkerError;
+
+use super::Model;
+use super::memory::Shortage;
+
+/// Known models that an error names at most.
+const NAMED_MODELS: usize = 20;
+
+/// Why a slot does not serve a request, or serves it no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SlotError {
+    /// The slot has no such model.
+    UnknownModel {
+        /// What was asked for.
+        model: Model,
+        /// What there is.
+        known: Vec<Model>,
+    },
+    /// The model does not fit, whatever is unloaded for it.
+    InsufficientMemory {
+        /// The model.
+        model: Model,
+        /// What is missing.
+        shortage: Shortage,
+        /// When it is tried again.
+        retry_after: Duration,
+    },
+    /// The model could not be loaded.
+    LoadFailed {
+        /// The model.
+        model: Model,
+        /// What went wrong.
+        failure: LoadFailure,
+        /// When it is tried again.
+        retry_after: Duration,
+    },
+    /// The worker held the request as long as it may.
+    HoldExpired {
+        /// The model.
+        model: Model,
+        /// How long the request waited.
+        waited: Duration,
+        /// About how long it would have had to wait still.
+        eta: Duration,
+    },
+    /// The relay has sent more than the worker registered for.
+    QueueFull {
+        /// How many it may have here.
+        limit: usize,
+    },
+    /// The slot's memory could not be freed.
+    Quarantined,
+    /// The model's gate is closed, or all it can take runs: the relay takes the request back and sends it when it may.
+    AtCapacity,
+    /// A swap ended the request.
+    Severed,
+    /// The backend died under the request.
+    BackendLost,
+    /// The worker is ending.
+    Draining,
+}
+
+/// Why a model could not be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LoadFailure {
+    /// The backend's process ended. Says its last words.
+    Exited(String),
+    /// Something serves, but not this model.
+    WrongModel {
+        /// What should have been there.
+        expected: String,
+        /// What was.
+        found: Vec<String>,
+    },
+    /// It was not ready in time.
+    TimedOut(Duration),
+    /// It died before it had answered anything.
+    DiedAtOnce,
+    /// The driver could not do it.
+    Driver(String),
+}
+
+impl fmt::Display for LoadFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(last_words) if last_words.is_empty() => f.write_str("its backend ended while loading"),
+            Self::Exited(last_words) => write!(f, "its backend ended while loading: {last_words}"),
+            Self::WrongModel { expected, found } => {
+                write!(f, "its backend serves {} instead of {expected}", found.join(", "))
+            }
+            Self::TimedOut(after) => write!(f, "it was not ready after {} s", after.as_secs()),
+            Self::DiedAtOnce => f.write_str("its backend died before it had answered anything"),
+            Self::Driver(detail) => f.write_str(detail),
+        }
+    }
+}
+
+impl fmt::Display for SlotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownModel { model, known } => {
+                let named: Vec<_> = known.iter().take(NAMED_MODELS).map(|model| &**model).collect();
+                write!(f, "no slot has model {model}; there are {}", named.join(", "))
+            }
+            Self::InsufficientMemory { model, shortage, .. } => write!(f, "model {model} does not fit: {shortage}"),
+            Self::LoadFailed { model, failure, .. } => write!(f, "model {model} could not be loaded: {failure}"),
+            Self::HoldExpired { model, waited, .. } => {
+                write!(f, "model {model} is not loaded yet, after {} s", waited.as_secs())
+            }
+            Self::QueueFull { limit } => write!(f, "{limit} requests run or wait here already"),
+            Self::Quarantined => f.write_str("the slot's memory could not be freed; an operator has to look at it"),
+            Self::AtCapacity => f.write_str("the model takes no more requests now"),
+            Self::Severed => f.write_str("another model took the slot"),
+            Self::BackendLost => f.write_str("the backend died"),
+            Self::Draining => f.write_str("the worker is ending"),
+        }
+    }
+}
+
+impl std::error::Error for SlotError {}
+
+impl SlotError {
+    /// What a client is told, where the worker itself writes the answer.
+    pub fn api_error(&self) -> ApiError {
+        let kind = match self {
+            Self::UnknownModel { .. } => ErrorKind::ModelNotFound,
+            Self::InsufficientMemory { .. } => ErrorKind::InsufficientMemory,
+            Self::LoadFailed { .. } => ErrorKind::BackendUnavailable,
+            Self::HoldExpired { .. } => ErrorKind::ModelLoading,
+            Self::QueueFull { .. } => ErrorKind::QueueFull,
+            Self::Quarantined => ErrorKind::SlotQuarantined,
+            Self::AtCapacity => ErrorKind::Overloaded,
+            Self::Severed => ErrorKind::SeveredBySwap,
+            Self::BackendLost => ErrorKind::BackendUnreachable,
+            Self::Draining => ErrorKind::Draining,
+        };
+        let error = ApiError::new(kind, self.to_string());
+        match self.retry_after() {
+            Some(after) => error.with_retry_after(after),
+            None => error,
+        }
+    }
+
+    /// What a relay with `core1` is told: the wire's code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::UnknownModel { .. } => "model_not_found",
+            Self::InsufficientMemory { .. } => WorkerError::INSUFFICIENT_MEMORY,
+            Self::LoadFailed { .. } => WorkerError::BACKEND_UNAVAILABLE,
+            Self::HoldExpired { .. } => "model_loading",
+            Self::QueueFull { .. } => "queue_full",
+            Self::Quarantined => WorkerError::SLOT_QUARANTINED,
+            Self::AtCapacity => WorkerError::AT_CAPACITY,
+            Self::Severed => WorkerError::SEVERED_BY_SWAP,
+            Self::BackendLost => WorkerError::BACKEND_RESET,
+            Self::Draining => WorkerError::DRAINING,
+        }
+    }
+
+    /// When the same request may succeed, where that is known better than by the table.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::InsufficientMemory { retry_after, .. } | Self::LoadFailed { retry_after, .. } => Some(*retry_after),
+            Self::HoldExpired { eta, .. } => Some(*eta),
+            Self::UnknownModel { .. }
+            | Self::QueueFull { .. }
+            | Self::Quarantined
+            | Self::AtCapacity
+            | Self::Severed
+            | Self::BackendLost
+            | Self::Draining => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_has_the_status_the_code_and_the_retry_after_that_are_promised() {
+        let model = Model::from("m");
+        let (retry_after, eta) = (Duration::from_millis(3_100), Duration::from_secs(700));
+        let shortage = Shortage { need: 2 << 30, have: 1 << 30 };
+        let failure = LoadFailure::Exited("no such file".into());
+        let rows = [
+            (
+                SlotError::UnknownModel { model: model.clone(), known: vec![model.clone()] },
+                404,
+                "model_not_found",
+                None,
+            ),
+            (
+                SlotError::InsufficientMemory { model: model.clone(), shortage, retry_after },
+                503,
+                "insufficient_memory",
+                Some(4),
+            ),
+            (SlotError::LoadFailed { model: model.clone(), failure, retry_after }, 503, "backend_unavailable", Some(4)),
+            (SlotError::HoldExpired { model, waited: eta, eta }, 503, "model_loading", Some(60)),
+            (SlotError::QueueFull { limit: 4 }, 429, "queue_full", Some(1)),
+            (SlotError::Quarantined, 503, "slot_quarantined", None),
+            (SlotError::Severed, 503, "severed_by_swap", Some(1)),
+            (SlotError::Draining, 503, "draining", Some(1)),
+            (SlotError::BackendLost, 502, "backend_unreachable", None),
+        ];
+        for (error, status, code, retry_after) in rows {
+            let told = error.api_error();
+            assert_eq!((told.status(), told.code(), told.retry_after()), (status, code, retry_after), "{error}");
+        }
+    }
+
+    #[test]
+    fn messages_name_the_culprit() {
+        let known = vec![Model::from("a"), Model::from("b")];
+        let error = SlotError::UnknownModel { model: Model::from("c"), known };
+        assert_eq!(error.to_string(), "no slot has model c; there are a, b");
+        let shortage = Shortage { need: 3 << 30, have: 1 << 30 };
+        let error = SlotError::InsufficientMemory { model: Model::from("m"), shortage, retry_after: Duration::ZERO };
+        assert_eq!(error.to_string(), "model m does not fit: it needs 3.0 GiB, and 1.0 GiB can be made free");
+    }
+}

@@ -1,0 +1,233 @@
+//! What the policy knows from experience: what a swap costs, how soon a model's next request comes, how many come at once.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Weight of the newest cost in its average.
+const COST_WEIGHT: f64 = 0.3;
+
+/// Weight of the newest sample of how many requests run or wait at once.
+const CONCURRENCY_WEIGHT: f64 = 0.3;
+
+/// A cost so many times the average is an outlier, such as a first load that also downloaded the weights.
+const OUTLIER: u32 = 4;
+
+/// Gaps that are remembered.
+const GAPS: usize = 16;
+
+/// What a cold load is taken to cost before any was seen: a small model on a fast disk.
+pub const PRIOR_COLD: Duration = Duration::from_secs(15);
+
+/// What waking a sleeping model is taken to cost before any was seen.
+pub const PRIOR_WAKE: Duration = Duration::from_secs(3);
+
+/// From nothing, or from host memory. Two averages, because they differ by a factor of ten and more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LoadKind {
+    /// The backend is started and reads the weights.
+    Cold,
+    /// The backend sleeps and is woken.
+    Wake,
+}
+
+/// A moving average of durations. Only successes are told to it.
+///
+/// One outlier is passed over; a second in a row is believed, because then it is the world that has changed.
+#[derive(Clone, Debug, Default)]
+pub struct CostAverage {
+    average: Option<Duration>,
+    passed_over: bool,
+}
+
+impl CostAverage {
+    /// What it costs, if that was ever seen.
+    pub fn value(&self) -> Option<Duration> {
+        self.average
+    }
+
+    /// Something took this long and succeeded.
+    pub fn record(&mut self, took: Duration) {
+        let Some(average) = self.average else {
+            self.average = Some(took);
+            return;
+        };
+        if took > average * OUTLIER && !self.passed_over {
+            self.passed_over = true;
+            return;
+        }
+        self.passed_over = false;
+        self.average = Some(took.mul_f64(COST_WEIGHT) + average.mul_f64(1.0 - COST_WEIGHT));
+    }
+}
+
+/// What a model's loads and evictions cost.
+///
+/// Kept per model, and the cost of a swap is the sum of one eviction and one load: that needs n measurements where an average
+/// per pair would need n².
+#[derive(Clone, Debug, Default)]
+pub struct Costs {
+    /// Loads from nothing.
+    pub cold: CostAverage,
+    /// Loads from sleep.
+    pub wake: CostAverage,
+    /// Evictions, until the memory was back.
+    pub evict: CostAverage,
+}
+
+impl Costs {
+    /// The loads of this kind.
+    pub fn load(&self, kind: LoadKind) -> &CostAverage {
+        match kind {
+            LoadKind::Cold => &self.cold,
+            LoadKind::Wake => &self.wake,
+        }
+    }
+
+    /// A load of this kind took so long and succeeded.
+    pub fn record_load(&mut self, kind: LoadKind, took: Duration) {
+        match kind {
+            LoadKind::Cold => self.cold.record(took),
+            LoadKind::Wake => self.wake.record(took),
+        }
+    }
+}
+
+/// What a load costs of which none was seen: what others of its kind cost here on average, else a guess.
+pub fn prior(kind: LoadKind, others: impl Iterator<Item = Duration>) -> Duration {
+    let (sum, count) = others.fold((Duration::ZERO, 0), |(sum, count), cost| (sum + cost, count + 1));
+    sum.checked_div(count).unwrap_or(match kind {
+        LoadKind::Cold => PRIOR_COLD,
+        LoadKind::Wake => PRIOR_WAKE,
+    })
+}
+
+/// How long a model was idle before its next request came, the last times that happened.
+///
+/// The gap is counted from the model's last request to its next one even if it was swapped out in between: that is exactly
+/// the gap for which waiting would not have paid.
+#[derive(Clone, Debug, Default)]
+pub struct Gaps {
+    last: VecDeque<Duration>,
+    idle_since: Option<Instant>,
+}
+
+impl Gaps {
+    /// The model has neither running nor waiting requests any more.
+    pub fn handle_idle(&mut self, now: Instant) {
+        self.idle_since.get_or_insert(now);
+    }
+
+    /// A request has come, or waits at a relay. Returns the gap that it ends.
+    pub fn handle_wanted(&mut self, now: Instant) -> Option<Duration> {
+        let gap = now.saturating_duration_since(self.idle_since.take()?);
+        if self.last.len() == GAPS {
+            self.last.pop_front();
+        }
+        self.last.push_back(gap);
+        Some(gap)
+    }
+
+    /// The gaps, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = Duration> + Clone {
+        self.last.iter().copied()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.last.len()
+    }
+
+    /// Whether there are none yet.
+    pub fn is_empty(&self) -> bool {
+        self.last.is_empty()
+    }
+}
+
+/// How many requests of a model run or wait at once, on average over those that begin.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Concurrency(Option<f64>);
+
+impl Concurrency {
+    /// A request begins, and with it so many run or wait.
+    pub fn record(&mut self, at_once: u32) {
+        let sample = f64::from(at_once);
+        self.0 = Some(
+            self.0.map_or(sample, |average| sample.mul_add(CONCURRENCY_WEIGHT, average * (1.0 - CONCURRENCY_WEIGHT))),
+        );
+    }
+
+    /// The average; zero before the first request.
+    pub fn value(self) -> f64 {
+        self.0.unwrap_or(0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn average(samples: &[u64]) -> Duration {
+        let mut average = CostAverage::default();
+        samples.iter().for_each(|took| average.record(secs(*took)));
+        average.value().expect("a sample")
+    }
+
+    // 49
+    #[test]
+    fn a_cost_average_follows_slowly_and_passes_one_outlier_over() {
+        assert_eq!(average(&[10]), secs(10));
+        assert_eq!(average(&[10, 20]), secs(13));
+        assert_eq!(average(&[10, 600]), secs(10));
+        assert_eq!(average(&[10, 600, 20]), secs(13));
+        assert_eq!(average(&[10, 600, 600]), secs(187), "twice in a row is no accident");
+    }
+
+    // 49
+    #[test]
+    fn cold_loads_do_not_touch_what_waking_costs() {
+        let mut costs = Costs::default();
+        costs.record_load(LoadKind::Wake, secs(2));
+        costs.record_load(LoadKind::Cold, secs(40));
+        assert_eq!(costs.load(LoadKind::Wake).value(), Some(secs(2)));
+        assert_eq!(costs.load(LoadKind::Cold).value(), Some(secs(40)));
+    }
+
+    #[test]
+    fn an_unseen_load_costs_what_others_cost_here() {
+        assert_eq!(prior(LoadKind::Cold, [secs(10), secs(30)].into_iter()), secs(20));
+        assert_eq!(prior(LoadKind::Cold, std::iter::empty()), PRIOR_COLD);
+        assert_eq!(prior(LoadKind::Wake, std::iter::empty()), PRIOR_WAKE);
+    }
+
+    #[test]
+    fn gaps_run_from_the_last_request_to_the_next_and_the_last_16_are_kept() {
+        let start = Instant::now();
+        let mut gaps = Gaps::default();
+        assert_eq!(gaps.handle_wanted(start), None, "it was never idle");
+        gaps.handle_idle(start);
+        gaps.handle_idle(start + secs(1));
+        assert_eq!(gaps.handle_wanted(start + secs(2)), Some(secs(2)));
+        assert_eq!(gaps.handle_wanted(start + secs(3)), None, "one gap, one end");
+        for _ in 0..20 {
+            gaps.handle_idle(start);
+            gaps.handle_wanted(start + secs(7));
+        }
+        assert_eq!(gaps.len(), 16);
+        assert!(gaps.iter().all(|gap| gap == secs(7)));
+    }
+
+    #[test]
+    fn concurrency_is_averaged_over_beginnings() {
+        let mut concurrency = Concurrency::default();
+        assert_eq!(concurrency.value(), 0.0);
+        concurrency.record(1);
+        concurrency.record(1);
+        assert_eq!(concurrency.value(), 1.0);
+        concurrency.record(2);
+        assert!((concurrency.value() - 1.3).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,202 @@
+//! What the actor tells a slot's machine. Plain data; times come in beside the event.
+
+use std::time::{Duration, Instant};
+
+pub use modelrelay_protocol::grants::LinkKind as RelayKind;
+
+use super::Model;
+use super::config::SlotConfig;
+use super::error::LoadFailure;
+use super::memory::Reading;
+
+/// Names one link to a relay. A relay that was lost and comes back has a new one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct RelayKey(pub u64);
+
+/// Names one request in this process; never used twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct RequestKey(pub u64);
+
+/// Names one call of the driver; never used twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct OpId(pub u64);
+
+/// Names one order of an operator.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct OrderId(pub u64);
+
+/// Counts successful loads of a slot. A lease belongs to one.
+pub type Generation = u64;
+
+/// Something that happened outside the machine.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The worker has begun: find out what is resident, and load the default.
+    Started,
+    /// A link has registered.
+    RelayJoined {
+        /// The link.
+        relay: RelayKey,
+        /// Whether its relay keeps waiting requests itself.
+        kind: RelayKind,
+    },
+    /// A link is gone. What it had waiting here is forgotten without a word, what it has running is cancelled.
+    RelayLost {
+        /// The link.
+        relay: RelayKey,
+    },
+    /// A request was read.
+    Arrived(Arrival),
+    /// A relay says what waits there for this worker: all of it.
+    Demand {
+        /// The link.
+        relay: RelayKey,
+        /// What waits; a model that is not here has nothing waiting.
+        models: Vec<Demand>,
+    },
+    /// Any other message was read on a link.
+    Heard {
+        /// The link.
+        relay: RelayKey,
+    },
+    /// A waiting request is wanted no more. One that has its lease is ended with [`Event::Released`].
+    Cancelled {
+        /// The request.
+        request: RequestKey,
+    },
+    /// The holder of a lease has dropped it: the connection to the backend is closed, or can be used again.
+    Released {
+        /// The request.
+        request: RequestKey,
+        /// Whether the backend answered it to the end.
+        answered: bool,
+    },
+    /// A call of the driver has ended.
+    Done {
+        /// The call.
+        op: OpId,
+        /// How.
+        outcome: Outcome,
+    },
+    /// A generation's backend is gone.
+    BackendDown {
+        /// The generation.
+        generation: Generation,
+        /// How that was seen.
+        cause: DownCause,
+    },
+    /// A request found nobody at its backend: time to look.
+    ConnectFailed {
+        /// The generation of its lease.
+        generation: Generation,
+    },
+    /// An operator's order.
+    Ordered {
+        /// Names the answer.
+        id: OrderId,
+        /// What to do.
+        order: Order,
+    },
+    /// The slot's configuration was replaced.
+    ConfigChanged(Box<SlotConfig>),
+    /// The worker ends.
+    Stop {
+        /// How long running requests may take.
+        timeout: Duration,
+    },
+    /// Time has passed, to at least what [`next_timeout`](super::machine::Machine::next_timeout) said.
+    Tick,
+}
+
+/// A request that was read.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    /// The link.
+    pub relay: RelayKey,
+    /// Its name.
+    pub request: RequestKey,
+    /// The model, by its id.
+    pub model: Model,
+    /// When it came to the relay, or if that is not known, here.
+    pub at: Instant,
+}
+
+/// What waits at a relay for one model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// The model.
+    pub model: Model,
+    /// Requests.
+    pub waiting: u32,
+    /// Age of the oldest.
+    pub oldest: Duration,
+    /// Sum of their ages.
+    pub sum: Duration,
+}
+
+/// How a call of the driver ended.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// Of `Preflight`: what was measured, or why the driver can do nothing now.
+    Preflight(Result<Reading, String>),
+    /// Of `Evict`: what is left of the model, or why it could not be unloaded.
+    Evicted(Result<Left, String>),
+    /// Of `ForceEvict`.
+    ForceEvicted(Result<(), String>),
+    /// Of `CheckMemory`: whether it is back, which a driver that cannot see it answers with yes.
+    MemoryChecked {
+        /// Whether it is.
+        freed: bool,
+    },
+    /// Of `Load`: ready, and the right model.
+    Loaded(Result<(), LoadFailure>),
+    /// Of `Probe`.
+    Probed(Found),
+}
+
+/// What is left of an unloaded model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing.
+    Nothing,
+    /// A sleeping backend that is quickly woken.
+    Asleep,
+}
+
+/// What a look at the backend found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It serves this one.
+    Serving(Model),
+    /// It serves nothing, or nobody is there.
+    Nothing,
+    /// It did not answer in time.
+    Silence,
+}
+
+/// How a backend's end was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DownCause {
+    /// Its process ended, or it says itself that it serves nothing: there is nothing left to unload.
+    Gone,
+    /// It does not answer any more: it has to be killed before its memory can be used.
+    Unresponsive,
+}
+
+/// What an operator wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Make it resident, unless requests for others wait.
+    Load(Model),
+    /// Unload it. It comes back when it is asked for.
+    Unload {
+        /// The model.
+        model: Model,
+        /// Whether running requests are severed at once. In a quarantined slot: kill the backend, whatever is in it.
+        now: bool,
+    },
+    /// Never unload it for another.
+    Pin(Model),
+    /// As before.
+    Unpin(Model),
+}

@@ -1,0 +1,295 @@
+//! One slot: which model is resident, who waits for which, and what is to be done next.
+//!
+//! Pure: [`Machine::handle`] takes one event with the time at which it happened and returns what is to be done about it.
+//! The event comes first, then whatever has become due, then the policy; so a request that comes in the very moment in
+//! which its model would have been unloaded finds it loaded.
+//!
+//! What always holds between two events:
+//!
+//! - at most one model is between the beginning of its load and the confirmed end of its eviction; nothing is loaded into
+//!   memory that is not confirmed to be free;
+//! - a lease exists only for the resident generation, and is made in the same step that finds its gate open: no swap fits
+//!   between being allowed and being counted;
+//! - every request that arrives ends exactly once: with a lease, with an error, or cancelled from outside;
+//! - a swap can be called off until the eviction begins, and not after; nothing that could still fail for reasons
+//!   known beforehand closes a gate;
+//! - results of driver calls that were superseded change nothing.
+//!
+//! Requests of relays with `slots1` never wait here. Their relays say what waits, which counts as waiting with its own age,
+//! and send it when the gate is open, through the [`Divider`](modelrelay_protocol::grants::Divider) of that model; a closed
+//! gate is capacity 0. Only what relays send that know no grants waits here, for the hold budget at most.
+
+mod admission;
+mod backend;
+mod entry;
+mod eviction;
+mod loading;
+mod orders;
+mod preflight;
+mod snapshot;
+mod state;
+mod swap;
+#[cfg(test)]
+mod tests;
+mod timers;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use modelrelay_protocol::grants::LinkKind;
+use modelrelay_protocol::message::Slot;
+
+use self::entry::Entry;
+use self::orders::Pending;
+use self::state::{Preflight, Resident, State, SwapRecord};
+use super::Model;
+use super::config::SlotConfig;
+use super::effect::{Effect, News};
+use super::event::{Event, Generation, OpId, Outcome, RelayKey, RequestKey};
+
+/// Settings beyond this mean "never", and still add up without overflow.
+const NEVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// A driver that has not answered a question by then is taken to be unable to.
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One slot.
+#[derive(Debug)]
+pub struct Machine {
+    config: SlotConfig,
+    models: BTreeMap<Model, Entry>,
+    relays: BTreeMap<RelayKey, LinkKind>,
+    leases: BTreeMap<RequestKey, Lease>,
+    state: State,
+    /// Since when it is in this state.
+    since: Instant,
+    /// Since when nothing is resident, or the resident is idle, and nobody waits.
+    quiet_since: Option<Instant>,
+    generation: Generation,
+    preflight: Option<Preflight>,
+    probe: Option<Probe>,
+    /// When the backend is to be looked at next.
+    next_probe: Option<Instant>,
+    /// Whether it is still to be found out what was resident before this worker began.
+    starting: bool,
+    /// Whether the default was unloaded on purpose: then it does not come back by itself.
+    default_dismissed: bool,
+    pending: Vec<Pending>,
+    /// Loads that were given up, and what they were loading.
+    abandoned: VecDeque<(OpId, Model)>,
+    swap: Option<SwapRecord>,
+    next_op: u64,
+    jitter: Jitter,
+    now: Instant,
+    out: Vec<Effect>,
+    told: Slot,
+}
+
+/// A request that may talk to the backend. All leases are of the resident generation.
+#[derive(Clone, Debug)]
+struct Lease {
+    model: Model,
+    generation: Generation,
+    relay: RelayKey,
+    /// Its holder was told to end it.
+    cancelled: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    op: OpId,
+    deadline: Instant,
+}
+
+/// Shortens waits at random, so that what failed together does not try again together.
+#[derive(Clone, Copy, Debug)]
+pub enum Jitter {
+    /// Not at all.
+    None,
+    /// By up to a quarter, drawn from this seed.
+    Seeded(u64),
+}
+
+impl Jitter {
+    fn apply(&mut self, wait: Duration) -> Duration {
+        match self {
+            Self::None => wait,
+            Self::Seeded(state) => {
+                // splitmix64
+                *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+                let mut z = *state;
+                z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+                z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+                let unit = (z ^ (z >> 31)) as f64 / u64::MAX as f64;
+                wait.mul_f64(0.25f64.mul_add(-unit, 1.0))
+            }
+        }
+    }
+}
+
+impl Machine {
+    /// A slot of which nothing is known yet; [`Event::Started`] begins it.
+    pub fn new(config: SlotConfig, jitter: Jitter, now: Instant) -> Self {
+        let models = config.models.iter().map(|model| (model.id.clone(), Entry::new(model.clone()))).collect();
+        let mut machine = Self {
+            config,
+            models,
+            relays: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            state: State::Empty,
+            since: now,
+            quiet_since: Some(now),
+            generation: 0,
+            preflight: None,
+            probe: None,
+            next_probe: None,
+            starting: true,
+            default_dismissed: false,
+            pending: Vec::new(),
+            abandoned: VecDeque::new(),
+            swap: None,
+            next_op: 0,
+            jitter,
+            now,
+            out: Vec::new(),
+            told: Slot::default(),
+        };
+        machine.told = machine.timeless_snapshot();
+        machine
+    }
+
+    /// Takes in what happened at `now` and says what is to be done.
+    pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Effect> {
+        // Two tasks may read the clock in one order and come here in the other.
+        self.now = self.now.max(now);
+        self.apply(event);
+        self.settle();
+        self.tell();
+        std::mem::take(&mut self.out)
+    }
+
+    /// The lease's generation, as long as the request has one.
+    pub fn lease_of(&self, request: RequestKey) -> Option<Generation> {
+        self.leases.get(&request).map(|lease| lease.generation)
+    }
+
+    fn apply(&mut self, event: Event) {
+        match event {
+            Event::Started => self.handle_started(),
+            Event::RelayJoined { relay, kind } => self.handle_relay_joined(relay, kind),
+            Event::RelayLost { relay } => self.handle_relay_lost(relay),
+            Event::Arrived(arrival) => self.handle_arrived(&arrival),
+            Event::Demand { relay, models } => self.handle_demand(relay, &models),
+            Event::Heard { relay } => {
+                for entry in self.models.values_mut() {
+                    entry.divider.on_message(relay, self.now);
+                }
+            }
+            Event::Cancelled { request } => self.handle_cancelled(request),
+            Event::Released { request, answered } => self.handle_released(request, answered),
+            Event::Done { op, outcome } => self.handle_done(op, outcome),
+            Event::BackendDown { generation, cause } => self.handle_backend_down(generation, cause),
+            Event::ConnectFailed { generation } => self.handle_connect_failed(generation),
+            Event::Ordered { id, order } => self.handle_ordered(id, order),
+            Event::ConfigChanged(config) => self.handle_config(*config),
+            Event::Stop { timeout } => self.handle_stop(timeout),
+            Event::Tick => {}
+        }
+    }
+
+    /// A call of the driver has ended. What was superseded meanwhile is not listened to, but for a load that succeeded
+    /// nevertheless: that must not stay.
+    fn handle_done(&mut self, op: OpId, outcome: Outcome) {
+        match outcome {
+            Outcome::Preflight(result) => self.handle_preflight(op, result),
+            Outcome::Evicted(result) => self.handle_evicted(op, result),
+            Outcome::ForceEvicted(result) => self.handle_force_evicted(op, result),
+            Outcome::MemoryChecked { freed } => self.handle_memory_checked(op, freed),
+            Outcome::Loaded(result) => self.handle_loaded(op, result),
+            Outcome::Probed(found) => self.handle_probed(op, found),
+        }
+    }
+
+    /// Carries out what is due and what the policy says, until there is nothing left.
+    fn settle(&mut self) {
+        loop {
+            self.expire_held();
+            self.expire_unused();
+            self.lease_held();
+            self.note_idleness();
+            if !self.advance() {
+                break;
+            }
+        }
+        self.forget_removed();
+    }
+
+    /// One step, if there is one to be taken.
+    fn advance(&mut self) -> bool {
+        if self.expire_questions() {
+            return true;
+        }
+        match &self.state {
+            State::Empty | State::Backoff { .. } => self.advance_vacant(),
+            State::Ready(_) => self.advance_ready(),
+            State::Draining(_) => self.advance_draining(),
+            State::Severing(_) => self.advance_severing(),
+            State::Evicting(_) => self.advance_evicting(),
+            State::Loading(_) | State::RollingBack(_) => self.advance_loading(),
+            State::Quarantined { .. } => false,
+            State::Stopping { .. } => self.advance_stopping(),
+        }
+    }
+
+    fn enter(&mut self, state: State) {
+        self.state = state;
+        self.since = self.now;
+    }
+
+    /// `wait` from now.
+    fn after(&self, wait: Duration) -> Instant {
+        self.now + wait.min(NEVER)
+    }
+
+    fn next_op(&mut self) -> OpId {
+        self.next_op += 1;
+        OpId(self.next_op)
+    }
+
+    fn news(&mut self, news: News) {
+        self.out.push(Effect::News(news));
+    }
+
+    fn ready(&self) -> Option<&Resident> {
+        match &self.state {
+            State::Ready(resident) => Some(resident),
+            State::Empty
+            | State::Draining(_)
+            | State::Severing(_)
+            | State::Evicting(_)
+            | State::Loading(_)
+            | State::RollingBack(_)
+            | State::Backoff { .. }
+            | State::Quarantined { .. }
+            | State::Stopping { .. } => None,
+        }
+    }
+
+    /// Tells relays their new numbers, and that the snapshot has changed.
+    fn tell(&mut self) {
+        for entry in self.models.values_mut() {
+            // A closed gate is told by its absence; what the divider makes of it is of no interest.
+            let changes = entry.divider.changes();
+            if entry.gate_open {
+                let model = entry.model().clone();
+                let grants = changes.into_iter();
+                self.out.extend(grants.map(|(relay, values)| Effect::Grant { relay, model: model.clone(), values }));
+            }
+        }
+        let snapshot = self.timeless_snapshot();
+        if snapshot != self.told {
+            self.told = snapshot;
+            self.out.push(Effect::Changed);
+        }
+    }
+}

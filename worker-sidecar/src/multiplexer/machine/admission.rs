@@ -1,0 +1,246 @@
+//! Requests and relays: who waits, who gets a lease, who is turned away.
+
+use modelrelay_protocol::grants::{Admission, LinkKind};
+
+use super::entry::{Entry, Waiter};
+use super::state::State;
+use super::{Lease, Machine};
+use crate::multiplexer::Model;
+use crate::multiplexer::effect::{Effect, LeaseEnd, News};
+use crate::multiplexer::error::SlotError;
+use crate::multiplexer::event::{Arrival, Demand, RelayKey, RequestKey};
+
+impl Machine {
+    pub(super) fn handle_relay_joined(&mut self, relay: RelayKey, kind: LinkKind) {
+        self.relays.insert(relay, kind);
+        for entry in self.models.values_mut() {
+            entry.divider.add_link(relay, kind, self.now);
+        }
+    }
+
+    /// What waited for the relay here has nobody left to be told; what runs is to end, and counts until it has.
+    pub(super) fn handle_relay_lost(&mut self, relay: RelayKey) {
+        self.relays.remove(&relay);
+        for entry in self.models.values_mut() {
+            entry.remove_relay(relay, self.now);
+        }
+        self.cancel_leases(LeaseEnd::RelayLost, |lease| lease.relay == relay);
+    }
+
+    pub(super) fn handle_arrived(&mut self, arrival: &Arrival) {
+        match self.admit(arrival) {
+            Ok(Admission::Run) => self.lease(&arrival.model, arrival.relay, arrival.request),
+            Ok(Admission::AtCapacity) => {}
+            Err(error) => self.out.push(Effect::Fail { request: arrival.request, error }),
+        }
+    }
+
+    /// Whether the request may begin; `AtCapacity` if it waits here.
+    fn admit(&mut self, arrival: &Arrival) -> Result<Admission, SlotError> {
+        let Arrival { relay, request, model, at } = arrival;
+        if let Some(error) = self.refusal() {
+            return Err(error);
+        }
+        let now = self.now;
+        let under_way = self.state.target() == Some(model);
+        let own = self.requests_of(*relay);
+        let Some(entry) = self.models.get_mut(model).filter(|entry| !entry.removed) else {
+            return Err(self.unknown_model(model));
+        };
+        if let Some(failure) = entry.failing(now) {
+            return Err(failure.error_at(now));
+        }
+        // A link that is gone is not waited for.
+        let kind = *self.relays.get(relay).ok_or(SlotError::AtCapacity)?;
+        if kind == LinkKind::Held && own >= self.config.max_held_per_relay {
+            return Err(SlotError::QueueFull { limit: self.config.max_held_per_relay });
+        }
+        note_wanted(entry, &mut self.state, now, &mut self.out);
+        let admission = entry.handle_request(Waiter { at: *at, request: *request, relay: *relay }, kind, now);
+        if admission == Admission::AtCapacity {
+            if under_way {
+                self.news(News::Coalesced { model: model.clone() });
+            }
+            if kind == LinkKind::Granted {
+                return Err(SlotError::AtCapacity);
+            }
+        }
+        Ok(admission)
+    }
+
+    /// Why this slot takes nothing at all, if it does not.
+    pub(super) fn refusal(&self) -> Option<SlotError> {
+        match &self.state {
+            State::Stopping { .. } => Some(SlotError::Draining),
+            State::Quarantined { .. } => Some(SlotError::Quarantined),
+            State::Empty
+            | State::Ready(_)
+            | State::Draining(_)
+            | State::Severing(_)
+            | State::Evicting(_)
+            | State::Loading(_)
+            | State::RollingBack(_)
+            | State::Backoff { .. } => None,
+        }
+    }
+
+    pub(super) fn unknown_model(&self, model: &Model) -> SlotError {
+        let known = self.models.values().filter(|entry| !entry.removed).map(|entry| entry.model().clone());
+        SlotError::UnknownModel { model: model.clone(), known: known.collect() }
+    }
+
+    /// Requests of one relay that run or wait here.
+    fn requests_of(&self, relay: RelayKey) -> usize {
+        let running = self.leases.values().filter(|lease| lease.relay == relay).count();
+        let waiting = self.models.values().flat_map(|entry| &entry.held);
+        running + waiting.filter(|waiter| waiter.relay == relay).count()
+    }
+
+    /// Makes a lease of the resident generation. Only called with its gate open.
+    fn lease(&mut self, model: &Model, relay: RelayKey, request: RequestKey) {
+        let generation = self.generation;
+        debug_assert!(self.ready().is_some_and(|resident| resident.model == *model), "a lease needs an open gate");
+        self.leases.insert(request, Lease { model: model.clone(), generation, relay, cancelled: false });
+        if let Some(entry) = self.models.get_mut(model) {
+            let running = u32::try_from(self.leases.len()).unwrap_or(u32::MAX);
+            entry.concurrency.record(running.saturating_add(entry.waiting(self.now).count));
+        }
+        self.out.push(Effect::Lease { request, model: model.clone(), generation });
+    }
+
+    /// Begins what waits here and may run now.
+    pub(super) fn lease_held(&mut self) {
+        let Some(model) = self.ready().map(|resident| resident.model.clone()) else { return };
+        while let Some(waiter) = self.models.get_mut(&model).and_then(|entry| entry.next_held(self.now)) {
+            self.lease(&model, waiter.relay, waiter.request);
+            let waited = self.now.saturating_duration_since(waiter.at);
+            self.news(News::Held { model: model.clone(), waited });
+        }
+    }
+
+    pub(super) fn handle_demand(&mut self, relay: RelayKey, demand: &[Demand]) {
+        if self.relays.get(&relay) != Some(&LinkKind::Granted) {
+            return;
+        }
+        let refused = self.refusal().is_some();
+        for (model, entry) in &mut self.models {
+            let deaf = refused || entry.removed || entry.failing(self.now).is_some();
+            let stated = demand.iter().find(|stated| stated.model == *model && !deaf);
+            entry.handle_demand(relay, stated, self.now);
+            if entry.divider.awaited(relay) > 0 {
+                note_wanted(entry, &mut self.state, self.now, &mut self.out);
+            }
+        }
+    }
+
+    pub(super) fn handle_cancelled(&mut self, request: RequestKey) {
+        for entry in self.models.values_mut() {
+            if entry.cancel(request, self.now) {
+                return;
+            }
+        }
+    }
+
+    /// A lease that was severed, or whose backend is gone, is not here any more: its end came before its release.
+    pub(super) fn handle_released(&mut self, request: RequestKey, answered: bool) {
+        let Some(lease) = self.leases.remove(&request) else { return };
+        if let Some(entry) = self.models.get_mut(&lease.model) {
+            entry.divider.on_finished(lease.relay, self.now);
+            if answered {
+                entry.failures = 0;
+            }
+        }
+        if let Some(resident) = self.state.resident_mut() {
+            resident.answered |= answered;
+        }
+    }
+
+    /// Tells the holders of these leases to end them, each once. They count until they are released.
+    pub(super) fn cancel_leases(&mut self, why: LeaseEnd, which: impl Fn(&Lease) -> bool) -> u32 {
+        let mut count = 0;
+        for (request, lease) in &mut self.leases {
+            if which(lease) && !lease.cancelled {
+                lease.cancelled = true;
+                count += 1;
+                self.out.push(Effect::CancelLease { request: *request, why });
+            }
+        }
+        count
+    }
+
+    /// Ends all leases. Whoever releases them later is not listened to.
+    pub(super) fn end_leases(&mut self, why: LeaseEnd) -> u32 {
+        self.cancel_leases(why, |_| true);
+        let leases = std::mem::take(&mut self.leases);
+        for lease in leases.values() {
+            if let Some(entry) = self.models.get_mut(&lease.model) {
+                entry.divider.on_finished(lease.relay, self.now);
+            }
+        }
+        u32::try_from(leases.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Ends everything that waits for a model, with the same error for all.
+    pub(super) fn fail_waiting(&mut self, model: &Model, error: &SlotError) {
+        let Some(entry) = self.models.get_mut(model) else { return };
+        let held = entry.take_held(self.now);
+        entry.forget_demand(self.now);
+        self.out.extend(held.into_iter().map(|waiter| Effect::Fail { request: waiter.request, error: error.clone() }));
+    }
+
+    /// The same for every model.
+    pub(super) fn fail_all_waiting(&mut self, error: &SlotError) {
+        let models: Vec<_> = self.models.keys().cloned().collect();
+        for model in models {
+            self.fail_waiting(&model, error);
+        }
+    }
+
+    pub(super) fn open_gate(&mut self, model: &Model) {
+        if let Some(entry) = self.models.get_mut(model).filter(|entry| !entry.gate_open && !entry.removed) {
+            entry.open_gate(self.now);
+            self.out.push(Effect::OpenGate { model: model.clone() });
+        }
+    }
+
+    pub(super) fn close_gate(&mut self, model: &Model) {
+        if let Some(entry) = self.models.get_mut(model).filter(|entry| entry.gate_open) {
+            entry.close_gate(self.now);
+            self.out.push(Effect::CloseGate { model: model.clone() });
+        }
+    }
+
+    /// Whether the resident has anything to do.
+    pub(super) fn note_idleness(&mut self) {
+        let now = self.now;
+        let anybody_waits = self.models.values().any(Entry::is_wanted);
+        let mut idle = self.leases.is_empty();
+        if let Some(resident) = self.state.resident_mut()
+            && let Some(entry) = self.models.get_mut(&resident.model)
+        {
+            idle &= !entry.is_wanted();
+            if idle {
+                resident.idle_since.get_or_insert(now);
+                entry.gaps.handle_idle(now);
+            } else {
+                resident.idle_since = None;
+            }
+        }
+        if idle && !anybody_waits {
+            self.quiet_since.get_or_insert(now);
+        } else {
+            self.quiet_since = None;
+        }
+    }
+}
+
+/// A request for the model has come, here or at a relay.
+fn note_wanted(entry: &mut Entry, state: &mut State, now: std::time::Instant, out: &mut Vec<Effect>) {
+    entry.gaps.handle_wanted(now);
+    if let Some(resident) = state.resident_mut()
+        && resident.model == *entry.model()
+        && std::mem::take(&mut resident.lingering)
+    {
+        out.push(Effect::News(News::LingerHit { model: resident.model.clone() }));
+    }
+}

@@ -1,0 +1,237 @@
+//! One model of a slot: who waits for it, how its slots are divided among the relays, and what is known about it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use modelrelay_protocol::grants::{Admission, Divider, LinkKind};
+
+use super::state::Failure;
+use crate::multiplexer::Model;
+use crate::multiplexer::config::ModelConfig;
+use crate::multiplexer::estimate::{Concurrency, Costs, Gaps, LoadKind};
+use crate::multiplexer::event::{Demand, RelayKey, RequestKey};
+
+/// Older than any request can be. Ages come from relays, and must not overflow sums.
+const OLDEST: Duration = Duration::from_secs(24 * 3600);
+
+/// One model of a slot.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) config: ModelConfig,
+    /// Divides the model's slots among the relays; capacity 0 while the gate is closed.
+    pub(super) divider: Divider<RelayKey>,
+    /// Requests that wait here, oldest first.
+    pub(super) held: Vec<Waiter>,
+    /// How old the requests are that wait at each relay. How many they are, the divider knows.
+    ages: BTreeMap<RelayKey, Ages>,
+    pub(super) gate_open: bool,
+    pub(super) costs: Costs,
+    pub(super) gaps: Gaps,
+    pub(super) concurrency: Concurrency,
+    /// What it took when it was last measured.
+    pub(super) measured: Option<u64>,
+    pub(super) asleep: bool,
+    pub(super) pinned: bool,
+    pub(super) failure: Option<Failure>,
+    /// Failed loads in a row.
+    pub(super) failures: u32,
+    /// Not in the configuration any more; kept while the slot still deals with it.
+    pub(super) removed: bool,
+    /// Whether it was said that `max_wait` cannot be kept.
+    pub(super) warned: bool,
+}
+
+/// A request that waits here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Waiter {
+    pub(super) at: Instant,
+    pub(super) request: RequestKey,
+    pub(super) relay: RelayKey,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ages {
+    told: Instant,
+    oldest: Duration,
+    mean: Duration,
+}
+
+/// Everything that waits for a model, here and at relays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Waiting {
+    pub(super) count: u32,
+    pub(super) oldest: Duration,
+    pub(super) sum: Duration,
+}
+
+impl Waiting {
+    fn add(&mut self, count: u32, oldest: Duration, mean: Duration) {
+        self.count = self.count.saturating_add(count);
+        self.oldest = self.oldest.max(oldest);
+        self.sum = self.sum.saturating_add(mean.saturating_mul(count));
+    }
+}
+
+impl Entry {
+    pub(super) fn new(config: ModelConfig) -> Self {
+        Self {
+            divider: Divider::new(0),
+            held: Vec::new(),
+            ages: BTreeMap::new(),
+            gate_open: false,
+            costs: Costs::default(),
+            gaps: Gaps::default(),
+            concurrency: Concurrency::default(),
+            measured: None,
+            asleep: false,
+            pinned: config.pin,
+            failure: None,
+            failures: 0,
+            removed: false,
+            warned: false,
+            config,
+        }
+    }
+
+    pub(super) fn model(&self) -> &Model {
+        &self.config.id
+    }
+
+    /// How its next load begins.
+    pub(super) fn load_kind(&self) -> LoadKind {
+        if self.asleep { LoadKind::Wake } else { LoadKind::Cold }
+    }
+
+    /// Its failure, while it lasts.
+    pub(super) fn failing(&self, now: Instant) -> Option<&Failure> {
+        self.failure.as_ref().filter(|failure| failure.until > now)
+    }
+
+    /// New settings. What an operator pinned stays so, unless the configuration has changed its mind.
+    pub(super) fn reconfigure(&mut self, config: ModelConfig, now: Instant) {
+        if config.pin != self.config.pin {
+            self.pinned = config.pin;
+        }
+        self.config = config;
+        self.removed = false;
+        if self.gate_open {
+            self.divider.set_capacity(self.config.capacity, now);
+        }
+    }
+
+    pub(super) fn open_gate(&mut self, now: Instant) {
+        self.gate_open = true;
+        self.divider.set_capacity(self.config.capacity, now);
+    }
+
+    pub(super) fn close_gate(&mut self, now: Instant) {
+        self.gate_open = false;
+        self.divider.set_capacity(0, now);
+    }
+
+    /// What waits, here and at relays.
+    pub(super) fn waiting(&self, now: Instant) -> Waiting {
+        let mut waiting = Waiting::default();
+        for waiter in &self.held {
+            let age = now.saturating_duration_since(waiter.at).min(OLDEST);
+            waiting.add(1, age, age);
+        }
+        for (relay, ages) in &self.ages {
+            let passed = now.saturating_duration_since(ages.told);
+            waiting.add(self.divider.awaited(*relay), ages.oldest + passed, ages.mean + passed);
+        }
+        waiting
+    }
+
+    /// Whether anybody waits.
+    pub(super) fn is_wanted(&self) -> bool {
+        !self.held.is_empty() || self.ages.keys().any(|relay| self.divider.awaited(*relay) > 0)
+    }
+
+    /// A request was read. One that may not run waits here if its relay cannot keep it.
+    pub(super) fn handle_request(&mut self, waiter: Waiter, kind: LinkKind, now: Instant) -> Admission {
+        let admission = self.divider.on_request(waiter.relay, now);
+        if admission == Admission::AtCapacity {
+            match kind {
+                LinkKind::Held => {
+                    let place = self.held.partition_point(|other| *other < waiter);
+                    self.held.insert(place, waiter);
+                }
+                // It is back in the relay's queue, which may not have been in the last demand.
+                LinkKind::Granted => {
+                    self.ages.entry(waiter.relay).or_insert(Ages {
+                        told: now,
+                        oldest: Duration::ZERO,
+                        mean: Duration::ZERO,
+                    });
+                }
+            }
+        }
+        admission
+    }
+
+    /// The next request that waits here and may begin now.
+    pub(super) fn next_held(&mut self, now: Instant) -> Option<Waiter> {
+        let mut seen = Vec::new();
+        for index in 0..self.held.len() {
+            let waiter = self.held[index];
+            if seen.contains(&waiter.relay) {
+                continue;
+            }
+            if self.divider.resume(waiter.relay, now) {
+                return Some(self.held.remove(index));
+            }
+            seen.push(waiter.relay);
+        }
+        None
+    }
+
+    /// Takes a waiting request out. False if it is not here.
+    pub(super) fn cancel(&mut self, request: RequestKey, now: Instant) -> bool {
+        let Some(index) = self.held.iter().position(|waiter| waiter.request == request) else {
+            return false;
+        };
+        let waiter = self.held.remove(index);
+        self.divider.on_held_cancelled(waiter.relay, now);
+        true
+    }
+
+    /// A relay has said what waits there, nothing included.
+    pub(super) fn handle_demand(&mut self, relay: RelayKey, demand: Option<&Demand>, now: Instant) {
+        let waiting = demand.map_or(0, |demand| demand.waiting);
+        self.divider.on_demand(relay, waiting, now);
+        match demand {
+            Some(demand) if waiting > 0 => {
+                let oldest = demand.oldest.min(OLDEST);
+                let ages = Ages { told: now, oldest, mean: (demand.sum / waiting).min(oldest) };
+                self.ages.insert(relay, ages);
+            }
+            Some(_) | None => {
+                self.ages.remove(&relay);
+            }
+        }
+    }
+
+    /// Nobody waits at relays any more, as far as this slot is concerned: they will say so anew.
+    pub(super) fn forget_demand(&mut self, now: Instant) {
+        for relay in std::mem::take(&mut self.ages).into_keys() {
+            self.divider.on_demand(relay, 0, now);
+        }
+    }
+
+    /// A link is gone.
+    pub(super) fn remove_relay(&mut self, relay: RelayKey, now: Instant) {
+        self.held.retain(|waiter| waiter.relay != relay);
+        self.ages.remove(&relay);
+        self.divider.remove_link(relay, now);
+    }
+
+    /// Takes out everything that waits here.
+    pub(super) fn take_held(&mut self, now: Instant) -> Vec<Waiter> {
+        let held = std::mem::take(&mut self.held);
+        for waiter in &held {
+            self.divider.on_held_cancelled(waiter.relay, now);
+        }
+        held
+    }
+}

@@ -1,0 +1,185 @@
+//! Loading a model into free memory, what follows when that fails, and what is remembered of it.
+
+use std::time::Duration;
+
+use super::Machine;
+use super::preflight::Refusal;
+use super::state::{Failure, Loading, Resident, State, SwapRecord, Then};
+use crate::multiplexer::Model;
+use crate::multiplexer::config::{FIRST_BACKOFF, LONGEST_BACKOFF, RESYNC_INTERVAL};
+use crate::multiplexer::effect::{Effect, News, OrderError, Swap, SwapResult};
+use crate::multiplexer::error::{LoadFailure, SlotError};
+use crate::multiplexer::estimate::LoadKind;
+use crate::multiplexer::event::OpId;
+
+/// Doublings after which the back-off has long been at its longest.
+const MOST_DOUBLINGS: u32 = 8;
+
+impl Machine {
+    /// The memory is free: loads a model into it. `prior` could come back if that fails.
+    pub(super) fn start_load(&mut self, model: Model, prior: Option<Model>, attempt: u32) {
+        let loading = self.loading(model, prior, attempt);
+        self.enter(State::Loading(loading));
+    }
+
+    pub(super) fn start_rollback(&mut self, prior: Model) {
+        let loading = self.loading(prior, None, 1);
+        self.enter(State::RollingBack(loading));
+    }
+
+    fn loading(&mut self, model: Model, prior: Option<Model>, attempt: u32) -> Loading {
+        self.preflight = None;
+        let kind = self.models.get(&model).map_or(LoadKind::Cold, |entry| entry.load_kind());
+        let timeout = self.load_timeout(kind);
+        let op = self.next_op();
+        self.out.push(Effect::Load { op, model: model.clone(), kind });
+        Loading { model, prior, attempt, kind, since: self.now, op, deadline: self.after(timeout) }
+    }
+
+    fn current_load(&self) -> Option<&Loading> {
+        match &self.state {
+            State::Loading(loading) | State::RollingBack(loading) => Some(loading),
+            State::Empty
+            | State::Ready(_)
+            | State::Draining(_)
+            | State::Severing(_)
+            | State::Evicting(_)
+            | State::Backoff { .. }
+            | State::Quarantined { .. }
+            | State::Stopping { .. } => None,
+        }
+    }
+
+    pub(super) fn handle_loaded(&mut self, op: OpId, result: Result<(), LoadFailure>) {
+        let Some(loading) = self.current_load().filter(|loading| loading.op == op).cloned() else {
+            if result.is_ok() {
+                self.discard_late(op);
+            }
+            return;
+        };
+        match result {
+            Ok(()) => self.finish_load(&loading),
+            Err(failure) => self.fail_loading(loading, failure),
+        }
+    }
+
+    pub(super) fn advance_loading(&mut self) -> bool {
+        let Some(loading) = self.current_load().filter(|loading| loading.deadline <= self.now) else { return false };
+        let loading = loading.clone();
+        self.abandon(loading.op, &loading.model);
+        let timeout = loading.deadline.saturating_duration_since(loading.since);
+        self.fail_loading(loading, LoadFailure::TimedOut(timeout));
+        true
+    }
+
+    /// It serves. Whoever waits for it gets a lease in this very step, before anything else is considered.
+    fn finish_load(&mut self, loading: &Loading) {
+        let took = self.now.saturating_duration_since(loading.since);
+        if let Some(entry) = self.models.get_mut(&loading.model) {
+            entry.costs.record_load(loading.kind, took);
+        }
+        let result =
+            if matches!(self.state, State::RollingBack(_)) { SwapResult::LoadFailed } else { SwapResult::Done };
+        self.end_swap(result);
+        self.begin_residency(&loading.model);
+    }
+
+    /// A model is resident from now on: one that was loaded, or one that was found.
+    pub(super) fn begin_residency(&mut self, model: &Model) {
+        self.generation += 1;
+        if let Some(entry) = self.models.get_mut(model) {
+            entry.asleep = false;
+            entry.failure = None;
+        }
+        if self.config.default.as_ref() != Some(model) {
+            self.default_dismissed = false;
+        }
+        let (generation, since) = (self.generation, self.now);
+        self.next_probe = Some(self.after(RESYNC_INTERVAL));
+        self.quiet_since = None;
+        self.enter(State::Ready(Resident {
+            model: model.clone(),
+            generation,
+            since,
+            idle_since: None,
+            answered: false,
+            lingering: false,
+            silent: 0,
+        }));
+        self.open_gate(model);
+        self.finish_load_orders(model);
+        self.lease_held();
+    }
+
+    fn fail_loading(&mut self, loading: Loading, failure: LoadFailure) {
+        let rolling_back = matches!(self.state, State::RollingBack(_));
+        let Loading { model, prior, attempt, kind, .. } = loading;
+        if kind == LoadKind::Wake && attempt == 1 && !rolling_back {
+            self.news(News::WakeFailed { model: model.clone(), failure });
+            self.force(model.clone(), Then::Load { model, prior, attempt: attempt + 1 });
+            return;
+        }
+        let refusal = Refusal::Load(failure);
+        let retry_after = self.note_failure(&model, &refusal);
+        self.fail_load(&model, &refusal.into_error(&model, retry_after));
+        let then = match prior.filter(|_| self.config.knobs.rollback) {
+            Some(prior) => Then::RollBack { prior },
+            None => {
+                self.end_swap(SwapResult::LoadFailed);
+                Then::Rest
+            }
+        };
+        self.force(model, then);
+    }
+
+    /// Remembers that a model could not be loaded, and for how long it is not tried again.
+    pub(super) fn note_failure(&mut self, model: &Model, refusal: &Refusal) -> Duration {
+        let now = self.now;
+        let Some(entry) = self.models.get_mut(model) else { return Duration::ZERO };
+        let doubled = FIRST_BACKOFF * 2u32.pow(entry.failures.min(MOST_DOUBLINGS));
+        let wait = self.jitter.apply(doubled.min(LONGEST_BACKOFF));
+        entry.failures = entry.failures.saturating_add(1);
+        let error = refusal.clone().into_error(model, wait);
+        entry.failure = Some(Failure { error, until: now + wait });
+        wait
+    }
+
+    /// Tells everybody who waits for a model that it is not loaded: one failure for all.
+    pub(super) fn fail_load(&mut self, model: &Model, error: &SlotError) {
+        self.news(News::LoadFailed { model: model.clone(), error: error.clone() });
+        self.fail_waiting(model, error);
+        self.fail_load_orders(model, &OrderError::Failed(error.clone()));
+    }
+
+    pub(super) fn end_swap(&mut self, result: SwapResult) {
+        let Some(swap) = self.swap.take() else { return };
+        let load = match self.current_load() {
+            Some(loading) => self.now.saturating_duration_since(loading.since),
+            None => Duration::ZERO,
+        };
+        let SwapRecord { from, to, reason, drain, evict, severed } = swap;
+        self.news(News::SwapEnded(Swap { from, to, reason, drain, evict, load, severed, result }));
+    }
+}
+
+impl Failure {
+    /// The error as it is told at `now`, with what is left of the wait.
+    pub(super) fn error_at(&self, now: std::time::Instant) -> SlotError {
+        let left = self.until.saturating_duration_since(now);
+        let mut error = self.error.clone();
+        match &mut error {
+            SlotError::InsufficientMemory { retry_after, .. } | SlotError::LoadFailed { retry_after, .. } => {
+                *retry_after = left;
+            }
+            SlotError::UnknownModel { .. }
+            | SlotError::HoldExpired { .. }
+            | SlotError::QueueFull { .. }
+            | SlotError::Quarantined
+            | SlotError::AtCapacity
+            | SlotError::Severed
+            | SlotError::BackendLost
+            | SlotError::Draining => {}
+        }
+        error
+    }
+}

@@ -1,0 +1,285 @@
+//! What people want: orders, a new configuration, the end.
+
+use std::time::Duration;
+
+use super::Machine;
+use super::entry::Entry;
+use super::state::{Draining, State, Target, Then};
+use crate::multiplexer::Model;
+use crate::multiplexer::config::SlotConfig;
+use crate::multiplexer::effect::{Effect, LeaseEnd, OrderError, Reason};
+use crate::multiplexer::error::SlotError;
+use crate::multiplexer::event::{Order, OrderId};
+
+/// An order that takes time.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    id: OrderId,
+    order: Order,
+}
+
+impl Machine {
+    pub(super) fn handle_ordered(&mut self, id: OrderId, order: Order) {
+        let done = match &order {
+            Order::Load(model) => self.order_load(model),
+            Order::Unload { model, now } => self.order_unload(model, *now),
+            Order::Pin(model) => self.order_pin(model, true),
+            Order::Unpin(model) => self.order_pin(model, false),
+        };
+        match done {
+            Ok(true) => self.out.push(Effect::OrderDone { id, result: Ok(()) }),
+            Ok(false) => self.pending.push(Pending { id, order }),
+            Err(error) => self.out.push(Effect::OrderDone { id, result: Err(error) }),
+        }
+    }
+
+    fn order_pin(&mut self, model: &Model, pinned: bool) -> Result<bool, OrderError> {
+        let entry = self.models.get_mut(model).filter(|entry| !entry.removed).ok_or(OrderError::UnknownModel)?;
+        entry.pinned = pinned;
+        Ok(true)
+    }
+
+    /// True: it is done. False: it is under way.
+    fn order_load(&mut self, model: &Model) -> Result<bool, OrderError> {
+        if self.models.get(model).is_none_or(|entry| entry.removed) {
+            return Err(OrderError::UnknownModel);
+        }
+        match &self.state {
+            State::Stopping { .. } => return Err(OrderError::Stopping),
+            State::Quarantined { .. } => return Err(OrderError::Quarantined),
+            State::Ready(resident) if resident.model == *model => return Ok(true),
+            State::Empty | State::Backoff { .. } | State::Ready(_) => {}
+            State::Draining(_)
+            | State::Severing(_)
+            | State::Evicting(_)
+            | State::Loading(_)
+            | State::RollingBack(_) => {
+                return if self.state.target() == Some(model) { Ok(false) } else { Err(OrderError::Busy) };
+            }
+        }
+        if let Some(obstacle) = self.obstacle_to_order(model) {
+            return Err(obstacle);
+        }
+        if self.starting {
+            return Err(OrderError::Busy);
+        }
+        self.fail_superseded_orders();
+        // Somebody who asks by hand may have mended what was wrong.
+        if let Some(entry) = self.models.get_mut(model) {
+            entry.failure = None;
+        }
+        self.start_preflight(model.clone(), Reason::Order);
+        Ok(false)
+    }
+
+    /// Why a model is not loaded although an operator says so.
+    pub(super) fn obstacle_to_order(&self, model: &Model) -> Option<OrderError> {
+        let pinned = self.ready().map(|resident| &resident.model).filter(|resident| self.is_pinned(resident));
+        if let Some(resident) = pinned {
+            return Some(OrderError::Pinned(resident.clone()));
+        }
+        let others = self.models.values().find(|entry| entry.model() != model && entry.is_wanted());
+        others.map(|other| OrderError::OthersWait(other.model().clone()))
+    }
+
+    fn order_unload(&mut self, model: &Model, now: bool) -> Result<bool, OrderError> {
+        if let State::Quarantined { model: stuck } = &self.state {
+            if !now {
+                return Err(OrderError::Quarantined);
+            }
+            let stuck = stuck.clone();
+            self.force(stuck, Then::Rest);
+            return Ok(false);
+        }
+        if self.models.get(model).is_none_or(|entry| entry.removed) {
+            return Err(OrderError::UnknownModel);
+        }
+        if self.is_pinned(model) {
+            return Err(OrderError::Pinned(model.clone()));
+        }
+        let default = self.config.default.as_ref() == Some(model);
+        match &mut self.state {
+            State::Stopping { .. } => return Err(OrderError::Stopping),
+            State::Ready(resident) if resident.model == *model => {
+                self.depart(Target { model: None, reason: Reason::Order });
+                self.hurry(now);
+            }
+            // It goes anyway, and does not come back if what it makes room for is not wanted any more.
+            State::Draining(draining) if draining.resident.model == *model => {
+                if draining.target.reason != Reason::Order {
+                    draining.target.reason = Reason::Order;
+                }
+                self.hurry(now);
+            }
+            State::Severing(severing) if severing.resident.model == *model => {}
+            State::Evicting(evicting) if evicting.model == *model => {}
+            State::Loading(loading) | State::RollingBack(loading) if loading.model == *model => {
+                if now {
+                    let op = loading.op;
+                    self.abandon(op, model);
+                    self.end_swap(crate::multiplexer::effect::SwapResult::Done);
+                    self.force(model.clone(), Then::Rest);
+                }
+            }
+            State::Empty
+            | State::Ready(_)
+            | State::Draining(_)
+            | State::Severing(_)
+            | State::Evicting(_)
+            | State::Loading(_)
+            | State::RollingBack(_)
+            | State::Backoff { .. }
+            | State::Quarantined { .. } => return Err(OrderError::NotResident),
+        }
+        self.default_dismissed |= default;
+        Ok(false)
+    }
+
+    /// Lets running requests have no more time, if so ordered.
+    fn hurry(&mut self, now: bool) {
+        if let State::Draining(Draining { deadline, .. }) = &mut self.state
+            && now
+        {
+            *deadline = self.now;
+        }
+    }
+
+    pub(super) fn is_load_pending(&self, model: &Model) -> bool {
+        self.pending.iter().any(|pending| matches!(&pending.order, Order::Load(wanted) if wanted == model))
+    }
+
+    pub(super) fn is_unload_pending(&self, model: &Model) -> bool {
+        self.pending.iter().any(|pending| matches!(&pending.order, Order::Unload { model: gone, .. } if gone == model))
+    }
+
+    /// A model is resident: whoever ordered that is done, whoever ordered another one is late.
+    pub(super) fn finish_load_orders(&mut self, model: &Model) {
+        self.end_orders(|order| match order {
+            Order::Load(wanted) if wanted == model => Some(Ok(())),
+            Order::Load(_) => Some(Err(OrderError::Superseded)),
+            Order::Unload { .. } | Order::Pin(_) | Order::Unpin(_) => None,
+        });
+    }
+
+    pub(super) fn fail_load_orders(&mut self, model: &Model, error: &OrderError) {
+        self.end_orders(|order| match order {
+            Order::Load(wanted) if wanted == model => Some(Err(error.clone())),
+            Order::Load(_) | Order::Unload { .. } | Order::Pin(_) | Order::Unpin(_) => None,
+        });
+    }
+
+    /// No load is under way any more that was ordered before.
+    pub(super) fn fail_superseded_orders(&mut self) {
+        self.end_orders(|order| match order {
+            Order::Load(_) => Some(Err(OrderError::Superseded)),
+            Order::Unload { .. } | Order::Pin(_) | Order::Unpin(_) => None,
+        });
+    }
+
+    /// A model's memory is free.
+    pub(super) fn finish_unload_orders(&mut self, model: &Model) {
+        self.end_orders(|order| match order {
+            Order::Unload { model: gone, .. } if gone == model => Some(Ok(())),
+            Order::Unload { .. } | Order::Load(_) | Order::Pin(_) | Order::Unpin(_) => None,
+        });
+    }
+
+    /// Nothing is resident and nothing is under way: whatever was to be unloaded is, also what was named to get a slot out
+    /// of its quarantine; and no load goes on that was ordered before.
+    pub(super) fn finish_orders(&mut self) {
+        self.end_orders(|order| match order {
+            Order::Unload { .. } => Some(Ok(())),
+            Order::Load(_) => Some(Err(OrderError::Superseded)),
+            Order::Pin(_) | Order::Unpin(_) => None,
+        });
+    }
+
+    pub(super) fn fail_orders(&mut self, error: &OrderError) {
+        self.end_orders(|_| Some(Err(error.clone())));
+    }
+
+    fn end_orders(&mut self, how: impl Fn(&Order) -> Option<Result<(), OrderError>>) {
+        let out = &mut self.out;
+        self.pending.retain(|pending| {
+            let Some(result) = how(&pending.order) else { return true };
+            out.push(Effect::OrderDone { id: pending.id, result });
+            false
+        });
+    }
+
+    /// Models that are gone end their waits; a resident one drains and goes.
+    pub(super) fn handle_config(&mut self, config: SlotConfig) {
+        for model in &config.models {
+            match self.models.get_mut(&model.id) {
+                Some(entry) => entry.reconfigure(model.clone(), self.now),
+                None => {
+                    let mut entry = Entry::new(model.clone());
+                    for (relay, kind) in &self.relays {
+                        entry.divider.add_link(*relay, *kind, self.now);
+                    }
+                    self.models.insert(model.id.clone(), entry);
+                }
+            }
+        }
+        let kept = |model: &Model| config.models.iter().any(|kept| kept.id == *model);
+        let gone: Vec<_> = self.models.keys().filter(|model| !kept(model)).cloned().collect();
+        self.config = config;
+        for model in gone {
+            if let Some(entry) = self.models.get_mut(&model) {
+                entry.removed = true;
+            }
+            let error = self.unknown_model(&model);
+            self.fail_waiting(&model, &error);
+            self.fail_load_orders(&model, &OrderError::UnknownModel);
+        }
+    }
+
+    /// Forgets models that are not in the configuration, once the slot has nothing to do with them any more.
+    pub(super) fn forget_removed(&mut self) {
+        let state = &self.state;
+        let needed = |model: &Model| {
+            state.resident().is_some_and(|resident| resident.model == *model)
+                || state.target() == Some(model)
+                || matches!(state, State::Evicting(evicting) if evicting.model == *model)
+                || matches!(state, State::Quarantined { model: stuck } if stuck == model)
+                || matches!(state, State::Loading(loading) if loading.prior.as_ref() == Some(model))
+        };
+        let leases = &self.leases;
+        let out = &mut self.out;
+        self.models.retain(|model, entry| {
+            let keep = !entry.removed || needed(model) || leases.values().any(|lease| lease.model == *model);
+            if !keep && entry.asleep {
+                out.push(Effect::Discard { model: model.clone() });
+            }
+            keep
+        });
+    }
+
+    pub(super) fn handle_stop(&mut self, timeout: Duration) {
+        if matches!(self.state, State::Stopping { .. }) {
+            return;
+        }
+        if let Some(resident) = self.state.resident() {
+            let model = resident.model.clone();
+            self.close_gate(&model);
+        }
+        self.preflight = None;
+        self.probe = None;
+        self.starting = false;
+        let deadline = self.after(timeout);
+        self.enter(State::Stopping { deadline, stopped: false });
+        self.fail_all_waiting(&SlotError::Draining);
+        self.fail_orders(&OrderError::Stopping);
+    }
+
+    pub(super) fn advance_stopping(&mut self) -> bool {
+        let State::Stopping { deadline, stopped: false } = self.state else { return false };
+        if !self.leases.is_empty() && deadline > self.now {
+            return false;
+        }
+        self.end_leases(LeaseEnd::Shutdown);
+        self.state = State::Stopping { deadline, stopped: true };
+        self.out.push(Effect::Stopped);
+        true
+    }
+}

@@ -1,0 +1,122 @@
+//! Whether a model could be loaded, asked before anything is touched for it: a swap that cannot succeed costs nobody anything.
+
+use std::time::Duration;
+
+use super::Machine;
+use super::state::{Preflight, State, SwapRecord, Target};
+use super::swap::reason_of;
+use crate::multiplexer::Model;
+use crate::multiplexer::effect::{Effect, News, Reason};
+use crate::multiplexer::error::{LoadFailure, SlotError};
+use crate::multiplexer::event::OpId;
+use crate::multiplexer::memory::{self, Reading, Size};
+use crate::multiplexer::policy::{self, Decision};
+
+impl Machine {
+    /// Asks whether the model could be loaded, before anything is touched for it.
+    pub(super) fn start_preflight(&mut self, model: Model, reason: Reason) {
+        let cost = self.swap_cost(&model);
+        if policy::is_infeasible(&self.config.knobs, cost)
+            && let Some(entry) = self.models.get_mut(&model)
+            && !std::mem::replace(&mut entry.warned, true)
+        {
+            self.news(News::MaxWaitInfeasible { model: model.clone(), cost });
+        }
+        let op = self.next_op();
+        let deadline = self.after(super::QUESTION_TIMEOUT);
+        self.preflight = Some(Preflight { op, model: model.clone(), reason, deadline });
+        self.out.push(Effect::Preflight { op, model });
+    }
+
+    pub(super) fn handle_preflight(&mut self, op: OpId, result: Result<Reading, String>) {
+        let Some(preflight) = self.preflight.take_if(|preflight| preflight.op == op) else { return };
+        let model = preflight.model.clone();
+        match self.check_preflight(&model, result) {
+            Ok(()) => self.follow_preflight(preflight),
+            Err(refusal) => {
+                let retry_after = self.note_failure(&model, &refusal);
+                let error = refusal.into_error(&model, retry_after);
+                self.fail_load(&model, &error);
+            }
+        }
+    }
+
+    fn check_preflight(&mut self, model: &Model, result: Result<Reading, String>) -> Result<(), Refusal> {
+        let reading = result.map_err(|detail| Refusal::Load(LoadFailure::Driver(detail)))?;
+        if let Some(resident) = self.state.resident()
+            && let Some(entry) = self.models.get_mut(&resident.model)
+            && reading.held.is_some()
+        {
+            entry.measured = reading.held;
+        }
+        let Some(entry) = self.models.get(model) else { return Ok(()) };
+        let size = Size { declared: entry.config.memory, measured: entry.measured };
+        memory::check(size, self.config.memory, &reading).map_err(Refusal::Memory)
+    }
+
+    /// The model could be loaded. Whether it still should is asked anew: the answer took time.
+    fn follow_preflight(&mut self, preflight: Preflight) {
+        let Preflight { model, reason, .. } = preflight;
+        if self.models.get(&model).is_none_or(|entry| entry.removed) {
+            return;
+        }
+        let (models, candidates) = self.candidates();
+        if let State::Draining(draining) = &mut self.state {
+            if models.contains(&model) {
+                draining.target = Target { model: Some(model), reason: draining.target.reason };
+            }
+            return;
+        }
+        let reason = match reason {
+            Reason::Order => {
+                if let Some(obstacle) = self.obstacle_to_order(&model) {
+                    self.fail_load_orders(&model, &obstacle);
+                    return;
+                }
+                self.is_load_pending(&model).then_some(reason)
+            }
+            Reason::Default => {
+                let due = self.default_due().is_some_and(|due| due <= self.now);
+                (candidates.is_empty() && due).then_some(reason)
+            }
+            Reason::Wanted => models.contains(&model).then_some(reason),
+            // Whether it is still the best may change with every question; that it is wanted, and fits, is enough.
+            Reason::Idle | Reason::Quantum | Reason::Ttl | Reason::Removed => match self.decide(&candidates) {
+                Decision::Leave { why, .. } if models.contains(&model) => Some(reason_of(why)),
+                Decision::Leave { .. } | Decision::Stay { .. } => None,
+            },
+        };
+        let Some(reason) = reason else { return };
+        if self.ready().is_some() {
+            self.depart(Target { model: Some(model), reason });
+        } else {
+            self.swap = Some(SwapRecord {
+                from: None,
+                to: Some(model.clone()),
+                reason,
+                drain: Duration::ZERO,
+                evict: Duration::ZERO,
+                severed: 0,
+            });
+            self.news(News::SwapBegun { from: None, to: Some(model.clone()), reason });
+            self.start_load(model, None, 1);
+        }
+    }
+}
+
+/// Why a model is not loaded, before it is known when it will be tried again.
+#[derive(Clone, Debug)]
+pub(super) enum Refusal {
+    Memory(memory::Shortage),
+    Load(LoadFailure),
+}
+
+impl Refusal {
+    pub(super) fn into_error(self, model: &Model, retry_after: Duration) -> SlotError {
+        let model = model.clone();
+        match self {
+            Self::Memory(shortage) => SlotError::InsufficientMemory { model, shortage, retry_after },
+            Self::Load(failure) => SlotError::LoadFailed { model, failure, retry_after },
+        }
+    }
+}

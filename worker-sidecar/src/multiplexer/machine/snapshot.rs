@@ -1,0 +1,82 @@
+//! A slot as relays are told of it, in the wire's own words.
+
+use std::time::Duration;
+
+use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus};
+
+use super::Machine;
+use super::entry::Entry;
+use super::state::State;
+use crate::multiplexer::error::SlotError;
+
+impl Machine {
+    /// The slot as it is now.
+    pub fn snapshot(&self) -> Slot {
+        let resident = self.state.resident();
+        let since = |moment| millis(self.now.saturating_duration_since(moment));
+        let eta = self.state.target().and_then(|target| self.eta(target));
+        let mut slot = self.timeless_snapshot();
+        slot.eta_ms = eta.map(millis);
+        slot.since_ms = since(self.since);
+        slot.idle_ms = match resident {
+            Some(resident) => resident.idle_since.map_or(0, since),
+            None if matches!(self.state, State::Empty | State::Backoff { .. }) => since(self.since),
+            None => 0,
+        };
+        for model in &mut slot.models {
+            if let Some(entry) = self.models.get(model.id.as_str()) {
+                model.swap_cost_ms = millis(self.swap_cost(entry.model()));
+                let failure = entry.failing(self.now).and_then(|failure| failure.error_at(self.now).retry_after());
+                model.retry_ms = failure.map(millis);
+            }
+        }
+        slot
+    }
+
+    /// The same without what changes while time passes and with every load: relays are told when this differs.
+    pub(super) fn timeless_snapshot(&self) -> Slot {
+        let resident = self.state.resident();
+        let resident_model = resident.map(|resident| &resident.model);
+        let wanted = self.models.values().filter(|entry| Some(entry.model()) != resident_model && entry.is_wanted());
+        let models = self.models.values().filter(|entry| !entry.removed);
+        Slot {
+            id: self.config.id.clone(),
+            state: self.state.name(),
+            resident: resident_model.map(|model| model.to_string()),
+            generation: self.generation,
+            target: self.state.target().map(|model| model.to_string()),
+            eta_ms: None,
+            since_ms: 0,
+            // Whether it is idle decides where relays send their demand, so that belongs to what is told at once.
+            idle_ms: u64::from(resident.is_some_and(|resident| resident.idle_since.is_some())),
+            wanted: u32::try_from(wanted.count()).unwrap_or(u32::MAX),
+            models: models.map(|entry| self.describe(entry)).collect(),
+        }
+    }
+
+    fn describe(&self, entry: &Entry) -> SlotModel {
+        let resident = self.state.resident().is_some_and(|resident| resident.model == *entry.model());
+        let quarantined = matches!(self.state, State::Quarantined { .. }).then_some(SlotError::Quarantined);
+        let error = quarantined.or_else(|| entry.failing(self.now).map(|failure| failure.error.clone()));
+        let status = match (&error, resident, entry.asleep) {
+            (_, true, _) => SlotModelStatus::Resident,
+            (Some(_), false, _) => SlotModelStatus::Failed,
+            (None, false, true) => SlotModelStatus::Sleeping,
+            (None, false, false) => SlotModelStatus::Unloaded,
+        };
+        SlotModel {
+            id: entry.model().to_string(),
+            status,
+            capacity: entry.config.capacity,
+            swap_cost_ms: 0,
+            pinned: entry.pinned,
+            code: error.as_ref().map(|error| error.code().to_owned()),
+            message: error.as_ref().map(ToString::to_string),
+            retry_ms: None,
+        }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,14 @@
+//! Behaviours of a slot, told as short stories. A number before a test is the requirement's, a letter the race's, in the
+//! multiplexer's specification.
+
+mod cancel;
+mod crash;
+mod demand;
+mod harness;
+mod history;
+mod lease;
+mod orders;
+mod policy;
+mod races;
+mod settle;
+mod swap;

@@ -1,0 +1,163 @@
+//! Requests whose clients go away while they wait.
+
+use modelrelay_protocol::message::SlotState;
+
+use super::harness::{Call, NOTHING, Stage};
+use crate::multiplexer::effect::News;
+
+/// `a` serves request 1, request 2 waits for `b`, and the drain has begun.
+fn draining() -> Stage {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.state(), SlotState::Draining);
+    s
+}
+
+// 31, o
+#[test]
+fn cancelled_waiter_is_taken_out_and_never_leased() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    for request in 1..=6 {
+        s.arrive(request, "a");
+    }
+    assert_eq!(s.cancel(5), NOTHING);
+    assert_eq!(s.finish(1), ["lease r6 g1"]);
+    assert_eq!(s.finish(2), NOTHING);
+}
+
+// 32, e
+#[test]
+fn last_waiter_that_leaves_before_the_commit_point_calls_the_swap_off() {
+    let mut s = draining();
+    s.arrive(3, "a");
+    assert_eq!(s.cancel(2), ["open a", "lease r3 g1"]);
+    assert_eq!(s.state(), SlotState::Ready);
+    assert!(s.news.contains(&News::SwapAborted { from: "a".into() }));
+    assert_eq!(s.pass(60.0), NOTHING, "nobody is severed for a swap that does not happen");
+}
+
+// 32, e
+#[test]
+fn demand_that_is_withdrawn_before_the_commit_point_calls_the_swap_off_too() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.demand(&[("b", 2, 1.0)]);
+    s.pass(6.0);
+    assert_eq!(s.fits(), ["close a"]);
+    assert_eq!(s.demand(&[]), ["open a"]);
+}
+
+// e
+#[test]
+fn last_waiter_that_leaves_during_the_preflight_leaves_all_as_it_is() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    assert_eq!(s.arrive(1, "b"), ["preflight b"]);
+    s.cancel(1);
+    assert_eq!(s.fits(), NOTHING);
+    assert_eq!(s.arrive(2, "a"), ["lease r2 g1"]);
+}
+
+// e, 30
+#[test]
+fn drain_goes_on_for_the_next_one_when_its_first_reason_leaves() {
+    let mut s = draining();
+    s.arrive(3, "c");
+    assert_eq!(s.cancel(2), ["preflight c"]);
+    assert_eq!(s.finish(1), NOTHING, "nothing is unloaded before it is known that c fits");
+    assert_eq!(s.fits(), ["evict a"]);
+    assert_eq!(s.finish_swap(1.0).last().unwrap(), "lease r3 g2");
+}
+
+// e
+#[test]
+fn drain_is_called_off_when_what_it_was_retargeted_to_does_not_fit() {
+    let mut s = draining();
+    s.arrive(3, "c");
+    s.cancel(2);
+    s.finish(1);
+    let op = s.op();
+    let refusal = crate::multiplexer::event::Outcome::Preflight(Err("ill".into()));
+    assert_eq!(s.late(op, refusal), ["fail r3: backend_unavailable", "open a"]);
+}
+
+// e
+#[test]
+fn cancel_while_the_laggards_are_severed_changes_nothing_any_more() {
+    let mut s = draining();
+    assert_eq!(s.pass(30.0), ["sever r1"]);
+    assert_eq!(s.cancel(2), NOTHING);
+    assert_eq!(s.drop_lease(1), ["evict a"]);
+}
+
+// 33, e
+#[test]
+fn load_is_completed_when_its_last_waiter_leaves_after_the_commit_point() {
+    let mut s = draining();
+    assert_eq!(s.finish(1), ["evict a"]);
+    assert_eq!(s.cancel(2), NOTHING);
+    assert_eq!(s.evicted(), ["memory of a"]);
+    assert_eq!(s.freed(true), ["load b Cold"]);
+    assert_eq!(s.loaded(), ["open b"]);
+    assert_eq!(s.resident(), Some("b".into()));
+}
+
+// 34, e
+#[test]
+fn request_that_comes_while_an_abandoned_load_goes_on_gets_its_result() {
+    let mut s = Stage::new(&["a"]);
+    s.arrive(1, "a");
+    s.fits();
+    s.pass(5.0);
+    s.cancel(1);
+    s.pass(1.0);
+    assert_eq!(s.arrive(2, "a"), NOTHING);
+    assert_eq!(s.call.map(|(call, _)| call), Some(Call::Load));
+    assert_eq!(s.loaded(), ["open a", "lease r2 g1"]);
+}
+
+// e
+#[test]
+fn last_waiter_that_leaves_during_a_rollback_still_gets_the_former_resident_back() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.arrive(2, "a");
+    s.evicted();
+    s.freed(true);
+    s.not_loaded();
+    s.killed();
+    s.freed(true);
+    s.cancel(2);
+    assert_eq!(s.loaded(), ["open a"]);
+}
+
+// d
+#[test]
+fn cancel_that_crosses_the_lease_ends_nothing_and_the_release_ends_all() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    assert_eq!(s.arrive(1, "a"), ["lease r1 g1"]);
+    assert_eq!(s.cancel(1), NOTHING, "it does not wait; its holder drops the lease");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.drop_lease(1), ["evict a"]);
+    assert_eq!(s.drop_lease(1), NOTHING);
+}
+
+#[test]
+fn target_is_changed_while_the_resident_drains_if_another_has_come_to_wait_more() {
+    let mut s = draining();
+    for request in 10..30 {
+        s.arrive(request, "c");
+    }
+    assert_eq!(s.finish_swap(0.0), NOTHING, "they have not waited yet");
+    s.pass(5.0);
+    assert_eq!(s.arrive(30, "c"), ["preflight c"]);
+    s.fits();
+    assert_eq!(s.slot().target, Some("c".into()));
+    s.finish(1);
+    assert_eq!(s.finish_swap(1.0)[2], "open c");
+}

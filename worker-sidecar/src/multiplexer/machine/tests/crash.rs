@@ -1,0 +1,211 @@
+//! Backends that die, hang, or are swapped behind our back.
+
+use modelrelay_protocol::message::SlotState;
+
+use super::harness::{NOTHING, OLD, Stage, config};
+use crate::multiplexer::config::{Knobs, SlotConfig};
+use crate::multiplexer::event::{DownCause, Event, Found};
+
+// 36
+#[test]
+fn resident_that_dies_idle_is_loaded_again_for_the_next_request() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    assert_eq!(s.down(1, DownCause::Gone), ["close a", "memory of a"]);
+    assert_eq!(s.freed(true), NOTHING);
+    assert_eq!(s.state(), SlotState::Empty);
+    assert_eq!(s.arrive(1, "a"), ["preflight a"]);
+    assert_eq!(s.finish_swap(1.0), ["load a Cold", "open a", "lease r1 g2"]);
+}
+
+// 37
+#[test]
+fn requests_of_a_resident_that_dies_end_and_those_that_wait_get_the_next_one() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(9, "a");
+    s.finish(9);
+    for request in 1..=5 {
+        s.arrive(request, "a");
+    }
+    assert_eq!(
+        s.down(1, DownCause::Gone),
+        [
+            "close a",
+            "cancel r1: BackendLost",
+            "cancel r2: BackendLost",
+            "cancel r3: BackendLost",
+            "cancel r4: BackendLost",
+            "memory of a"
+        ]
+    );
+    assert_eq!(s.drop_lease(1), NOTHING);
+    assert_eq!(s.freed(true), ["preflight a"]);
+    assert_eq!(s.finish_swap(1.0), ["load a Cold", "open a", "lease r5 g2"]);
+}
+
+#[test]
+fn resident_that_dies_of_its_first_requests_is_not_loaded_for_ever() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    for request in 1..=5 {
+        s.arrive(request, "a");
+    }
+    let lines = s.down(1, DownCause::Gone);
+    assert!(lines.contains(&"fail r5: backend_unavailable".to_owned()), "{lines:?}");
+    s.freed(true);
+    assert_eq!(s.arrive(6, "a"), ["fail r6: backend_unavailable"]);
+    s.pass(2.0);
+    assert_eq!(s.arrive(7, "a"), ["preflight a"], "but tried again after its back-off");
+}
+
+#[test]
+fn backend_that_hangs_is_killed_before_its_memory_is_used() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    assert_eq!(s.down(1, DownCause::Unresponsive), ["close a", "kill a"]);
+    s.arrive(1, "b");
+    assert_eq!(s.killed(), ["memory of a"]);
+    assert_eq!(s.freed(true), ["preflight b"]);
+}
+
+// 38, g
+#[test]
+fn resident_that_dies_while_draining_is_drained_and_only_its_memory_is_looked_at() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.down(1, DownCause::Gone), ["cancel r1: BackendLost", "memory of a"]);
+    assert_eq!(s.freed(true), ["load b Cold"]);
+    assert_eq!(s.loaded(), ["open b", "lease r2 g2"]);
+}
+
+// 38
+#[test]
+fn resident_that_dies_while_it_is_severed_tells_nobody_twice() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.pass(30.0), ["sever r1"]);
+    assert_eq!(s.down(1, DownCause::Gone), ["memory of a"]);
+    assert_eq!(s.freed(true), ["load b Cold"]);
+}
+
+#[test]
+fn dead_resident_is_not_what_a_failed_load_comes_back_to() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    s.fits();
+    s.down(1, DownCause::Gone);
+    s.freed(true);
+    s.not_loaded();
+    s.killed();
+    assert_eq!(s.freed(true), NOTHING);
+    assert_eq!(s.state(), SlotState::Backoff);
+}
+
+#[test]
+fn death_of_an_earlier_generation_is_old_news() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.finish_swap(1.0);
+    assert_eq!(s.down(1, DownCause::Gone), NOTHING);
+    assert_eq!(s.state(), SlotState::Ready);
+    s.finish(1);
+    s.arrive(2, "a");
+    s.fits();
+    assert_eq!(s.down(2, DownCause::Gone), NOTHING, "it is being unloaded anyway");
+}
+
+// 39
+#[test]
+fn backend_that_was_restarted_without_its_model_is_noticed_within_five_seconds() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.finds = Some(Found::Nothing);
+    assert_eq!(s.pass(5.0), ["close a", "memory of a"]);
+}
+
+// 39, p
+#[test]
+fn model_that_somebody_else_has_put_there_is_what_is_resident() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.finds = Some(Found::Serving("b".into()));
+    assert_eq!(s.pass(5.0), ["cancel r1: BackendLost", "close a", "open b", "lease r2 g2"]);
+    s.finds = Some(Found::Serving("stranger".into()));
+    assert_eq!(s.pass(5.0), ["close b", "cancel r2: BackendLost", "memory of b"], "unless nobody knows it");
+}
+
+#[test]
+fn model_that_is_there_already_when_the_worker_starts_is_kept() {
+    let mut s = Stage::unstarted(SlotConfig { default: Some("a".into()), ..config(&["a", "b"]) });
+    s.handle(Event::Started);
+    assert_eq!(s.arrive(1, "b"), NOTHING, "first it is looked at what is there");
+    assert_eq!(s.answer_probe(Found::Serving("b".into())), ["open b", "lease r1 g1"]);
+}
+
+// 40
+#[test]
+fn connection_that_is_refused_makes_it_look_at_once() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.finds = Some(Found::Nothing);
+    assert_eq!(s.handle(Event::ConnectFailed { generation: 7 }), NOTHING, "not of this generation");
+    assert_eq!(s.handle(Event::ConnectFailed { generation: 1 }), ["close a", "memory of a"]);
+}
+
+#[test]
+fn three_looks_without_an_answer_are_a_death_and_two_are_not() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.finds = Some(Found::Silence);
+    assert_eq!(s.pass(10.0), NOTHING);
+    s.finds = Some(Found::Serving("a".into()));
+    s.pass(5.0);
+    s.finds = Some(Found::Silence);
+    assert_eq!(s.pass(10.0), NOTHING);
+    assert_eq!(s.pass(5.0), ["close a", "kill a"]);
+}
+
+#[test]
+fn driver_that_does_not_answer_a_look_has_said_nothing() {
+    let mut s = Stage::unstarted(config(&["a"]));
+    s.handle(Event::Started);
+    s.arrive(1, "a");
+    assert_eq!(s.pass(10.0), ["preflight a"]);
+}
+
+// 54, n
+#[test]
+fn link_that_is_lost_mid_swap_takes_its_requests_with_it() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.handle(Event::RelayLost { relay: OLD }), ["cancel r1: RelayLost", "open a"], "and with it the reason");
+    assert_eq!(s.drop_lease(1), NOTHING);
+
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.evicted();
+    assert_eq!(s.handle(Event::RelayLost { relay: OLD }), NOTHING);
+    s.freed(true);
+    assert_eq!(s.loaded(), ["open b"], "what was begun is ended, and told to whoever dials again");
+}
+
+// 54, n
+#[test]
+fn drain_waits_for_requests_of_a_lost_link_until_their_connections_are_closed() {
+    let knobs = Knobs { drain_timeout: super::harness::secs(20.0), ..Knobs::default() };
+    let mut s = Stage::serving_with("a", SlotConfig { knobs, ..config(&["a", "b"]) });
+    s.arrive(1, "a");
+    s.demand(&[("b", 1, 0.0)]);
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.handle(Event::RelayLost { relay: OLD }), ["cancel r1: RelayLost"]);
+    assert_eq!(s.state(), SlotState::Draining);
+    assert_eq!(s.drop_lease(1), ["evict a"]);
+}

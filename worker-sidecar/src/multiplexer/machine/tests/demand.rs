@@ -1,0 +1,140 @@
+//! Requests that wait at relays: they count, and they come when the gate opens.
+
+use super::harness::{NEW, NOTHING, Stage};
+use crate::multiplexer::event::{Event, RelayKey, RelayKind};
+
+const OTHER: RelayKey = RelayKey(2);
+
+#[test]
+fn demand_loads_its_model_and_is_granted_in_the_step_that_opens_the_gate() {
+    let mut s = Stage::new(&["a", "b"]);
+    assert_eq!(s.demand(&[("a", 3, 1.0)]), ["preflight a"]);
+    s.fits();
+    assert_eq!(s.granted("a"), None);
+    assert_eq!(s.loaded(), ["open a"]);
+    assert_eq!(s.granted("a"), Some(4));
+    assert_eq!(s.granted("b"), None);
+    for request in 1..=3 {
+        assert_eq!(s.arrive_from(NEW, request, "a"), [format!("lease r{request} g1")]);
+    }
+}
+
+#[test]
+fn closed_gate_takes_the_models_grant_away() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    assert_eq!(s.granted("a"), Some(4));
+    s.arrive(1, "b");
+    assert_eq!(s.fits(), ["close a", "evict a"]);
+    assert_eq!(s.granted("a"), None);
+    s.finish_swap(1.0);
+    assert_eq!((s.granted("a"), s.granted("b")), (None, Some(3)));
+}
+
+#[test]
+fn request_that_crosses_a_closing_gate_goes_back_and_counts_as_waiting_there() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    assert_eq!(s.arrive_from(NEW, 2, "a"), ["fail r2: at_capacity"]);
+    assert_eq!(s.slot().wanted, 2);
+    s.finish_swap(1.0);
+    s.finish(1);
+    assert_eq!(s.finish_swap(1.0), ["close b", "evict b", "memory of b", "load a Cold", "open a"]);
+}
+
+#[test]
+fn demand_counts_until_its_requests_have_come() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.demand(&[("b", 2, 0.0)]);
+    s.finish_swap(1.0);
+    s.arrive(1, "a");
+    assert_eq!(s.call, None, "b is not idle: two requests are on their way");
+    s.arrive_from(NEW, 2, "b");
+    s.finish(2);
+    assert_eq!(s.call, None);
+    s.arrive_from(NEW, 3, "b");
+    assert_eq!(s.finish(3), ["preflight a"]);
+}
+
+#[test]
+fn demand_whose_requests_never_come_stops_counting_after_a_second() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.demand(&[("b", 2, 0.0)]);
+    s.finish_swap(1.0);
+    s.arrive(1, "a");
+    assert_eq!(s.pass(0.9), NOTHING);
+    assert_eq!(s.pass(0.1), ["preflight a"]);
+}
+
+#[test]
+fn demand_grows_old_while_nothing_is_said() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    s.arrive(1, "a");
+    s.demand(&[("b", 1, 3.0)]);
+    s.pass(1.0);
+    for request in 2..=4 {
+        s.arrive(request, "c");
+    }
+    s.pass(1.0);
+    assert_eq!(s.finish(1), ["preflight b"], "5 s against 3 s");
+}
+
+#[test]
+fn each_demand_replaces_the_one_before() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    s.arrive(1, "a");
+    s.demand(&[("b", 9, 9.0)]);
+    assert_eq!(s.slot().wanted, 1);
+    s.demand(&[("c", 1, 1.0), ("stranger", 3, 1.0)]);
+    assert_eq!(s.slot().wanted, 1);
+    assert_eq!(s.finish(1), ["preflight c"]);
+}
+
+#[test]
+fn slots_are_divided_among_relays_that_wait_and_one_old_relay_is_one_of_them() {
+    let mut s = Stage::new(&["a"]);
+    s.handle(Event::RelayJoined { relay: OTHER, kind: RelayKind::Granted });
+    for request in 1..=9 {
+        s.arrive(request, "a");
+    }
+    s.demand(&[("a", 9, 0.0)]);
+    let lines = s.finish_swap(1.0);
+    assert_eq!(lines, ["load a Cold", "open a", "lease r1 g1", "lease r2 g1"]);
+    assert_eq!(s.granted("a"), Some(2));
+    assert_eq!(s.grants.get(&(OTHER, "a".to_owned())), Some(&0));
+}
+
+#[test]
+fn demand_for_a_failed_model_is_not_listened_to() {
+    let mut s = Stage::new(&["a"]);
+    s.demand(&[("a", 1, 0.0)]);
+    s.fits();
+    s.not_loaded();
+    s.finish_swap(0.0);
+    s.demand(&[("a", 1, 1.0)]);
+    assert_eq!(s.slot().wanted, 0);
+    assert_eq!(s.pass(2.0), NOTHING);
+    assert_eq!(s.demand(&[("a", 1, 2.0)]), ["preflight a"], "it is stated anew once the relay is told");
+}
+
+#[test]
+fn ages_that_no_request_can_have_do_no_harm() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    let model = "b".into();
+    let (oldest, sum) = (std::time::Duration::MAX, std::time::Duration::MAX);
+    let demand = crate::multiplexer::event::Demand { model, waiting: u32::MAX, oldest, sum };
+    assert_eq!(s.handle(Event::Demand { relay: NEW, models: vec![demand] }), ["preflight b"]);
+    assert_eq!(s.finish_swap(1.0).last().unwrap(), "open b");
+}
+
+#[test]
+fn demand_of_a_relay_that_keeps_nothing_is_not_believed() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    let demand = crate::multiplexer::event::Demand {
+        model: "b".into(),
+        waiting: 1,
+        oldest: std::time::Duration::ZERO,
+        sum: std::time::Duration::ZERO,
+    };
+    assert_eq!(s.handle(Event::Demand { relay: super::harness::OLD, models: vec![demand] }), NOTHING);
+}

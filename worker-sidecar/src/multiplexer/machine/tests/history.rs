@@ -1,0 +1,320 @@
+//! Random histories of a slot, played to the machine and to a world that knows what is true: what is on the device, who
+//! waits where, who holds a lease. Whatever happens in whatever order, the invariants of the specification hold (I1 to I11;
+//! that no byte is sent twice is the forwarding's), and when everybody behaves again, everybody is served.
+//!
+//! `MODELRELAY_HISTORY_TRANSITIONS` says how many events to play at least. A history that fails is shrunk and printed, and
+//! its seed is kept in `proptest-regressions`, from where it is played first the next time.
+
+mod op;
+mod world;
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
+
+use self::op::{Finds, MODELS, Op, history};
+use self::world::{Call, World};
+use crate::multiplexer::Model;
+use crate::multiplexer::error::LoadFailure;
+use crate::multiplexer::event::{
+    Arrival, Demand, Event, Found, Left, OpId, Order, OrderId, Outcome, RelayKey, RelayKind, RequestKey,
+};
+use crate::multiplexer::memory::Reading;
+
+impl World {
+    fn act(&mut self, op: Op) {
+        match op {
+            Op::Arrive { relay, model, waited } => {
+                let Some(relay) = self.relay(relay) else { return };
+                self.arrive(relay, MODELS[model].into(), Duration::from_millis(waited));
+            }
+            Op::Queue { relay, model, requests } => {
+                let Some(relay) = self.relay(relay) else { return };
+                let Some((RelayKind::Granted, queue)) = self.relays.get_mut(&relay) else { return };
+                *queue.waiting.entry(MODELS[model].into()).or_default() += requests;
+                self.state_demand(relay);
+            }
+            Op::Send { relay } => {
+                if let Some(relay) = self.relay(relay) {
+                    self.send(relay);
+                }
+            }
+            Op::Withdraw { relay } => {
+                let Some(relay) = self.relay(relay) else { return };
+                let Some((RelayKind::Granted, queue)) = self.relays.get_mut(&relay) else { return };
+                queue.waiting.pop_first();
+                self.state_demand(relay);
+            }
+            Op::Cancel { request } => {
+                let waiting: Vec<_> = self.waiting.keys().copied().collect();
+                let Some(request) = pick(&waiting, request) else { return };
+                self.waiting.remove(&request);
+                self.end(request);
+                self.handle(Event::Cancelled { request });
+            }
+            Op::Finish { lease, answered } => {
+                let running: Vec<_> = self.running.keys().copied().collect();
+                let Some(request) = pick(&running, lease) else { return };
+                self.running.remove(&request);
+                self.handle(Event::Released { request, answered });
+            }
+            Op::Answer { fails, sleeps } => {
+                if let Some((op, call)) = self.call.take() {
+                    self.answer(op, call, fails, sleeps);
+                }
+            }
+            Op::AnswerLate { call, fails } => self.answer_late(call, fails),
+            Op::AnswerProbe { finds } => self.answer_probe(finds),
+            Op::Crash { cause, old } => {
+                let generation = self.machine.generation.saturating_sub(u64::from(old));
+                self.handle(Event::BackendDown { generation, cause });
+            }
+            Op::ConnectFailed => self.handle(Event::ConnectFailed { generation: self.machine.generation }),
+            Op::Join { kind } => {
+                let relay = RelayKey(self.key());
+                self.relays.insert(relay, (kind, world::Queue::default()));
+                self.handle(Event::RelayJoined { relay, kind });
+            }
+            Op::Lose { relay } => {
+                let Some(relay) = self.relay(relay) else { return };
+                self.relays.remove(&relay);
+                let gone: Vec<_> = self.waiting.iter().filter(|(_, (of, _))| *of == relay).map(|(r, _)| *r).collect();
+                for request in gone {
+                    self.waiting.remove(&request);
+                    self.end(request);
+                }
+                self.grants.retain(|(of, _), _| *of != relay);
+                self.handle(Event::RelayLost { relay });
+            }
+            Op::Heard { relay } => {
+                if let Some(relay) = self.relay(relay) {
+                    self.handle(Event::Heard { relay });
+                }
+            }
+            Op::Load { model } => self.order(Order::Load(MODELS[model].into())),
+            Op::Unload { model, now } => self.order(Order::Unload { model: MODELS[model].into(), now }),
+            Op::Pin { model, pinned: true } => self.order(Order::Pin(MODELS[model].into())),
+            Op::Pin { model, pinned: false } => self.order(Order::Unpin(MODELS[model].into())),
+            Op::Config(config) => self.handle(Event::ConfigChanged(Box::new(config))),
+            Op::Stop { millis } => self.handle(Event::Stop { timeout: Duration::from_millis(millis) }),
+            Op::Pass { millis } => self.pass(Duration::from_millis(millis)),
+            Op::Oversleep { millis } => self.now += Duration::from_millis(millis),
+        }
+    }
+
+    fn relay(&self, index: usize) -> Option<RelayKey> {
+        pick(&self.relays.keys().copied().collect::<Vec<_>>(), index)
+    }
+
+    fn arrive(&mut self, relay: RelayKey, model: Model, waited: Duration) {
+        let request = RequestKey(self.key());
+        self.senders.insert(request, relay);
+        if self.relays.get(&relay).is_some_and(|(kind, _)| *kind == RelayKind::Held) {
+            self.waiting.insert(request, (relay, model.clone()));
+        }
+        let at = self.instant().checked_sub(waited).expect("the world is an hour old");
+        self.handle(Event::Arrived(Arrival { relay, request, model, at }));
+    }
+
+    /// As a relay with `slots1` does: only as many as were granted.
+    fn send(&mut self, relay: RelayKey) {
+        let Some((_, queue)) = self.relays.get(&relay) else { return };
+        let may = |model: &Model| {
+            let own = self.running.values().filter(|running| running.relay == relay && running.model == *model);
+            let granted = self.grants.get(&(relay, model.clone())).copied().unwrap_or(0);
+            own.count() < granted as usize
+        };
+        let Some(model) = queue.waiting.keys().find(|model| may(model)).cloned() else { return };
+        if let Some((_, queue)) = self.relays.get_mut(&relay) {
+            queue.take(&model);
+        }
+        let before = self.running.len();
+        self.arrive(relay, model.clone(), Duration::ZERO);
+        if self.running.len() == before
+            && let Some((_, queue)) = self.relays.get_mut(&relay)
+        {
+            // Refused: it is queued again.
+            *queue.waiting.entry(model).or_default() += 1;
+        }
+    }
+
+    fn state_demand(&mut self, relay: RelayKey) {
+        let Some((_, queue)) = self.relays.get(&relay) else { return };
+        let age = Duration::from_millis(300);
+        let models = queue.waiting.iter().map(|(model, waiting)| Demand {
+            model: model.clone(),
+            waiting: *waiting,
+            oldest: age,
+            sum: age * *waiting,
+        });
+        let models = models.collect();
+        self.handle(Event::Demand { relay, models });
+    }
+
+    fn answer(&mut self, op: OpId, call: Call, fails: bool, sleeps: bool) {
+        let no = || "no".to_owned();
+        let outcome = match call {
+            Call::Preflight if fails => Outcome::Preflight(Err(no())),
+            Call::Preflight => Outcome::Preflight(Ok(Reading { free: Some(5), held: Some(30), ..Reading::default() })),
+            Call::Evict(_) if fails => Outcome::Evicted(Err(no())),
+            Call::Evict(_) => Outcome::Evicted(Ok(if sleeps { Left::Asleep } else { Left::Nothing })),
+            Call::Force(_) => Outcome::ForceEvicted(if fails { Err(no()) } else { Ok(()) }),
+            Call::Memory => {
+                if !fails {
+                    self.note_freed();
+                }
+                Outcome::MemoryChecked { freed: !fails }
+            }
+            Call::Load(_) if fails => Outcome::Loaded(Err(LoadFailure::Driver("no".into()))),
+            Call::Load(model) => {
+                self.note_confirmed(model);
+                Outcome::Loaded(Ok(()))
+            }
+        };
+        self.handle(Event::Done { op, outcome });
+    }
+
+    /// The result of something that was superseded. What it says about the device is not true.
+    fn answer_late(&mut self, call: usize, fails: bool) {
+        if self.old_calls.is_empty() {
+            return;
+        }
+        let index = call % self.old_calls.len();
+        let (op, call) = self.old_calls.swap_remove(index);
+        let outcome = match call {
+            Call::Preflight => Outcome::Preflight(Ok(Reading::default())),
+            Call::Evict(_) => Outcome::Evicted(Ok(Left::Nothing)),
+            Call::Force(_) => Outcome::ForceEvicted(Ok(())),
+            Call::Memory => Outcome::MemoryChecked { freed: !fails },
+            Call::Load(_) => Outcome::Loaded(if fails { Err(LoadFailure::DiedAtOnce) } else { Ok(()) }),
+        };
+        self.handle(Event::Done { op, outcome });
+    }
+
+    fn answer_probe(&mut self, finds: Finds) {
+        let Some(op) = self.probe.take() else { return };
+        let resident = self.machine.state.resident().map(|resident| resident.model.clone());
+        let found = match finds {
+            Finds::Truth => resident.clone().map_or(Found::Nothing, Found::Serving),
+            Finds::Nothing => Found::Nothing,
+            Finds::Other(model) => Found::Serving(MODELS[model].into()),
+            Finds::Silence => Found::Silence,
+        };
+        if let Found::Serving(model) = &found
+            && (self.machine.starting || self.machine.ready().is_some())
+            && self.machine.models.get(model).is_some_and(|entry| !entry.removed)
+            && self.machine.probe.is_some_and(|probe| probe.op == op)
+        {
+            self.note_confirmed(model.clone());
+        }
+        self.handle(Event::Done { op, outcome: Outcome::Probed(found) });
+    }
+
+    fn order(&mut self, order: Order) {
+        let id = OrderId(self.key());
+        self.orders.insert(id);
+        self.handle(Event::Ordered { id, order });
+    }
+
+    /// Everybody behaves: nothing fails, what runs ends, relays send what they may. Then everybody is served.
+    fn calm_down(&mut self) {
+        for model in &MODELS[..MODELS.len() - 1] {
+            self.order(Order::Unpin((*model).into()));
+        }
+        self.order(Order::Unload { model: MODELS[0].into(), now: true });
+        for _ in 0..400 {
+            if self.is_calm() {
+                return;
+            }
+            if let Some((op, call)) = self.call.take() {
+                self.answer(op, call, false, false);
+            }
+            self.answer_probe(Finds::Truth);
+            for relay in self.relays.keys().copied().collect::<Vec<_>>() {
+                self.send(relay);
+                self.state_demand(relay);
+            }
+            for request in self.running.keys().copied().collect::<Vec<_>>() {
+                self.running.remove(&request);
+                self.handle(Event::Released { request, answered: true });
+            }
+            self.pass(Duration::from_secs(2));
+        }
+        assert_eq!(self.waiting.len(), 0, "requests wait for ever in {:?}", self.machine.state);
+        assert_eq!(
+            self.orders.len(),
+            0,
+            "orders wait for ever in {:?}: {:?}",
+            self.machine.state,
+            self.machine.pending
+        );
+        panic!("demand waits for ever in {:?}", self.machine.state);
+    }
+
+    /// Whether everybody has what he may hope for.
+    fn is_calm(&self) -> bool {
+        let machine = &self.machine;
+        let hopes = |model: &Model| machine.models.get(model).is_some_and(|entry| machine.can_hold(entry));
+        let stopped = machine.refusal().is_some();
+        let queued = self.relays.values().flat_map(|(_, queue)| queue.waiting.keys()).any(hopes);
+        self.waiting.is_empty() && self.orders.is_empty() && (stopped || !queued)
+    }
+}
+
+impl super::super::Machine {
+    /// Whether the model fits into the device that the world plays.
+    fn can_hold(&self, entry: &super::super::entry::Entry) -> bool {
+        let declared = entry.config.memory.max(entry.measured).map_or(0, |size| size * 115 / 100);
+        !entry.removed && declared <= 35.min(self.config.memory.unwrap_or(u64::MAX))
+    }
+}
+
+impl world::Queue {
+    fn take(&mut self, model: &Model) {
+        if let Some(waiting) = self.waiting.get_mut(model) {
+            *waiting -= 1;
+        }
+        self.waiting.retain(|_, waiting| *waiting > 0);
+    }
+}
+
+fn pick<T: Copy>(from: &[T], index: usize) -> Option<T> {
+    (!from.is_empty()).then(|| from[index % from.len()])
+}
+
+#[test]
+fn random_histories_keep_the_invariants_and_end_with_everybody_served() {
+    let wanted = std::env::var("MODELRELAY_HISTORY_TRANSITIONS")
+        .map_or(10_000, |wanted| wanted.parse::<u64>().expect("a number of transitions"));
+    let transitions = Cell::new(0);
+    while transitions.get() < wanted {
+        let mut runner = TestRunner::new(Config {
+            cases: u32::try_from(wanted.div_ceil(200).min(100)).unwrap_or(100),
+            failure_persistence: Some(Box::new(FileFailurePersistence::SourceParallel("proptest-regressions"))),
+            source_file: Some(file!()),
+            ..Config::default()
+        });
+        let outcome = runner.run(&history(), |(config, ops)| {
+            let mut world = World::new(config);
+            for kind in [RelayKind::Held, RelayKind::Granted, RelayKind::Granted] {
+                world.act(Op::Join { kind });
+            }
+            world.handle(Event::Started);
+            for op in ops {
+                world.act(op);
+            }
+            // The calm end is easy to live through, and not counted.
+            transitions.set(transitions.get() + world.transitions);
+            world.calm_down();
+            Ok(())
+        });
+        if let Err(failure) = outcome {
+            panic!("{failure}");
+        }
+    }
+    #[expect(clippy::print_stdout, reason = "the number is what this test is asked for")]
+    {
+        println!("{} transitions", transitions.get());
+    }
+}

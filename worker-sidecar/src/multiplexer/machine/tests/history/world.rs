@@ -1,0 +1,294 @@
+//! The world around a slot: relays with queues of their own, a driver with a device, requests with clients. It knows what is
+//! true, and holds the machine to it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use modelrelay_protocol::message::SlotState;
+
+use crate::multiplexer::Model;
+use crate::multiplexer::effect::{Effect, News, Reason};
+use crate::multiplexer::event::{Event, OpId, OrderId, RelayKey, RelayKind, RequestKey};
+use crate::multiplexer::machine::{Jitter, Machine};
+use crate::multiplexer::{config::SlotConfig, policy};
+
+/// A call that the driver was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    Preflight,
+    Evict(Model),
+    Force(Model),
+    Memory,
+    Load(Model),
+}
+
+/// A relay that keeps its requests until its grant lets it send them.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    pub(super) waiting: BTreeMap<Model, u32>,
+}
+
+pub(super) struct World {
+    pub(super) machine: Machine,
+    pub(super) start: Instant,
+    pub(super) now: Duration,
+    pub(super) transitions: u64,
+    pub(super) relays: BTreeMap<RelayKey, (RelayKind, Queue)>,
+    pub(super) next_key: u64,
+    /// Requests of relays that keep nothing, which wait in the slot.
+    pub(super) waiting: BTreeMap<RequestKey, (RelayKey, Model)>,
+    /// Who has sent each request.
+    pub(super) senders: BTreeMap<RequestKey, RelayKey>,
+    /// Leases whose holders have not let go.
+    pub(super) running: BTreeMap<RequestKey, Running>,
+    ended: BTreeSet<RequestKey>,
+    /// What the relays may send.
+    pub(super) grants: BTreeMap<(RelayKey, Model), u32>,
+    open: Option<Model>,
+    pub(super) call: Option<(OpId, Call)>,
+    pub(super) old_calls: Vec<(OpId, Call)>,
+    pub(super) probe: Option<OpId>,
+    /// What is on the device, from the beginning of its load until its memory was seen to be free.
+    occupied: BTreeSet<Model>,
+    /// Which model the driver last said is ready and the right one.
+    confirmed: Option<Model>,
+    /// An eviction has begun since the last load was confirmed.
+    committed: bool,
+    pub(super) orders: BTreeSet<OrderId>,
+    stopped: bool,
+    /// The last generation whose gate was opened, and when that was.
+    generation: u64,
+    residency: Instant,
+    /// The quantum for each target, as it was before the event.
+    quanta: BTreeMap<Model, Duration>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Running {
+    pub(super) model: Model,
+    pub(super) relay: RelayKey,
+    generation: u64,
+    told_to_end: bool,
+}
+
+impl World {
+    pub(super) fn new(config: SlotConfig) -> Self {
+        let start = Instant::now();
+        Self {
+            machine: Machine::new(config, Jitter::Seeded(7), start),
+            // Requests come that are older than the worker.
+            start: start + Duration::from_secs(3600),
+            now: Duration::ZERO,
+            transitions: 0,
+            relays: BTreeMap::new(),
+            next_key: 0,
+            waiting: BTreeMap::new(),
+            senders: BTreeMap::new(),
+            running: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            grants: BTreeMap::new(),
+            open: None,
+            call: None,
+            old_calls: Vec::new(),
+            probe: None,
+            occupied: BTreeSet::new(),
+            confirmed: None,
+            committed: false,
+            orders: BTreeSet::new(),
+            stopped: false,
+            generation: 0,
+            residency: start,
+            quanta: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn instant(&self) -> Instant {
+        self.start + self.now
+    }
+
+    pub(super) fn key(&mut self) -> u64 {
+        self.next_key += 1;
+        self.next_key
+    }
+
+    pub(super) fn pass(&mut self, time: Duration) {
+        let until = self.now + time;
+        while let Some(due) = self.machine.next_timeout().map(|due| due.saturating_duration_since(self.start))
+            && due <= until
+        {
+            self.now = self.now.max(due);
+            self.handle(Event::Tick);
+        }
+        self.now = until;
+    }
+
+    pub(super) fn handle(&mut self, event: Event) {
+        self.transitions += 1;
+        let (machine, knobs) = (&self.machine, &self.machine.config.knobs);
+        let quanta = machine.models.keys().map(|to| (to.clone(), policy::quantum(knobs, machine.swap_cost(to))));
+        self.quanta = quanta.collect();
+        let effects = self.machine.handle(event, self.instant());
+        for effect in &effects {
+            self.record(effect);
+        }
+        self.check();
+        let again = self.machine.handle(Event::Tick, self.instant());
+        assert!(again.is_empty(), "something was left to be done: {again:?}");
+    }
+
+    /// The driver said that memory is free, or that this model serves.
+    pub(super) fn note_freed(&mut self) {
+        self.occupied.clear();
+    }
+
+    pub(super) fn note_confirmed(&mut self, model: Model) {
+        self.occupied = BTreeSet::from([model.clone()]);
+        self.confirmed = Some(model);
+        self.committed = false;
+    }
+
+    fn ask(&mut self, op: OpId, call: Call) {
+        if let Some(old) = self.call.replace((op, call)) {
+            self.old_calls.push(old);
+        }
+    }
+
+    fn record(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Lease { request, model, generation } => self.record_lease(*request, model, *generation),
+            Effect::Fail { request, .. } => {
+                self.waiting.remove(request);
+                self.end(*request);
+            }
+            Effect::CancelLease { request, .. } => {
+                let running = self.running.get_mut(request).expect("a lease to be ended");
+                assert!(!running.told_to_end, "{request:?} was told twice");
+                running.told_to_end = true;
+            }
+            Effect::OpenGate { model } => {
+                assert_eq!(self.open.replace(model.clone()), None, "two gates are open");
+                assert_eq!(self.confirmed.as_ref(), Some(model), "I9: nobody has seen it ready");
+                assert!(!self.committed, "I11: there is no way back from an eviction");
+                // A gate that is opened again after a drain was called off begins no new residency.
+                if self.generation != self.machine.generation {
+                    self.generation = self.machine.generation;
+                    self.residency = self.instant();
+                }
+            }
+            Effect::CloseGate { model } => {
+                assert_eq!(self.open.take().as_ref(), Some(model));
+                self.grants.clear();
+            }
+            Effect::Grant { relay, model, values } => {
+                assert_eq!(self.open.as_ref(), Some(model), "a closed gate grants nothing");
+                self.grants.insert((*relay, model.clone()), values.slots);
+            }
+            Effect::Preflight { op, .. } => self.ask(*op, Call::Preflight),
+            Effect::Evict { op, model } => {
+                self.committed = true;
+                self.check_nothing_runs();
+                self.ask(*op, Call::Evict(model.clone()));
+            }
+            Effect::ForceEvict { op, model } => {
+                self.committed = true;
+                self.check_nothing_runs();
+                self.ask(*op, Call::Force(model.clone()));
+            }
+            Effect::CheckMemory { op, .. } => self.ask(*op, Call::Memory),
+            Effect::Load { op, model, .. } => {
+                assert!(self.occupied.is_empty(), "I1: {model} is loaded beside {:?}", self.occupied);
+                self.occupied.insert(model.clone());
+                self.check_nothing_runs();
+                self.ask(*op, Call::Load(model.clone()));
+            }
+            Effect::Probe { op, .. } => self.probe = Some(*op),
+            Effect::OrderDone { id, .. } => assert!(self.orders.remove(id), "an order is answered once"),
+            Effect::News(news) => self.record_news(news),
+            Effect::Stopped => assert!(!std::mem::replace(&mut self.stopped, true)),
+            Effect::Changed | Effect::Discard { .. } => {}
+        }
+    }
+
+    fn record_lease(&mut self, request: RequestKey, model: &Model, generation: u64) {
+        assert_eq!(self.open.as_ref(), Some(model), "I3: its gate is closed");
+        assert_eq!(self.confirmed.as_ref(), Some(model), "I9");
+        let relay = self.senders[&request];
+        self.waiting.remove(&request);
+        self.end(request);
+        let running = Running { model: model.clone(), relay, generation, told_to_end: false };
+        self.running.insert(request, running);
+    }
+
+    /// I5: leased, failed or cancelled, and once.
+    pub(super) fn end(&mut self, request: RequestKey) {
+        assert!(self.ended.insert(request), "{request:?} ended twice");
+    }
+
+    fn record_news(&mut self, news: &News) {
+        let News::SwapBegun { from: Some(from), to: Some(to), reason } = news else { return };
+        match reason {
+            Reason::Idle => {
+                let busy = self.running.values().any(|running| running.model == *from && !running.told_to_end);
+                let wanted = self.waiting.values().any(|(_, model)| model == from);
+                assert!(!busy && !wanted, "I7: {from} had work");
+            }
+            Reason::Quantum => {
+                let age = self.instant().saturating_duration_since(self.residency);
+                assert!(age >= self.quanta[to], "I7: {age:?} of {:?}", self.quanta[to]);
+            }
+            Reason::Wanted | Reason::Order | Reason::Default | Reason::Ttl | Reason::Removed => {}
+        }
+        assert!(!self.machine.is_pinned(from), "a pinned model is left");
+    }
+
+    fn check_nothing_runs(&self) {
+        assert!(self.machine.leases.is_empty(), "unloaded under its requests");
+        assert_eq!(self.open, None, "an open gate before nothing");
+    }
+
+    fn check(&self) {
+        let machine = &self.machine;
+        let due = machine.next_timeout();
+        assert!(due.is_none_or(|due| due > self.instant()), "a timeout in the past");
+        for (request, lease) in &machine.leases {
+            let running = self.running.get(request).expect("I4: a lease that was released");
+            assert_eq!((running.generation, &running.model), (lease.generation, &lease.model));
+            assert_eq!(lease.generation, machine.generation, "I2: a lease of a generation that is gone");
+        }
+        for (request, running) in &self.running {
+            let gone = !machine.leases.contains_key(request);
+            assert!(!gone || running.told_to_end, "I4: {request:?} runs and nobody counts it");
+        }
+        let held = machine.models.values().flat_map(|entry| {
+            let model = entry.model();
+            entry.held.iter().map(move |waiter| (waiter.request, (waiter.relay, model.clone())))
+        });
+        let held: BTreeMap<_, _> = held.collect();
+        assert_eq!(held, self.waiting, "I5: a waiting request was lost or kept");
+        for entry in machine.models.values() {
+            let counted = machine
+                .leases
+                .values()
+                .filter(|lease| lease.model == *entry.model() && self.relays.contains_key(&lease.relay));
+            assert_eq!(entry.divider.running() as usize, counted.count(), "I4: {} counts wrongly", entry.model());
+            let open = self.open.as_ref() == Some(entry.model());
+            assert_eq!(entry.gate_open, open);
+            assert_eq!(entry.divider.capacity(), if open { entry.config.capacity } else { 0 });
+        }
+        let slot = machine.snapshot();
+        assert_eq!(
+            slot.state == SlotState::Ready && !machine.is_leaving(),
+            self.open.is_some(),
+            "the gate of {slot:?}"
+        );
+        assert_eq!(machine.models.values().filter(|entry| entry.removed && !entry.held.is_empty()).count(), 0);
+        assert!(self.machine.abandoned.len() <= 8 && self.machine.pending.len() == self.orders.len());
+    }
+}
+
+impl Machine {
+    /// Whether the resident is one that may not be let in to any more.
+    fn is_leaving(&self) -> bool {
+        self.ready().is_some_and(|resident| self.models.get(&resident.model).is_none_or(|entry| entry.removed))
+    }
+}

@@ -1,0 +1,144 @@
+//! A lease is made and ended once, whatever its holder does.
+
+use super::harness::{NEW, NOTHING, OLD, Stage, config};
+use crate::multiplexer::config::{Knobs, SlotConfig};
+use crate::multiplexer::event::{DownCause, RequestKey};
+
+// 1
+#[test]
+fn request_for_the_resident_gets_its_lease_at_once() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    assert_eq!(s.arrive(1, "a"), ["lease r1 g1"]);
+    assert_eq!(s.finish(1), NOTHING);
+    assert_eq!(s.machine.lease_of(RequestKey(1)), None);
+}
+
+// 2
+#[test]
+fn leases_stack_up_to_the_models_capacity_and_the_next_one_waits() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    for request in 1..=4 {
+        assert_eq!(s.arrive(request, "a"), [format!("lease r{request} g1")]);
+    }
+    assert_eq!(s.arrive(5, "a"), NOTHING);
+    assert_eq!(s.finish(2), ["lease r5 g1"]);
+}
+
+// 3
+#[test]
+fn request_that_is_refused_leaves_nothing_behind() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    assert_eq!(s.arrive(1, "nobody"), ["fail r1: model_not_found"]);
+    s.arrive(2, "b");
+    assert_eq!(s.fits(), ["close a", "evict a"], "no lease holds the swap up");
+    s.evicted();
+    s.freed(true);
+    assert_eq!(s.not_loaded(), ["fail r2: backend_unavailable", "kill b"]);
+    assert_eq!(s.machine.lease_of(RequestKey(2)), None);
+}
+
+// 4, as far as it is the slot's: the guard that is dropped by the panic releases.
+#[test]
+fn lease_whose_holder_panicked_is_released_like_any_other() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    for request in 1..=4 {
+        s.arrive(request, "a");
+    }
+    s.arrive(5, "a");
+    assert_eq!(s.drop_lease(3), ["lease r5 g1"]);
+}
+
+// 5
+#[test]
+fn second_release_of_a_lease_frees_nothing() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    for request in 1..=4 {
+        s.arrive(request, "a");
+    }
+    s.finish(1);
+    assert_eq!(s.finish(1), NOTHING);
+    assert_eq!(s.arrive(5, "a"), ["lease r5 g1"]);
+    assert_eq!(s.arrive(6, "a"), NOTHING, "four run");
+}
+
+// 6, c
+#[test]
+fn release_after_a_sever_does_not_count_for_the_next_generation() {
+    let knobs = Knobs { drain_timeout: super::harness::secs(0.0), ..Knobs::default() };
+    let mut s = Stage::serving_with("a", SlotConfig { knobs, ..config(&["a", "b"]) });
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    assert_eq!(s.fits(), ["close a", "sever r1"]);
+    assert_eq!(s.pass(2.0), ["evict a"], "the grace is over, whether it hung up or not");
+    s.finish_swap(1.0);
+    s.finish(2);
+    s.arrive(3, "a");
+    s.finish_swap(1.0);
+    assert_eq!(s.machine.lease_of(RequestKey(3)), Some(3));
+    for request in 4..=6 {
+        s.arrive(request, "a");
+    }
+    assert_eq!(s.arrive(7, "a"), NOTHING, "four run");
+    assert_eq!(s.drop_lease(1), NOTHING, "it hangs up at last, two generations late");
+    assert_eq!(s.arrive(8, "a"), NOTHING, "and four run still");
+    s.drop_lease(3);
+    assert_eq!(s.machine.lease_of(RequestKey(7)), Some(3));
+}
+
+// 8, b
+#[test]
+fn lease_that_nobody_wants_any_more_is_given_back_and_passed_on() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    for request in 1..=4 {
+        s.arrive(request, "a");
+    }
+    s.arrive(5, "a");
+    s.arrive(6, "a");
+    assert_eq!(s.finish(1), ["lease r5 g1"]);
+    assert_eq!(s.drop_lease(5), ["lease r6 g1"], "its caller had vanished");
+}
+
+#[test]
+fn relay_without_grants_may_not_fill_the_slot_beyond_what_was_registered() {
+    let mut s = Stage::serving_with("a", SlotConfig { max_held_per_relay: 2, ..config(&["a", "b"]) });
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    assert_eq!(s.arrive(3, "b"), ["fail r3: queue_full"]);
+    assert_eq!(s.arrive_from(NEW, 4, "a"), ["lease r4 g1"], "another relay is not in its way");
+    s.finish(1);
+    assert!(!s.arrive(5, "b").contains(&"fail r5: queue_full".to_owned()));
+}
+
+#[test]
+fn request_of_a_relay_that_is_gone_is_not_kept() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.handle(crate::multiplexer::event::Event::RelayLost { relay: OLD });
+    assert_eq!(s.arrive(1, "a"), ["fail r1: at_capacity"]);
+}
+
+// 35
+#[test]
+fn no_way_for_a_request_to_end_leaks_a_count() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    for round in 0..50 {
+        let first = round * 10;
+        for request in first..first + 8 {
+            s.arrive(request, "a");
+        }
+        s.cancel(first + 4);
+        s.finish(first);
+        s.drop_lease(first + 1);
+        s.finish(first + 1);
+        s.cancel(first + 7);
+        for request in first..first + 8 {
+            s.drop_lease(request);
+            s.cancel(request);
+        }
+    }
+    for request in 1001..=1004 {
+        assert_eq!(s.arrive(request, "a"), [format!("lease r{request} g1")]);
+    }
+    assert_eq!(s.arrive(1005, "a"), NOTHING);
+    assert_eq!(s.down(1, DownCause::Gone).len(), 6, "a closed gate, four cancels, one look at the memory");
+}

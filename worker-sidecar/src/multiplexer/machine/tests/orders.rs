@@ -1,0 +1,328 @@
+//! Operators: orders, new configurations, the end of the worker.
+
+use modelrelay_protocol::message::SlotState;
+
+use super::harness::{Call, NOTHING, Stage, config, secs};
+use crate::multiplexer::config::ModelConfig;
+use crate::multiplexer::event::{DownCause, Event, Order};
+
+fn load(model: &str) -> Order {
+    Order::Load(model.into())
+}
+
+fn unload(model: &str, now: bool) -> Order {
+    Order::Unload { model: model.into(), now }
+}
+
+#[test]
+fn ordered_load_is_answered_when_it_is_done() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    assert_eq!(s.order(1, load("a")), ["order 1 done"]);
+    assert_eq!(s.order(2, load("b")), ["preflight b"]);
+    assert_eq!(s.finish_swap(1.0).last().unwrap(), "order 2 done");
+    assert_eq!(s.resident(), Some("b".into()));
+    assert_eq!(s.order(3, load("nobody")), ["order 3 failed: the slot has no such model"]);
+}
+
+#[test]
+fn ordered_load_does_not_push_aside_those_who_wait_for_another() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    for request in 1..=5 {
+        s.arrive(request, "a");
+    }
+    assert_eq!(s.order(1, load("b")), ["order 1 failed: requests for model a wait"]);
+    s.cancel(5);
+    assert_eq!(s.order(2, load("b")), ["preflight b"]);
+    s.arrive(6, "c");
+    assert_eq!(s.fits(), ["order 2 failed: requests for model c wait"]);
+}
+
+#[test]
+fn ordered_load_that_fails_says_why() {
+    let mut s = Stage::new(&["a"]);
+    s.order(1, load("a"));
+    s.fits();
+    let failed = "order 1 failed: model a could not be loaded: its backend ended while loading: boom";
+    assert_eq!(s.not_loaded(), [failed, "kill a"]);
+    s.finish_swap(0.0);
+    assert_eq!(s.order(2, load("a")), ["preflight a"], "who asks by hand does not wait for the back-off");
+}
+
+#[test]
+fn ordered_load_waits_for_one_that_is_under_way_and_no_other() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    s.arrive(1, "b");
+    s.fits();
+    assert_eq!(s.order(1, load("c")), ["order 1 failed: the slot is in the middle of a swap"]);
+    assert_eq!(s.order(2, load("b")), NOTHING);
+    assert!(s.finish_swap(1.0).contains(&"order 2 done".to_owned()));
+}
+
+#[test]
+fn later_order_replaces_an_earlier_one() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    s.order(1, load("b"));
+    assert_eq!(s.order(2, load("c")), ["order 1 failed: another model was loaded meanwhile", "preflight c"]);
+    assert_eq!(s.finish_swap(1.0).last().unwrap(), "order 2 done");
+}
+
+#[test]
+fn order_is_answered_when_its_preflight_is_overtaken_by_a_crash() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.order(1, load("b"));
+    s.down(1, DownCause::Gone);
+    assert_eq!(s.freed(true), ["order 1 failed: another model was loaded meanwhile"]);
+}
+
+#[test]
+fn unload_drains_by_default_and_severs_now_if_so_ordered() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    assert_eq!(s.order(1, unload("a", false)), ["close a"]);
+    assert_eq!(s.order(2, unload("a", true)), ["sever r1"]);
+    assert_eq!(s.drop_lease(1), ["evict a"]);
+    assert_eq!(s.finish_swap(0.0), ["memory of a", "order 1 done", "order 2 done"]);
+    assert_eq!(s.state(), SlotState::Empty);
+    assert_eq!(s.order(3, unload("a", false)), ["order 3 failed: the model is not loaded"]);
+}
+
+#[test]
+fn unload_of_a_pinned_model_is_refused() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.order(1, Order::Pin("a".into()));
+    assert_eq!(s.order(2, unload("a", true)), ["order 2 failed: model a is pinned; unpin it first"]);
+    assert_eq!(s.order(3, load("b")), ["order 3 failed: model a is pinned; unpin it first"]);
+}
+
+#[test]
+fn pin_that_comes_while_it_is_asked_whether_an_ordered_model_fits_stops_the_order() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.order(1, load("b"));
+    s.order(2, Order::Pin("a".into()));
+    assert_eq!(s.fits(), ["order 1 failed: model a is pinned; unpin it first"]);
+}
+
+#[test]
+fn unloaded_model_comes_back_when_somebody_wants_it() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.order(1, unload("a", false));
+    s.arrive(1, "a");
+    assert_eq!(s.finish_swap(1.0).last().unwrap(), "lease r1 g2");
+}
+
+// k
+#[test]
+fn unload_during_the_load_lets_it_serve_who_waits_and_then_unloads() {
+    let mut s = Stage::new(&["a"]);
+    s.arrive(1, "a");
+    s.fits();
+    assert_eq!(s.order(1, unload("a", false)), NOTHING);
+    assert_eq!(s.loaded(), ["open a", "lease r1 g1", "close a"]);
+    assert_eq!(s.finish(1), ["evict a"]);
+    assert_eq!(s.finish_swap(0.0), ["memory of a", "order 1 done"]);
+}
+
+// k
+#[test]
+fn unload_now_during_the_load_kills_it() {
+    let mut s = Stage::new(&["a"]);
+    s.order(1, load("a"));
+    s.fits();
+    let op = s.op();
+    assert_eq!(s.order(2, unload("a", true)), ["kill a"]);
+    let late = crate::multiplexer::event::Outcome::Loaded(Ok(()));
+    assert_eq!(s.late(op, late), NOTHING, "its success is of no interest any more");
+    assert_eq!(
+        s.finish_swap(0.0),
+        ["memory of a", "order 2 done", "order 1 failed: another model was loaded meanwhile"]
+    );
+}
+
+#[test]
+fn unload_now_is_the_way_out_of_a_quarantine() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.not_evicted();
+    s.not_killed();
+    assert_eq!(s.state(), SlotState::Quarantined);
+    let refused = "order 1 failed: the slot's memory could not be freed; unload with mode now kills the backend";
+    assert_eq!(s.order(1, unload("a", false)), [refused]);
+    assert_eq!(s.order(2, unload("a", true)), ["kill a"]);
+    assert_eq!(s.finish_swap(0.0), ["memory of a", "order 2 done"]);
+    assert_eq!(s.arrive(2, "b"), ["preflight b"]);
+}
+
+// 60, m
+#[test]
+fn resident_that_is_not_in_the_configuration_any_more_drains_and_goes() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    for request in 1..=5 {
+        s.arrive(request, "a");
+    }
+    let lines = s.handle(Event::ConfigChanged(Box::new(config(&["b", "c"]))));
+    assert_eq!(lines, ["fail r5: model_not_found", "close a"]);
+    assert_eq!(s.arrive(6, "a"), ["fail r6: model_not_found"]);
+    for request in 1..=3 {
+        assert_eq!(s.finish(request), NOTHING);
+    }
+    assert_eq!(s.finish(4), ["evict a"]);
+    s.finish_swap(0.0);
+    let known: Vec<_> = s.slot().models.into_iter().map(|model| model.id).collect();
+    assert_eq!(known, ["b", "c"]);
+    assert_eq!(s.arrive(7, "c"), ["preflight c"]);
+}
+
+// 60, m
+#[test]
+fn target_that_is_not_in_the_configuration_any_more_is_not_loaded() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["a"])))), ["fail r2: model_not_found", "open a"]);
+
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.handle(Event::ConfigChanged(Box::new(config(&["a"]))));
+    assert_eq!(s.finish_swap(1.0), ["memory of a"]);
+    assert_eq!(s.state(), SlotState::Empty);
+
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.evicted();
+    s.freed(true);
+    s.handle(Event::ConfigChanged(Box::new(config(&["a"]))));
+    assert_eq!(s.loaded(), ["evict b"], "nobody is let in");
+}
+
+// 60
+#[test]
+fn new_capacity_and_new_models_count_at_once() {
+    let mut s = Stage::serving("a", &["a"]);
+    for request in 1..=5 {
+        s.arrive(request, "a");
+    }
+    let mut more = config(&["a", "b"]);
+    more.models[0].capacity = 5;
+    assert_eq!(s.handle(Event::ConfigChanged(Box::new(more))), ["lease r5 g1"]);
+    s.arrive(6, "b");
+    assert_eq!(s.pass(6.0), ["preflight b"]);
+}
+
+#[test]
+fn order_to_pin_survives_a_reload_that_says_nothing_about_it() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.order(1, Order::Pin("a".into()));
+    s.handle(Event::ConfigChanged(Box::new(config(&["a", "b"]))));
+    assert!(s.slot().models[0].pinned);
+    let mut pinned = config(&["a", "b"]);
+    pinned.models[1] = ModelConfig { pin: true, ..ModelConfig::new("b", 4) };
+    s.handle(Event::ConfigChanged(Box::new(pinned)));
+    s.handle(Event::ConfigChanged(Box::new(config(&["a", "b"]))));
+    assert!(s.slot().models[0].pinned && !s.slot().models[1].pinned);
+}
+
+#[test]
+fn sleeping_model_that_is_not_in_the_configuration_any_more_is_discarded() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.put_to_sleep();
+    s.finish_swap(1.0);
+    assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["b"])))), ["discard a"]);
+}
+
+// 58
+#[test]
+fn end_of_the_worker_drains_what_runs_and_sends_back_what_waits() {
+    let stop = || Event::Stop { timeout: secs(20.0) };
+    let mut s = Stage::serving("a", &["a", "b"]);
+    for request in 1..=5 {
+        s.arrive(request, "a");
+    }
+    s.arrive(6, "b");
+    assert_eq!(s.handle(stop()), ["close a", "fail r5: draining", "fail r6: draining"]);
+    assert_eq!(s.arrive(7, "a"), ["fail r7: draining"]);
+    for request in 1..=3 {
+        assert_eq!(s.finish(request), NOTHING);
+    }
+    assert_eq!(s.pass(19.9), NOTHING);
+    assert_eq!(s.pass(0.1), ["cancel r4: Shutdown", "stopped"]);
+    assert_eq!(s.handle(stop()), NOTHING);
+    assert_eq!(s.drop_lease(4), NOTHING);
+}
+
+/// A slot in each of its states, with request 2 waiting for `b` where anybody can.
+fn in_each_state() -> Vec<(SlotState, Stage)> {
+    let draining = || {
+        let mut s = Stage::serving("a", &["a", "b"]);
+        s.arrive(1, "a");
+        s.arrive(2, "b");
+        s.pass(6.0);
+        s.fits();
+        s
+    };
+    let loading = || {
+        let mut s = draining();
+        s.finish(1);
+        s.evicted();
+        s.freed(true);
+        s
+    };
+    let mut severing = draining();
+    severing.pass(30.0);
+    let mut evicting = draining();
+    evicting.finish(1);
+    let mut rolling_back = loading();
+    rolling_back.not_loaded();
+    rolling_back.killed();
+    rolling_back.freed(true);
+    rolling_back.arrive(2, "a");
+    let mut backoff = loading();
+    backoff.not_loaded();
+    backoff.killed();
+    backoff.freed(true);
+    backoff.not_loaded();
+    backoff.killed();
+    backoff.freed(true);
+    let mut quarantined = draining();
+    quarantined.finish(1);
+    quarantined.not_evicted();
+    quarantined.not_killed();
+    vec![
+        (SlotState::Empty, Stage::new(&["a", "b"])),
+        (SlotState::Ready, Stage::serving("a", &["a", "b"])),
+        (SlotState::Draining, draining()),
+        (SlotState::Severing, severing),
+        (SlotState::Evicting, evicting),
+        (SlotState::Loading, loading()),
+        (SlotState::RollingBack, rolling_back),
+        (SlotState::Backoff, backoff),
+        (SlotState::Quarantined, quarantined),
+    ]
+}
+
+// 58
+#[test]
+fn end_of_the_worker_comes_from_every_state_and_leaves_nobody_waiting() {
+    for (state, mut s) in in_each_state() {
+        assert_eq!(s.state(), state);
+        let op = s.call;
+        let mut lines = s.handle(Event::Stop { timeout: secs(20.0) });
+        if let Some((Call::Load, op)) = op {
+            lines.extend(s.late(op, crate::multiplexer::event::Outcome::Loaded(Ok(()))));
+        }
+        lines.extend(s.pass(20.0));
+        assert_eq!(lines.iter().filter(|line| *line == "stopped").count(), 1, "{state:?}: {lines:?}");
+        let told = lines.iter().filter(|line| line.starts_with("fail r2: draining")).count();
+        let waited =
+            [SlotState::Draining, SlotState::Severing, SlotState::Evicting, SlotState::Loading, SlotState::RollingBack];
+        assert_eq!(told, usize::from(waited.contains(&state)), "{state:?}: {lines:?}");
+        assert_eq!(s.pass(10_000.0), NOTHING, "{state:?}");
+        assert_eq!(s.order(1, load("a")), ["order 1 failed: the worker is ending"]);
+    }
+}

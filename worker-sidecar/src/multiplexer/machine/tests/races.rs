@@ -1,0 +1,139 @@
+//! The races that are not told elsewhere. Told elsewhere: a (settle), b, c (lease), d, e, o (cancel), g, n, p (crash), i
+//! (policy), k, m (orders), l (swap).
+
+use modelrelay_protocol::message::SlotState;
+
+use super::harness::{NEW, NOTHING, Stage};
+use crate::multiplexer::event::{Event, Outcome};
+
+// a
+#[test]
+fn no_swap_fits_between_being_allowed_and_being_counted() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    assert_eq!(s.arrive(2, "a"), ["lease r2 g1"], "the lease is there before anybody is told");
+    assert_eq!(s.fits(), NOTHING, "so the swap that was about to begin sees it");
+    assert_eq!(s.state(), SlotState::Ready);
+}
+
+// f
+#[test]
+fn load_that_completes_at_its_deadline_before_the_timer_counts() {
+    let mut s = Stage::new(&["a"]);
+    s.arrive(1, "a");
+    s.fits();
+    s.pass(299.0);
+    s.cancel(1);
+    s.oversleep(301.5);
+    assert_eq!(s.loaded(), ["open a"]);
+}
+
+// f
+#[test]
+fn load_that_completes_after_its_deadline_was_told_changes_nothing_while_it_is_killed() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.evicted();
+    s.freed(true);
+    let op = s.op();
+    s.cancel(1);
+    assert_eq!(s.pass(600.0), ["kill b"]);
+    assert_eq!(s.late(op, Outcome::Loaded(Ok(()))), NOTHING);
+    s.killed();
+    assert_eq!(s.freed(true), ["load a Cold"]);
+    assert_eq!(s.loaded(), ["open a"]);
+}
+
+// f
+#[test]
+fn load_that_completes_long_after_its_deadline_is_discarded() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.evicted();
+    s.freed(true);
+    let op = s.op();
+    s.cancel(1);
+    s.pass(600.0);
+    s.finish_swap(1.0);
+    assert_eq!(s.resident(), Some("a".into()));
+    assert_eq!(s.late(op, Outcome::Loaded(Ok(()))), ["discard b"]);
+    assert_eq!(s.late(op, Outcome::Loaded(Ok(()))), NOTHING, "once");
+    assert_eq!(s.arrive(2, "a"), ["lease r2 g2"], "and the resident is not touched");
+}
+
+// h
+#[test]
+fn target_that_dies_while_loading_is_a_failed_load_and_news_of_other_generations_are_not() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.evicted();
+    s.freed(true);
+    assert_eq!(s.down(1, crate::multiplexer::event::DownCause::Gone), NOTHING);
+    assert_eq!(s.down(2, crate::multiplexer::event::DownCause::Gone), NOTHING);
+    assert_eq!(s.not_loaded(), ["fail r1: backend_unavailable", "kill b"]);
+}
+
+// j
+#[test]
+fn two_targets_at_once_are_one_after_the_other() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    assert_eq!(s.arrive(1, "b"), ["preflight b"]);
+    assert_eq!(s.arrive(2, "c"), NOTHING, "one question at a time");
+    assert_eq!(s.fits(), ["close a", "evict a"]);
+    assert_eq!(s.finish_swap(1.0), ["memory of a", "load b Cold", "open b", "lease r1 g2"]);
+    assert_eq!(s.finish(1), ["preflight c"]);
+    assert_eq!(s.finish_swap(1.0).last().unwrap(), "lease r2 g3");
+}
+
+#[test]
+fn answers_to_questions_that_were_superseded_are_not_listened_to() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    let preflight = s.op();
+    s.fits();
+    let evict = s.op();
+    s.evicted();
+    s.freed(true);
+    let load = s.op();
+    for (op, outcome) in [
+        (preflight, Outcome::Preflight(Ok(crate::multiplexer::memory::Reading::default()))),
+        (evict, Outcome::Evicted(Err("no".into()))),
+        (evict, Outcome::ForceEvicted(Err("no".into()))),
+        (evict, Outcome::MemoryChecked { freed: false }),
+        (load, Outcome::MemoryChecked { freed: false }),
+        (evict, Outcome::Loaded(Ok(()))),
+    ] {
+        assert_eq!(s.late(op, outcome), NOTHING);
+    }
+    assert_eq!(s.loaded(), ["open b", "lease r1 g2"]);
+    assert_eq!(s.late(load, Outcome::Loaded(Err(crate::multiplexer::error::LoadFailure::DiedAtOnce))), NOTHING);
+}
+
+// p
+#[test]
+fn relay_that_joins_mid_swap_is_told_what_is_open_when_it_opens() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.handle(Event::RelayLost { relay: NEW });
+    s.grants.retain(|(relay, _), _| *relay != NEW);
+    s.handle(Event::RelayJoined { relay: NEW, kind: crate::multiplexer::event::RelayKind::Granted });
+    assert_eq!(s.granted("a"), None);
+    s.finish_swap(1.0);
+    assert_eq!(s.granted("b"), Some(3));
+}
+
+#[test]
+fn clocks_that_go_back_do_no_harm() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    let before = s.now;
+    s.now = super::harness::secs(0.0);
+    s.arrive(2, "b");
+    s.finish(1);
+    s.now = before;
+    assert_eq!(s.finish_swap(1.0).last().unwrap(), "lease r2 g2");
+}

@@ -1,0 +1,412 @@
+//! From one model to another, and all that may go wrong on the way.
+
+use modelrelay_protocol::message::{SlotModelStatus, SlotState};
+
+use super::harness::{Call, NOTHING, Stage, config, secs};
+use crate::multiplexer::config::{Knobs, SlotConfig};
+use crate::multiplexer::effect::{News, Reason, SwapResult};
+use crate::multiplexer::error::LoadFailure;
+use crate::multiplexer::event::Outcome;
+use crate::multiplexer::memory::Reading;
+
+fn with_drain_timeout(seconds: f64) -> SlotConfig {
+    SlotConfig { knobs: Knobs { drain_timeout: secs(seconds), ..Knobs::default() }, ..config(&["a", "b", "c"]) }
+}
+
+fn with_sizes(sizes: &[(&str, u64)]) -> SlotConfig {
+    let mut config = config(&["a", "b", "c"]);
+    for model in &mut config.models {
+        model.memory = sizes.iter().find(|(id, _)| **id == *model.id).map(|(_, size)| *size);
+    }
+    config
+}
+
+#[test]
+fn swap_goes_from_preflight_over_drain_eviction_and_memory_to_the_load_and_the_lease() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    assert_eq!(s.arrive(1, "b"), ["preflight b"]);
+    assert_eq!(s.state(), SlotState::Ready);
+    assert_eq!(s.fits(), ["close a", "evict a"]);
+    assert_eq!((s.state(), s.resident(), s.slot().target), (SlotState::Evicting, None, Some("b".into())));
+    assert_eq!(s.evicted(), ["memory of a"]);
+    assert_eq!(s.freed(true), ["load b Cold"]);
+    assert_eq!(s.state(), SlotState::Loading);
+    assert_eq!(s.pass(7.0), NOTHING);
+    assert_eq!(s.loaded(), ["open b", "lease r1 g2"]);
+    assert_eq!((s.state(), s.resident(), s.slot().generation), (SlotState::Ready, Some("b".into()), 2));
+    let swaps = s.swaps();
+    assert_eq!((swaps.len(), swaps[0].reason, swaps[0].load), (1, Reason::Idle, secs(7.0)));
+}
+
+// 9, 10
+#[test]
+fn swap_waits_for_the_last_lease_and_goes_on_with_its_end() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.arrive(2, "a");
+    s.arrive(3, "b");
+    assert_eq!(s.pass(6.0), ["preflight b"]);
+    assert_eq!(s.fits(), ["close a"]);
+    assert_eq!(s.finish(1), NOTHING);
+    assert_eq!((s.state(), s.resident()), (SlotState::Draining, Some("a".into())));
+    assert_eq!(s.finish(2), ["evict a"]);
+}
+
+// 11
+#[test]
+fn drain_timeout_severs_exactly_the_laggards() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.arrive(2, "a");
+    s.arrive(3, "b");
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.pass(10.0), NOTHING);
+    s.finish(1);
+    assert_eq!(s.pass(19.9), NOTHING);
+    assert_eq!(s.pass(0.1), ["sever r2"]);
+    assert_eq!(s.state(), SlotState::Severing);
+    assert_eq!(s.drop_lease(2), ["evict a"], "as soon as its connection is closed");
+    s.finish_swap(1.0);
+    assert_eq!((s.swaps()[0].severed, s.swaps()[0].drain), (1, secs(30.0)));
+}
+
+#[test]
+fn laggard_that_does_not_hang_up_gets_two_seconds() {
+    let mut s = Stage::serving_with("a", with_drain_timeout(1.0));
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.pass(1.0), ["sever r1"]);
+    assert_eq!(s.pass(1.9), NOTHING);
+    assert_eq!(s.pass(0.1), ["evict a"]);
+}
+
+// 12
+#[test]
+fn drain_timeout_of_zero_severs_at_once() {
+    let mut s = Stage::serving_with("a", with_drain_timeout(0.0));
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    assert_eq!(s.fits(), ["close a", "sever r1"]);
+}
+
+// 13
+#[test]
+fn request_for_the_old_model_does_not_prolong_its_drain() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.arrive(3, "a"), NOTHING, "it waits, though the model is there and has room");
+    assert_eq!(s.finish(1), ["evict a"]);
+    s.finish_swap(1.0);
+    assert_eq!(s.finish(2), ["preflight a"], "and comes after");
+}
+
+// 14, 16
+#[test]
+fn model_that_does_not_fit_never_touches_the_resident() {
+    let mut s = Stage::serving_with("a", with_sizes(&[("b", 100)]));
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.arrive(3, "b");
+    s.pass(6.0);
+    let reading = Reading { free: Some(10), held: Some(80), ..Reading::default() };
+    assert_eq!(s.measured(reading), ["fail r2: insufficient_memory", "fail r3: insufficient_memory"]);
+    assert_eq!((s.state(), s.resident()), (SlotState::Ready, Some("a".into())));
+    assert_eq!(s.arrive(4, "a"), ["lease r4 g1"], "its gate was never closed");
+    let told = s.slot().models.into_iter().find(|model| model.id == "b").unwrap();
+    assert_eq!((told.status, told.code.as_deref()), (SlotModelStatus::Failed, Some("insufficient_memory")));
+}
+
+// 14, for a driver that is unable
+#[test]
+fn model_whose_driver_is_ill_never_touches_the_resident() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    let op = s.op();
+    let refusal = Outcome::Preflight(Err("nobody there".into()));
+    assert_eq!(s.late(op, refusal), ["fail r1: backend_unavailable"]);
+    assert_eq!(s.arrive(2, "a"), ["lease r2 g1"]);
+}
+
+#[test]
+fn driver_that_never_answers_a_preflight_is_ill() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    assert_eq!(s.pass(9.9), NOTHING);
+    assert_eq!(s.pass(0.1), ["fail r1: backend_unavailable"]);
+}
+
+// 15
+#[test]
+fn what_the_resident_holds_is_credited_to_its_successor() {
+    let mut s = Stage::serving_with("a", with_sizes(&[("b", 100)]));
+    s.arrive(1, "b");
+    let reading = Reading { free: Some(10), held: Some(105), ..Reading::default() };
+    assert_eq!(s.measured(reading), ["close a", "evict a"]);
+}
+
+#[test]
+fn what_a_model_was_seen_to_hold_counts_more_than_what_was_declared() {
+    let mut s = Stage::serving_with("a", with_sizes(&[("a", 10), ("b", 10)]));
+    s.arrive(1, "b");
+    s.measured(Reading { free: Some(0), held: Some(100), ..Reading::default() });
+    s.finish_swap(1.0);
+    s.finish(1);
+    s.arrive(2, "a");
+    let reading = Reading { free: Some(50), held: Some(30), ..Reading::default() };
+    assert_eq!(s.measured(reading), ["fail r2: insufficient_memory"], "a takes 115, whatever its operator thinks");
+}
+
+// 17
+#[test]
+fn eviction_that_fails_becomes_a_kill_and_then_a_quarantine() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    assert_eq!(s.not_evicted(), ["kill a"]);
+    assert_eq!(s.killed(), ["memory of a"]);
+    assert_eq!(s.freed(true), ["load b Cold"], "a kill is as good, if the memory is back");
+
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.not_evicted();
+    assert_eq!(s.not_killed(), ["fail r1: slot_quarantined"]);
+    assert_eq!(s.state(), SlotState::Quarantined);
+    assert_eq!(s.arrive(2, "a"), ["fail r2: slot_quarantined"]);
+    assert_eq!(s.swaps()[0].result, SwapResult::Quarantined);
+    assert_eq!(s.pass(1000.0), NOTHING, "nobody but an operator gets it out of there");
+}
+
+// 17
+#[test]
+fn eviction_that_never_ends_becomes_a_kill_and_then_a_quarantine() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    assert_eq!(s.pass(59.9), NOTHING);
+    assert_eq!(s.pass(0.1), ["kill a"]);
+    assert_eq!(s.pass(60.0), ["fail r1: slot_quarantined"]);
+}
+
+// 18, l
+#[test]
+fn nothing_is_loaded_into_memory_that_is_not_back() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.evicted();
+    assert_eq!(s.freed(false), ["kill a"], "what sleeps badly is killed");
+    assert_eq!(s.killed(), ["memory of a"]);
+    assert_eq!(s.freed(false), ["fail r1: slot_quarantined"]);
+    let lost = s.news.iter().filter(|news| matches!(news, News::MemoryNotFreed { .. }));
+    assert_eq!(lost.count(), 2);
+}
+
+// 19
+#[test]
+fn load_that_fails_brings_the_former_resident_back() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.arrive(2, "a");
+    s.evicted();
+    s.freed(true);
+    assert_eq!(s.not_loaded(), ["fail r1: backend_unavailable", "kill b"]);
+    assert_eq!(s.killed(), ["memory of b"]);
+    assert_eq!(s.freed(true), ["load a Cold"]);
+    assert_eq!(s.state(), SlotState::RollingBack);
+    assert_eq!(s.loaded(), ["open a", "lease r2 g2"], "who waited for it has only waited");
+    assert_eq!(s.swaps()[0].result, SwapResult::LoadFailed);
+}
+
+#[test]
+fn nothing_comes_back_where_rollback_is_switched_off_or_nothing_was_there() {
+    let knobs = Knobs { rollback: false, ..Knobs::default() };
+    let mut s = Stage::serving_with("a", SlotConfig { knobs, ..config(&["a", "b"]) });
+    s.arrive(1, "b");
+    s.fits();
+    s.evicted();
+    s.freed(true);
+    s.not_loaded();
+    s.killed();
+    assert_eq!(s.freed(true), NOTHING);
+    assert_eq!(s.state(), SlotState::Backoff);
+
+    let mut s = Stage::new(&["a"]);
+    assert_eq!(s.arrive(1, "a"), ["preflight a"]);
+    assert_eq!(s.fits(), ["load a Cold"]);
+    s.not_loaded();
+    s.killed();
+    assert_eq!(s.freed(true), NOTHING);
+    assert_eq!(s.state(), SlotState::Backoff);
+}
+
+// 20
+#[test]
+fn rollback_that_fails_leaves_the_slot_empty_and_cleanly_so() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.evicted();
+    s.freed(true);
+    s.not_loaded();
+    s.killed();
+    s.freed(true);
+    s.arrive(2, "a");
+    s.arrive(3, "c");
+    assert_eq!(s.not_loaded(), ["fail r2: backend_unavailable", "kill a"]);
+    assert_eq!(s.killed(), ["memory of a"]);
+    assert_eq!(s.freed(true), ["preflight c"], "and those who want something else get it");
+    assert_eq!(s.state(), SlotState::Backoff);
+    assert_eq!(s.resident(), None);
+    assert_eq!(s.finish_swap(1.0), ["load c Cold", "open c", "lease r3 g2"]);
+}
+
+// 21
+#[test]
+fn one_failed_load_is_told_to_all_who_waited_and_tried_once() {
+    let mut s = Stage::new(&["a"]);
+    s.arrive(1, "a");
+    s.fits();
+    s.arrive(2, "a");
+    s.demand(&[("a", 5, 1.0)]);
+    s.arrive(3, "a");
+    let failed = ["fail r1: backend_unavailable", "fail r2: backend_unavailable", "fail r3: backend_unavailable"];
+    assert_eq!(s.not_loaded(), [&failed[..], &["kill a"]].concat());
+    assert_eq!(s.finish_swap(0.0), ["memory of a"], "the demand is forgotten too; relays look elsewhere");
+    assert_eq!(s.pass(100.0), NOTHING);
+}
+
+// 22
+#[test]
+fn request_for_a_failed_model_fails_fast_until_its_backoff_is_over() {
+    let mut s = Stage::new(&["a"]);
+    let mut request = 0;
+    for backoff in [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0] {
+        request += 2;
+        assert_eq!(s.arrive(request, "a"), ["preflight a"]);
+        s.fits();
+        s.not_loaded();
+        s.finish_swap(0.0);
+        assert_eq!(s.pass(backoff - 0.5), NOTHING);
+        assert_eq!(s.arrive(request + 1, "a"), [format!("fail r{}: backend_unavailable", request + 1)]);
+        let told = s.slot().models.remove(0);
+        assert_eq!((told.status, told.retry_ms), (SlotModelStatus::Failed, Some(500)));
+        let changes = s.changes;
+        assert_eq!(s.pass(0.5), NOTHING);
+        assert_eq!(s.slot().models.remove(0).status, SlotModelStatus::Unloaded);
+        assert_eq!(s.changes, changes + 1, "and relays are told that it may be tried again");
+    }
+}
+
+#[test]
+fn backoff_begins_anew_once_the_model_has_answered() {
+    let mut s = Stage::new(&["a"]);
+    for request in 1..=3 {
+        s.arrive(request, "a");
+        s.fits();
+        s.not_loaded();
+        s.finish_swap(0.0);
+        s.pass(60.0);
+    }
+    s.arrive(4, "a");
+    s.finish_swap(1.0);
+    s.finish(4);
+    s.down(1, crate::multiplexer::event::DownCause::Gone);
+    s.freed(true);
+    s.arrive(5, "a");
+    s.fits();
+    s.not_loaded();
+    assert_eq!(s.slot().models.remove(0).retry_ms, Some(2000));
+}
+
+// 23
+#[test]
+fn another_model_loads_while_one_is_in_backoff() {
+    let mut s = Stage::new(&["a", "b"]);
+    s.arrive(1, "a");
+    s.fits();
+    s.not_loaded();
+    s.finish_swap(0.0);
+    assert_eq!(s.state(), SlotState::Backoff);
+    assert_eq!(s.arrive(2, "b"), ["preflight b"]);
+    assert_eq!(s.finish_swap(1.0), ["load b Cold", "open b", "lease r2 g1"]);
+}
+
+// 24
+#[test]
+fn wrong_model_behind_the_right_address_is_a_failed_load() {
+    let mut s = Stage::new(&["a"]);
+    s.arrive(1, "a");
+    s.fits();
+    let failure = LoadFailure::WrongModel { expected: "a".into(), found: vec!["x".into()] };
+    assert_eq!(s.not_loaded_for(failure), ["fail r1: backend_unavailable", "kill a"]);
+    let told = s.slot().models.remove(0).message.unwrap();
+    assert_eq!(told, "model a could not be loaded: its backend serves x instead of a");
+}
+
+// 25
+#[test]
+fn backend_that_ends_while_loading_fails_at_once() {
+    let mut s = Stage::new(&["a"]);
+    s.arrive(1, "a");
+    s.fits();
+    s.pass(0.2);
+    let failure = LoadFailure::Exited("no such file: a.gguf".into());
+    assert_eq!(s.not_loaded_for(failure), ["fail r1: backend_unavailable", "kill a"]);
+    assert_eq!(s.now, secs(0.2));
+}
+
+// 26
+#[test]
+fn load_that_takes_too_long_is_killed_and_its_memory_freed() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.evicted();
+    s.freed(true);
+    s.arrive(2, "b");
+    assert_eq!(s.pass(299.0), NOTHING);
+    assert_eq!(s.cancel(1).len() + s.cancel(2).len(), 0);
+    assert_eq!(s.pass(300.9), NOTHING);
+    assert_eq!(s.pass(0.1), ["kill b"]);
+    assert_eq!(s.killed(), ["memory of b"]);
+    assert_eq!(s.freed(true), ["load a Cold"]);
+}
+
+#[test]
+fn sleeping_model_is_woken_and_one_that_does_not_wake_is_started_cold() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    assert_eq!(s.put_to_sleep(), ["memory of a"]);
+    s.finish_swap(1.0);
+    s.finish(1);
+    assert_eq!(s.slot().models[0].status, SlotModelStatus::Sleeping);
+    s.arrive(2, "a");
+    s.fits();
+    s.evicted();
+    assert_eq!(s.freed(true), ["load a Wake"]);
+    assert_eq!(s.pass(60.0), ["kill a"], "waking may take a minute, not ten");
+    assert_eq!(s.killed(), ["memory of a"]);
+    assert_eq!(s.freed(true), ["load a Cold"], "and nobody was told that it failed");
+    assert_eq!(s.loaded(), ["open a", "lease r2 g3"]);
+    assert_eq!(s.slot().models[0].status, SlotModelStatus::Resident);
+}
+
+#[test]
+fn held_request_waits_as_long_as_its_budget_from_its_first_arrival() {
+    let mut s = Stage::new(&["a"]);
+    s.arrive(1, "a");
+    s.fits();
+    assert_eq!(s.pass(299.9), NOTHING);
+    assert_eq!(s.pass(0.1), ["fail r1: model_loading"]);
+    assert_eq!(s.call.map(|(call, _)| call), Some(Call::Load), "the load goes on");
+}

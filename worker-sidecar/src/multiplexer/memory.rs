@@ -1,0 +1,146 @@
+//! Whether a model fits, before anything is unloaded for it, and whether memory is back, before anything is loaded into it.
+//!
+//! Two models on one GPU do not fail politely: the second dies of it, or worse, the first. But a size that nobody knows
+//! blocks nothing.
+
+use std::fmt;
+
+/// What a model takes beyond its weights, in percent of them: context, graphs, fragmentation.
+const OVERHEAD_PERCENT: u128 = 15;
+
+/// Of what should come back, so much must, in percent.
+const FREED_PERCENT: u128 = 90;
+
+/// What a driver measured before a swap. Whatever it cannot know is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Free on the device.
+    pub free: Option<u64>,
+    /// What the resident holds there, and would give back.
+    pub held: Option<u64>,
+    /// Of the free memory, what has to stay free.
+    pub reserve: u64,
+    /// Where the resident would be put to sleep: what its copy takes of the host's memory, and what is left below the
+    /// limit of the control group (not of the node).
+    pub sleep: Option<Sleep>,
+}
+
+/// What putting a resident to sleep asks of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sleep {
+    /// The size of the copy.
+    pub copy: u64,
+    /// What is left for it.
+    pub host_free: u64,
+}
+
+/// What a model is known to take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// By the operator's word.
+    pub declared: Option<u64>,
+    /// As last measured.
+    pub measured: Option<u64>,
+}
+
+/// It does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// Bytes that are needed.
+    pub need: u64,
+    /// Bytes that could be made free.
+    pub have: u64,
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        write!(f, "it needs {:.1} GiB, and {:.1} GiB can be made free", gib(self.need), gib(self.have))
+    }
+}
+
+impl Size {
+    /// What has to be free for it; `None` where nothing is known.
+    pub fn need(self) -> Option<u64> {
+        let size = self.declared.max(self.measured)?;
+        Some(percent_of(size, 100 + OVERHEAD_PERCENT))
+    }
+}
+
+/// Checks that a model of this size fits once the resident is gone. `slot`: what the operator says that the slot holds.
+pub fn check(size: Size, slot: Option<u64>, reading: &Reading) -> Result<(), Shortage> {
+    if let Some(Sleep { copy, host_free }) = reading.sleep
+        && copy > host_free
+    {
+        return Err(Shortage { need: copy, have: host_free });
+    }
+    let Some(need) = size.need() else { return Ok(()) };
+    let measured = reading.free.map(|free| {
+        let credited = free.saturating_add(reading.held.unwrap_or(0));
+        credited.saturating_sub(reading.reserve)
+    });
+    match slot.into_iter().chain(measured).min() {
+        Some(have) if have < need => Err(Shortage { need, have }),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Whether an unloaded model's memory is back: for drivers that watch it come.
+pub fn is_freed(free_before: u64, free_now: u64, held: u64) -> bool {
+    free_now.saturating_sub(free_before) >= percent_of(held, FREED_PERCENT)
+}
+
+fn percent_of(bytes: u64, percent: u128) -> u64 {
+    u64::try_from(u128::from(bytes) * percent / 100).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn declared(bytes: u64) -> Size {
+        Size { declared: Some(bytes), measured: None }
+    }
+
+    // 15
+    #[test]
+    fn what_the_resident_holds_is_credited() {
+        let reading = Reading { free: Some(20), held: Some(80), ..Reading::default() };
+        assert_eq!(check(declared(86), None, &reading), Ok(()));
+        assert_eq!(check(declared(88), None, &reading), Err(Shortage { need: 101, have: 100 }));
+        let reserve = Reading { reserve: 5, ..reading };
+        assert_eq!(check(declared(86), None, &reserve), Err(Shortage { need: 98, have: 95 }));
+    }
+
+    #[test]
+    fn the_larger_of_the_declared_and_the_measured_size_counts() {
+        let size = Size { declared: Some(10), measured: Some(100) };
+        assert_eq!(size.need(), Some(115));
+    }
+
+    #[test]
+    fn the_slots_own_size_limits_where_nothing_can_be_measured() {
+        assert_eq!(check(declared(20), Some(24), &Reading::default()), Ok(()));
+        assert_eq!(check(declared(22), Some(24), &Reading::default()), Err(Shortage { need: 25, have: 24 }));
+    }
+
+    #[test]
+    fn unknown_sizes_never_block() {
+        let full = Reading { free: Some(0), ..Reading::default() };
+        assert_eq!(check(Size::default(), Some(1), &full), Ok(()));
+        assert_eq!(check(declared(1 << 40), None, &Reading::default()), Ok(()));
+    }
+
+    #[test]
+    fn a_copy_that_the_host_cannot_hold_is_a_shortage_too() {
+        let reading = Reading { sleep: Some(Sleep { copy: 30, host_free: 20 }), ..Reading::default() };
+        assert_eq!(check(declared(1), None, &reading), Err(Shortage { need: 30, have: 20 }));
+    }
+
+    #[test]
+    fn nine_tenths_must_come_back() {
+        assert!(is_freed(10, 100, 100));
+        assert!(!is_freed(10, 99, 100));
+        assert!(!is_freed(10, 5, 100));
+    }
+}

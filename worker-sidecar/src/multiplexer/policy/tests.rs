@@ -1,0 +1,231 @@
+use super::*;
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Ten minutes into a made-up history, so that things can lie in the past.
+struct Scene {
+    now: Instant,
+    knobs: Knobs,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self { now: Instant::now() + secs(600), knobs: Knobs::default() }
+    }
+
+    fn ago(&self, ago: Duration) -> Instant {
+        self.now.checked_sub(ago).expect("within the history")
+    }
+
+    /// One model with so many requests, all of which came so long ago.
+    fn candidate(&self, waiting: u32, age: u64, cost: u64) -> Candidate {
+        Candidate { waiting, age: secs(age), total_wait: secs(age) * waiting, cost: secs(cost) }
+    }
+
+    fn decide(&self, resident: &Resident<'_>, candidates: &[Candidate]) -> Decision {
+        decide(&self.knobs, resident, candidates, self.now)
+    }
+
+    /// A resident that serves since so long, and has work unless it is idle since so long.
+    fn resident<'a>(&self, gaps: &'a Gaps, age: u64, idle: Option<Duration>) -> Resident<'a> {
+        let idle_since = idle.map(|idle| self.ago(idle));
+        Resident { since: self.ago(secs(age)), idle_since, gaps, concurrency: 1.0 }
+    }
+}
+
+fn gaps(of: &[Duration]) -> Gaps {
+    let mut gaps = Gaps::default();
+    let mut now = Instant::now();
+    for gap in of {
+        gaps.handle_idle(now);
+        now += *gap;
+        gaps.handle_wanted(now);
+    }
+    gaps
+}
+
+fn leaves(decision: Decision) -> Option<(usize, Why)> {
+    match decision {
+        Decision::Leave { to, why } => Some((to, why)),
+        Decision::Stay { .. } => None,
+    }
+}
+
+// The quantum.
+
+#[test]
+fn quantum_is_eight_times_the_cost_as_long_as_nobody_waits_too_long_for_it() {
+    let knobs = Knobs::default();
+    assert_eq!(quantum(&knobs, secs(3)), secs(24));
+    assert_eq!(quantum(&knobs, secs(15)), secs(120), "max_wait is ten costs here");
+    assert_eq!(quantum(&knobs, secs(40)), secs(320));
+    let short = Knobs { max_wait: Some(secs(60)), ..knobs };
+    assert_eq!(quantum(&short, secs(10)), secs(50), "the rest is needed for the swap itself");
+}
+
+// 48
+#[test]
+fn quantum_is_never_less_than_three_times_the_cost_however_short_max_wait_is() {
+    let knobs = Knobs { max_wait: Some(secs(1)), ..Knobs::default() };
+    assert_eq!(quantum(&knobs, secs(30)), secs(90));
+    assert!(is_infeasible(&knobs, secs(30)));
+    let enough = Knobs { max_wait: Some(secs(120)), ..Knobs::default() };
+    assert!(!is_infeasible(&enough, secs(30)));
+    assert!(!is_infeasible(&Knobs::default(), secs(3000)), "without a setting it grows with the cost");
+}
+
+#[test]
+fn quantum_is_never_less_than_the_least_residency() {
+    assert_eq!(quantum(&Knobs::default(), Duration::ZERO), secs(5));
+    assert_eq!(quantum(&Knobs { min_residency: secs(60), ..Knobs::default() }, secs(3)), secs(60));
+}
+
+// 41
+#[test]
+fn resident_with_work_stays_until_its_quantum_is_over() {
+    let scene = Scene::new();
+    let gaps = Gaps::default();
+    let waiting = [scene.candidate(50, 500, 3)];
+    let decision = scene.decide(&scene.resident(&gaps, 23, None), &waiting);
+    let due = scene.now + secs(1);
+    assert_eq!(decision, Decision::Stay { recheck: Some(due), lingering: false });
+    let decision = scene.decide(&scene.resident(&gaps, 24, None), &waiting);
+    assert_eq!(leaves(decision), Some((0, Why::Quantum)));
+}
+
+#[test]
+fn idle_resident_goes_at_once_without_a_history() {
+    let scene = Scene::new();
+    let gaps = Gaps::default();
+    let decision = scene.decide(&scene.resident(&gaps, 0, Some(secs(0))), &[scene.candidate(1, 0, 40)]);
+    assert_eq!(leaves(decision), Some((0, Why::Idle)));
+}
+
+#[test]
+fn nothing_happens_while_nobody_waits() {
+    let scene = Scene::new();
+    let gaps = Gaps::default();
+    let decision = scene.decide(&scene.resident(&gaps, 500, Some(secs(500))), &[]);
+    assert_eq!(decision, Decision::Stay { recheck: None, lingering: false });
+}
+
+// The linger.
+
+// 44
+#[test]
+fn linger_is_used_where_the_next_request_usually_comes_soon() {
+    let scene = Scene::new();
+    let gaps = gaps(&[millis(400), millis(800), millis(600)]);
+    let waiting = [scene.candidate(1, 9, 10)];
+    let resident = scene.resident(&gaps, 2, Some(millis(500)));
+    let decision = scene.decide(&resident, &waiting);
+    let until = scene.now + millis(500);
+    assert_eq!(decision, Decision::Stay { recheck: Some(until), lingering: true }, "1.25 times the longest gap");
+    let decision = scene.decide(&scene.resident(&gaps, 2, Some(secs(1))), &waiting);
+    assert_eq!(leaves(decision), Some((0, Why::Idle)));
+}
+
+// 45
+#[test]
+fn strict_alternation_costs_no_linger() {
+    let scene = Scene::new();
+    let gaps = gaps(&[secs(20); 16]);
+    let resident = scene.resident(&gaps, 2, Some(secs(0)));
+    assert_eq!(linger(&scene.knobs, &resident, &[scene.candidate(1, 0, 10)], secs(10)), Duration::ZERO);
+}
+
+// 44
+#[test]
+fn linger_that_pays_too_rarely_is_not_used() {
+    let scene = Scene::new();
+    let mut mixed = vec![secs(20); 15];
+    mixed.push(millis(900));
+    // One hit saves 2 x 5 s less 0.9 s; fifteen misses cost 0.9 s each.
+    let mostly_long = gaps(&mixed);
+    let resident = scene.resident(&mostly_long, 2, Some(secs(0)));
+    assert_eq!(linger(&scene.knobs, &resident, &[], secs(5)), Duration::ZERO);
+    // With swaps of 10 s the same hit is worth more than the misses.
+    assert_eq!(linger(&scene.knobs, &resident, &[], secs(10)), millis(900).mul_f64(1.25));
+}
+
+#[test]
+fn linger_needs_three_gaps_and_ends_at_half_the_cost_or_five_seconds() {
+    let scene = Scene::new();
+    let two = gaps(&[millis(1); 2]);
+    assert_eq!(linger(&scene.knobs, &scene.resident(&two, 2, None), &[], secs(10)), Duration::ZERO);
+    let long = gaps(&[secs(6); 16]);
+    assert_eq!(linger(&scene.knobs, &scene.resident(&long, 2, None), &[], secs(100)), Duration::ZERO);
+    let two_seconds = gaps(&[secs(2); 16]);
+    assert_eq!(linger(&scene.knobs, &scene.resident(&two_seconds, 2, None), &[], secs(3)), Duration::ZERO);
+    assert_eq!(linger(&scene.knobs, &scene.resident(&two_seconds, 2, None), &[], secs(4)), millis(2500));
+}
+
+// 44
+#[test]
+fn no_linger_where_more_wait_than_the_resident_usually_serves() {
+    let scene = Scene::new();
+    let gaps = gaps(&[millis(500); 16]);
+    let mut resident = scene.resident(&gaps, 2, Some(secs(0)));
+    resident.concurrency = 1.8;
+    let two = [scene.candidate(2, 1, 10)];
+    assert_eq!(linger(&scene.knobs, &resident, &two, secs(10)), millis(625));
+    let three = [scene.candidate(1, 1, 10), scene.candidate(3, 1, 10)];
+    assert_eq!(linger(&scene.knobs, &resident, &three, secs(10)), Duration::ZERO);
+}
+
+#[test]
+fn linger_may_be_switched_off_or_fixed() {
+    let scene = Scene::new();
+    let gaps = gaps(&[millis(500); 16]);
+    let resident = scene.resident(&gaps, 2, Some(secs(0)));
+    let with = |linger| Knobs { linger, ..Knobs::default() };
+    assert_eq!(linger(&with(Linger::Off), &resident, &[], secs(10)), Duration::ZERO);
+    assert_eq!(linger(&with(Linger::Fixed(secs(3))), &resident, &[], secs(10)), secs(3));
+}
+
+// The pick.
+
+#[test]
+fn pick_takes_what_waits_most_per_second_of_swapping() {
+    let scene = Scene::new();
+    let pick = |candidates: &[Candidate]| pick(&scene.knobs, false, candidates);
+    assert_eq!(pick(&[]), None);
+    assert_eq!(pick(&[scene.candidate(1, 10, 5), scene.candidate(4, 3, 5)]), Some(1), "12 s against 10 s");
+    assert_eq!(pick(&[scene.candidate(1, 10, 5), scene.candidate(4, 3, 20)]), Some(0), "but at four times the cost");
+}
+
+// 46
+#[test]
+fn of_equals_the_oldest_comes_first_and_so_does_one_past_its_bound() {
+    let scene = Scene::new();
+    let pick = |candidates: &[Candidate]| pick(&scene.knobs, false, candidates);
+    let newer = Candidate { age: secs(1), total_wait: secs(4), ..scene.candidate(2, 0, 5) };
+    let older = Candidate { age: secs(3), total_wait: secs(4), ..scene.candidate(2, 0, 5) };
+    assert_eq!(pick(&[newer, older]), Some(1));
+    // A crowd of 50 waits 500 s altogether, a lone request 130 s; its bound is (40 + 5 + 30) + 5 + 30 = 110 s.
+    let (crowd, lone) = (scene.candidate(50, 10, 5), scene.candidate(1, 109, 5));
+    assert_eq!(pick(&[crowd, lone]), Some(0));
+    assert_eq!(pick(&[crowd, scene.candidate(1, 111, 5)]), Some(1));
+}
+
+#[test]
+fn bound_is_everybody_elses_turn_and_the_own_swap() {
+    let scene = Scene::new();
+    let candidates = [scene.candidate(1, 0, 5), scene.candidate(1, 0, 10)];
+    let bound = |busy, index| bound(&scene.knobs, busy, &candidates, index);
+    assert_eq!(bound(false, 0), secs(80 + 10 + 30) + secs(5 + 30));
+    assert_eq!(bound(false, 1), secs(40 + 5 + 30) + secs(10 + 30));
+    assert_eq!(bound(true, 1), bound(false, 1) + secs(80 + 10 + 30));
+}
+
+#[test]
+fn swaps_that_cost_nothing_divide_nothing_by_zero() {
+    let scene = Scene::new();
+    assert_eq!(pick(&scene.knobs, true, &[scene.candidate(1, 1, 0)]), Some(0));
+}

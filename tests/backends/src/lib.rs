@@ -27,7 +27,9 @@ pub fn worker_program() -> PathBuf {
 #[must_use]
 pub fn real(file: &str) -> Option<PathBuf> {
     let Some(folder) = std::env::var_os("MODELRELAY_BACKENDS") else {
-        modelrelay_harness::cannot_run("MODELRELAY_BACKENDS does not name the folder that scripts/backends/build prints");
+        modelrelay_harness::cannot_run(
+            "MODELRELAY_BACKENDS does not name the folder that scripts/backends/build prints",
+        );
         return None;
     };
     let file = PathBuf::from(folder).join(file);

@@ -3,6 +3,7 @@
 //! Real: llama-server alone and as a router, Ollama, the demo backend, shell commands. Fakes: vLLM and SGLang.
 
 mod hooks;
+mod llama_router;
 mod process;
 mod rig;
 mod sglang;

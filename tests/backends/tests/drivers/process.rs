@@ -75,7 +75,8 @@ async fn port_and_environment_reach_the_command_and_our_secrets_do_not() {
 
 /// Loads a server whose script notes process ids, and gives the driver with them.
 async fn loaded(script: &str, folder: &Path) -> (Process, Model) {
-    let script = script.replace("PIDS", &folder.to_string_lossy()).replace("SERVER", &format!("{FAKE} vllm m ${{PORT}}"));
+    let script =
+        script.replace("PIDS", &folder.to_string_lossy()).replace("SERVER", &format!("{FAKE} vllm m ${{PORT}}"));
     let (driver, model) = shell(&script);
     driver.load(&model, LoadKind::Cold).await.unwrap_or_else(|failure| panic!("{failure}"));
     (driver, model)

@@ -104,7 +104,8 @@ async fn fake_server(kind: Kind, model: &str, defects: &[&str]) -> Server {
 /// The demo backend, which calls its model `demo`.
 async fn demo_server() -> Server {
     let port = free_port();
-    let command = words(&[&path(&worker_program()), "demo", "--listen", &format!("127.0.0.1:{port}"), "--delay", "0ms"]);
+    let command =
+        words(&[&path(&worker_program()), "demo", "--listen", &format!("127.0.0.1:{port}"), "--delay", "0ms"]);
     Server::start(&command, &[], port).await
 }
 
@@ -143,7 +144,13 @@ pub(crate) async fn process() -> Option<Rig> {
 pub(crate) async fn llama_router() -> Option<Rig> {
     let (program, folder, port) = (real("bin/llama-server")?, folder(), free_port());
     let preset = folder.path().join("models.ini");
-    let section = |id: &str| Some(format!("[{id}]\nmodel = {}\nctx-size = 512\n", real(&format!("models/{id}.gguf"))?.display()));
+    // In the command lines of the router's own children, and not in its own.
+    let mark = path(&folder.path().join("weights-"));
+    let section = |id: &str| {
+        let weights = format!("{mark}{id}");
+        std::os::unix::fs::symlink(real(&format!("models/{id}.gguf"))?, &weights).expect("a link can be made");
+        Some(format!("[{id}]\nmodel = {weights}\nctx-size = 512\n"))
+    };
     // A model whose file is missing: the router starts a process for it, and that ends.
     let broken = "[broken]\nmodel = /nowhere/model.gguf\n";
     std::fs::write(&preset, section(A)? + &section(B)? + broken).expect("a file can be written");
@@ -152,7 +159,7 @@ pub(crate) async fn llama_router() -> Option<Rig> {
     let command = words(&[&[program.as_str(), "--models-preset", &preset], &options[..]].concat());
     let server = Server::start(&command, &[], port).await;
     let driver = LlamaRouter::new(server.url.clone(), vec![A.into(), B.into(), WRONG.into(), "broken".into()]);
-    Some(Rig { slow: A.into(), servers: vec![server], ..Rig::new(driver, folder) })
+    Some(Rig { slow: A.into(), mark, servers: vec![server], ..Rig::new(driver, folder) })
 }
 
 /// One real Ollama with two models.

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use modelrelay_backends::server::{post, processes_with, until};
+use modelrelay_worker::multiplexer::Model;
 use modelrelay_worker::multiplexer::driver::DriverError;
 use modelrelay_worker::multiplexer::driver::memory::{Meter, SlotMemory};
 use modelrelay_worker::multiplexer::driver::slot::SlotDriver;
-use modelrelay_worker::multiplexer::Model;
 use modelrelay_worker::multiplexer::error::LoadFailure;
 use modelrelay_worker::multiplexer::estimate::LoadKind;
 use modelrelay_worker::multiplexer::event::{Found, Left, Outcome};
@@ -62,7 +62,8 @@ pub(crate) async fn what_was_never_loaded_can_be_unloaded(rig: Rig) {
 
 pub(crate) async fn another_model_takes_the_place_and_the_first_comes_back(rig: Rig) {
     for (round, nth) in [0, 1, 0, 1].into_iter().enumerate() {
-        let kind = if round > 1 && rig.driver.capabilities().leaves == Left::Asleep { LoadKind::Wake } else { LoadKind::Cold };
+        let kind =
+            if round > 1 && rig.driver.capabilities().leaves == Left::Asleep { LoadKind::Wake } else { LoadKind::Cold };
         rig.driver.load(&rig.models[nth], kind).await.unwrap();
         assert_serves(&rig, nth).await;
         rig.driver.evict(&rig.models[nth]).await.unwrap();
@@ -77,6 +78,9 @@ pub(crate) async fn the_wrong_model_is_a_load_failure(rig: Rig) {
         LoadFailure::Exited(_) | LoadFailure::TimedOut(_) | LoadFailure::DiedAtOnce => false,
     };
     assert!(says_so, "{failure:?}");
+    if rig.driver.capabilities().owns_backends {
+        until("the wrong one is gone", async || processes_with(&rig.mark).is_empty()).await;
+    }
     rig.driver.force_evict(&rig.wrong).await.unwrap();
 }
 
@@ -133,7 +137,11 @@ pub(crate) async fn an_abandoned_load_leaves_nothing(rig: Rig) {
         until("its process is gone", async || processes_with(&rig.mark).is_empty()).await;
     }
     rig.driver.force_evict(&rig.slow).await.unwrap();
-    assert_eq!(processes_with(&rig.mark), Vec::<u32>::new());
+    if rig.servers.is_empty() {
+        assert_eq!(processes_with(&rig.mark), Vec::<u32>::new());
+    }
+    // A foreign server may have struck it off its list a moment before its process ends.
+    until("no process of it is left", async || processes_with(&rig.mark).is_empty()).await;
     assert!(!rig.driver.probe(&rig.slow).await.unwrap_or_default().ready);
     load(&rig, 1).await;
     assert_serves(&rig, 1).await;

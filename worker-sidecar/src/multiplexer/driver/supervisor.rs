@@ -181,7 +181,8 @@ mod descendants {
     fn table() -> HashMap<i32, Process> {
         let Ok(entries) = std::fs::read_dir("/proc") else { return HashMap::new() };
         let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        pids.filter_map(|pid| Some((pid, parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?))).collect()
+        pids.filter_map(|pid| Some((pid, parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?)))
+            .collect()
     }
 
     /// `pid (name) state parent …`, where the name may hold anything, parentheses too.

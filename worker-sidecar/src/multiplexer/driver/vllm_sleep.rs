@@ -26,7 +26,7 @@ use crate::multiplexer::event::Left;
 const RETURNS: Returns = Returns { residual: 3 << 29, percent: 90 };
 
 /// Requests that have just been cut off are still counted for a moment.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(250);
 
 const COUNTED: [&str; 2] = ["vllm:num_requests_running", "vllm:num_requests_waiting"];
@@ -144,11 +144,7 @@ impl VllmSleep {
             return Ok(Left::Asleep);
         }
         wait_until_idle(client).await?;
-        let level = match self.level {
-            Level::One => 1,
-            Level::Two => 2,
-        };
-        client.tell(&format!("/sleep?level={level}&mode=wait"), None).await?.accepted()?;
+        client.tell(&self.sleep_path("wait"), None).await?.accepted()?;
         if is_asleep(client).await? {
             return Ok(Left::Asleep);
         }
@@ -156,6 +152,14 @@ impl VllmSleep {
             url: client.base().to_string(),
             why: "it does not sleep, after having been put to sleep".to_owned(),
         })
+    }
+
+    fn sleep_path(&self, mode: &str) -> String {
+        let level = match self.level {
+            Level::One => 1,
+            Level::Two => 2,
+        };
+        format!("/sleep?level={level}&mode={mode}")
     }
 
     async fn end(&self, model: &Model) -> Result<(), DriverError> {
@@ -168,7 +172,7 @@ impl VllmSleep {
             Ok(true) | Err(DriverError::Unreachable { .. }) => return Ok(()),
             Ok(false) | Err(_) => {}
         }
-        drop(known.client.tell_once("/sleep?level=2&mode=abort", None).await);
+        drop(known.client.tell_once(&self.sleep_path("abort"), None).await);
         match is_asleep(&known.client).await {
             Ok(true) | Err(DriverError::Unreachable { .. }) => Ok(()),
             Ok(false) | Err(_) => Err(DriverError::NotOurs(format!(

@@ -90,6 +90,18 @@ async fn a_server_that_only_says_that_it_sleeps_is_not_believed() {
 }
 
 #[tokio::test]
+async fn a_wake_that_was_given_up_is_not_overtaken_by_what_takes_it_back() {
+    let (server, driver) = foreign(&["slow-wake"]).await;
+    let model = "m".into();
+    driver.evict(&model).await.unwrap();
+    let wake = tokio::time::timeout(Duration::from_millis(100), driver.load(&model, LoadKind::Wake)).await;
+    assert!(wake.is_err());
+    driver.force_evict(&model).await.unwrap();
+    until("the wake has ended", async || server.log().contains("woken")).await;
+    assert!(!driver.probe(&model).await.unwrap().ready, "and was taken back");
+}
+
+#[tokio::test]
 async fn without_developer_mode_the_settings_are_named() {
     let (_server, driver) = foreign(&["no-dev-mode"]).await;
     let error = driver.evict(&"m".into()).await.unwrap_err().to_string();

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::sync::Mutex;
 use url::Url;
 
 use super::http::{Client, Reply};
+use super::sequence::Sequence;
 use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::Model;
 use crate::multiplexer::error::LoadFailure;
@@ -24,9 +24,7 @@ const POLL: Duration = Duration::from_millis(250);
 pub struct LlamaRouter {
     models: Vec<Model>,
     client: Arc<Client>,
-    /// Held while the router is being told something, even if nobody waits for its answer any more: an order that is under
-    /// way must not be overtaken by the one that takes it back.
-    telling: Arc<Mutex<()>>,
+    orders: Sequence,
 }
 
 /// What the router says of a model.
@@ -44,7 +42,7 @@ enum Status {
 impl LlamaRouter {
     /// The router at `url` and those of its models that are the slot's, by the router's names.
     pub fn new(url: Url, models: Vec<Model>) -> Self {
-        Self { models, client: Arc::new(Client::new(url)), telling: Arc::default() }
+        Self { models, client: Arc::new(Client::new(url)), orders: Sequence::default() }
     }
 
     fn find(&self, model: &Model) -> Result<(), DriverError> {
@@ -82,22 +80,14 @@ impl LlamaRouter {
         }
     }
 
-    /// Tells to the end, even if the call is abandoned.
     async fn tell(&self, path: &'static str, model: &Model) -> Result<Reply, DriverError> {
-        let telling = Arc::clone(&self.telling).lock_owned().await;
         let (client, body) = (Arc::clone(&self.client), json!({"model": &**model}));
-        let told = tokio::spawn(async move {
-            let told = client.tell(path, Some(&body)).await;
-            drop(telling);
-            told
-        });
-        let broken = |error| DriverError::Silent { url: self.client.base().to_string(), why: format!("{error}") };
-        told.await.unwrap_or_else(|error| Err(broken(error)))
+        self.orders.run(async move { client.tell(path, Some(&body)).await }).await
     }
 
     async fn unload(&self, model: &Model) -> Result<(), DriverError> {
         self.find(model)?;
-        drop(self.telling.lock().await);
+        self.orders.settled().await;
         while !matches!(self.status(model).await?, Status::Unloaded { .. }) {
             let told = self.tell("/models/unload", model).await?;
             // 400: it has gone meanwhile.

@@ -2,7 +2,7 @@
 //! failing, each with where it is documented. No model: a completion is one word.
 //!
 //! Defects: `fails-to-start` (exit code 3 after a line), `never-ready`, `deaf` (does not sleep, and says that it did),
-//! `no-dev-mode`, `no-backup` (SGLang without `--enable-weights-cpu-backup`).
+//! `no-dev-mode`, `slow-wake` (half a second), `no-backup` (SGLang without `--enable-weights-cpu-backup`).
 
 mod sglang;
 mod vllm;

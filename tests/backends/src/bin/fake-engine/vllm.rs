@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -75,10 +76,23 @@ async fn sleep(State(engine): State<Arc<Engine>>, Query(asked): Asked) -> Status
 /// Tags are in the query, repeated (docs.vllm.ai, "Sleep Mode"); none means all.
 async fn wake_up(State(engine): State<Arc<Engine>>, Query(asked): Asked) -> StatusCode {
     let tag = asked.get("tags").map(String::as_str);
+    if engine.has("slow-wake") {
+        tokio::spawn(wake_slowly(Arc::clone(&engine))).await.ok();
+        return StatusCode::OK;
+    }
     let mut memory = engine.memory();
     memory.has_weights |= tag.is_none_or(|tag| tag == "weights");
     memory.has_cache |= tag.is_none_or(|tag| tag == "kv_cache");
     StatusCode::OK
+}
+
+/// A server goes on when its client is gone.
+#[allow(clippy::print_stdout)]
+async fn wake_slowly(engine: Arc<Engine>) {
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let mut memory = engine.memory();
+    (memory.has_weights, memory.has_cache) = (true, true);
+    println!("woken");
 }
 
 async fn collective_rpc(State(engine): State<Arc<Engine>>, Json(body): Json<Value>) -> StatusCode {

@@ -148,6 +148,33 @@ async fn a_killed_parent_leaves_no_orphan() {
 }
 
 #[tokio::test]
+async fn a_killed_supervisor_takes_its_command_with_it() {
+    let folder = folder();
+    let seen = folder.path().join("command");
+    let mut supervisor = Command::new(worker_program());
+    let script = format!("echo $$ > {}; exec sleep 1000", seen.display());
+    supervisor.args(["supervise", "--", "sh", "-c", &script]).stdin(Stdio::piped());
+    let mut supervisor = supervisor.spawn().unwrap();
+    let command = pid(&line_of(&seen).await);
+    assert!(runs(command));
+    supervisor.kill().await.unwrap();
+    until("the command is gone", async || !runs(command)).await;
+}
+
+#[tokio::test]
+async fn a_process_that_was_told_to_end_is_not_taken_for_a_loaded_one() {
+    let folder = folder();
+    let main = folder.path().join("main");
+    let (driver, model) = loaded("trap '' TERM; echo $$ > PIDS/main; SERVER & wait; sleep 1000", folder.path()).await;
+    let doomed = pid(&line_of(&main).await);
+    let eviction = tokio::time::timeout(Duration::from_millis(100), driver.evict(&model)).await;
+    assert!(eviction.is_err(), "it does not listen");
+    driver.load(&model, LoadKind::Cold).await.unwrap();
+    assert_ne!(pid(&line_of(&main).await), doomed);
+    assert!(!runs(doomed));
+}
+
+#[tokio::test]
 async fn a_supervisor_tells_how_its_command_ended() {
     let ended = async |script: &str| {
         let mut supervisor = Command::new(worker_program());

@@ -68,9 +68,10 @@ impl Machine {
         let mut slot = self.timeless_snapshot();
         slot.eta_ms = eta.map(millis);
         slot.since_ms = since(self.since);
+        // 0 means at work, and relays are told in the very moment in which it becomes idle.
         slot.idle_ms = match resident {
-            Some(resident) => resident.idle_since.map_or(0, since),
-            None if matches!(self.state, State::Empty | State::Backoff { .. }) => since(self.since),
+            Some(resident) => resident.idle_since.map_or(0, |idle_since| since(idle_since).max(1)),
+            None if matches!(self.state, State::Empty | State::Backoff { .. }) => since(self.since).max(1),
             None => 0,
         };
         for model in &mut slot.models {

@@ -169,3 +169,12 @@ fn demand_of_a_relay_that_keeps_nothing_is_not_believed() {
     };
     assert_eq!(s.handle(Event::Demand { relay: super::harness::OLD, models: vec![demand] }), NOTHING);
 }
+
+#[test]
+fn slot_that_has_just_become_idle_says_so_since_zero_means_at_work() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    assert_eq!(s.slot().idle_ms, 0);
+    s.finish(1);
+    assert_eq!(s.slot().idle_ms, 1);
+}

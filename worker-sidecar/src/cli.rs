@@ -12,6 +12,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use modelrelay_protocol::secret::Secret;
 
 use crate::demo::DemoArgs;
+use crate::multiplexer::driver::supervisor::SuperviseArgs;
 
 /// What the command line asks for.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub enum Command {
     Run(Box<Args>),
     /// Run the demo backend.
     Demo(Box<Args>, DemoArgs),
+    /// Stand between a worker and a backend that it has started.
+    Supervise(SuperviseArgs),
 }
 
 #[derive(Debug, Parser)]
@@ -42,6 +45,9 @@ struct Cli {
 enum Instead {
     /// Serve a built-in demo backend, which needs no model and says so in every answer
     Demo(DemoArgs),
+    /// Run a backend for a worker, and end it when standard input closes
+    #[command(hide = true)]
+    Supervise(SuperviseArgs),
 }
 
 /// Flags and variables of the worker, unjudged. An empty value counts as not given, except for the secret.
@@ -147,6 +153,7 @@ where
             Ok(match instead {
                 None => Command::Run(args),
                 Some(Instead::Demo(demo)) => Command::Demo(args, demo),
+                Some(Instead::Supervise(supervise)) => Command::Supervise(supervise),
             })
         }
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use modelrelay_worker::cli::{self, Command};
+use modelrelay_worker::multiplexer::driver::supervisor;
 use tikv_jemallocator::Jemalloc;
 
 /// Returns memory after a burst, which glibc's allocator does not.
@@ -16,6 +17,7 @@ fn main() -> ExitCode {
         Ok(Command::Say(text)) => say(&text),
         Ok(Command::Run(args)) => modelrelay_worker::run(&args),
         Ok(Command::Demo(args, demo)) => modelrelay_worker::run_demo(&args, demo),
+        Ok(Command::Supervise(args)) => supervisor::run(&args),
         Err(error) => fail(&error.to_string()),
     }
 }

@@ -1,0 +1,175 @@
+//! A backend that the operator's own commands load and unload: whatever no other driver knows, from `docker start` to
+//! checkpoints of a GPU's state.
+//!
+//! A command succeeds with exit code 0. It runs without a shell, under a supervisor: a call that is abandoned, and a
+//! worker that dies, end the command and what it has started. What a command started stays once the command itself has
+//! succeeded; it should close or redirect its output then.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use url::Url;
+
+use super::http::Client;
+use super::launch::{Children, Launch, Running};
+use super::served::Served;
+use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
+use crate::multiplexer::Model;
+use crate::multiplexer::error::LoadFailure;
+use crate::multiplexer::estimate::LoadKind;
+use crate::multiplexer::event::Left;
+
+/// What the commands find the model's name in.
+const MODEL_VARIABLE: &str = "MODELRELAY_MODEL";
+
+/// `alive` is asked often, and a hanging one must not look like a model.
+const ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Between two questions to `alive` after a load or an eviction.
+const POLL: Duration = Duration::from_millis(250);
+
+/// A model and its commands.
+#[derive(Debug)]
+pub struct HookedModel {
+    /// How it shows that it is ready.
+    pub served: Served,
+    /// Where it is; also where its identity is checked.
+    pub url: Url,
+    /// Makes it serve.
+    pub load: Vec<String>,
+    /// Makes it give its memory back.
+    pub evict: Vec<String>,
+    /// Succeeds while it serves; without one, the address is asked.
+    pub alive: Option<Vec<String>>,
+}
+
+/// The `hooks` driver.
+#[derive(Debug)]
+pub struct Hooks {
+    models: Vec<Known>,
+    commands: Children,
+    questions: Children,
+}
+
+#[derive(Debug)]
+struct Known {
+    model: HookedModel,
+    client: Client,
+}
+
+impl Hooks {
+    /// `supervisor`: this very program.
+    pub fn new(models: impl IntoIterator<Item = HookedModel>, supervisor: PathBuf) -> Self {
+        let known = |model: HookedModel| Known { client: Client::new(model.url.clone()), model };
+        let models = models.into_iter().map(known).collect();
+        Self { models, commands: Children::new(supervisor.clone()), questions: Children::new(supervisor) }
+    }
+
+    fn find(&self, model: &Model) -> Result<&Known, DriverError> {
+        let found = self.models.iter().find(|known| known.model.served.id == *model);
+        found.ok_or_else(|| DriverError::UnknownModel(model.to_string()))
+    }
+
+    async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
+        let known = self.find(model)?;
+        if self.look(known).await.is_ok_and(|probed| probed.ready) {
+            return Ok(());
+        }
+        self.run(model, &known.model.load).await?;
+        while !self.is_alive(known).await? {
+            tokio::time::sleep(POLL).await;
+        }
+        known.model.served.become_ready(&known.client).await
+    }
+
+    async fn give_up(&self, model: &Model) -> Result<(), DriverError> {
+        let known = self.find(model)?;
+        self.run(model, &known.model.evict).await?;
+        while self.is_there(known).await {
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    async fn look(&self, known: &Known) -> Result<Probed, DriverError> {
+        if self.is_alive(known).await? { known.model.served.look(&known.client).await } else { Ok(Probed::default()) }
+    }
+
+    /// Whether anything of it is there, ready or not: an eviction must not be believed too early.
+    async fn is_there(&self, known: &Known) -> bool {
+        match known.model.alive {
+            Some(_) => self.is_alive(known).await.unwrap_or(true),
+            None => !matches!(known.model.served.look(&known.client).await, Err(DriverError::Unreachable { .. })),
+        }
+    }
+
+    async fn is_alive(&self, known: &Known) -> Result<bool, DriverError> {
+        let Some(alive) = &known.model.alive else { return Ok(true) };
+        let question = self.questions.start(&known.model.served.id, &launch(&known.model.served.id, alive), None)?;
+        let _guard = question.kill_on_drop();
+        let answer = tokio::time::timeout(ALIVE_TIMEOUT, question.ended()).await;
+        let silent = || DriverError::Silent { url: alive.join(" "), why: "the command does not end".to_owned() };
+        answer.map(|end| end.code == Some(0)).map_err(|_| silent())
+    }
+
+    /// Runs a command to its end. Dropped, it takes the command with it.
+    async fn run(&self, model: &Model, command: &[String]) -> Result<(), DriverError> {
+        // One at a time, and the former may be the load that was abandoned.
+        self.commands.kill(model).await?;
+        let running = self.commands.start(model, &launch(model, command), None)?;
+        let guard = running.kill_on_drop();
+        succeeded(&running).await?;
+        guard.keep();
+        Ok(())
+    }
+}
+
+async fn succeeded(running: &Running) -> Result<(), DriverError> {
+    match running.ended().await.code {
+        Some(0) => Ok(()),
+        Some(_) | None => Err(running.failed().await),
+    }
+}
+
+fn launch(model: &Model, command: &[String]) -> Launch {
+    let env = BTreeMap::from([(MODEL_VARIABLE.to_owned(), model.to_string())]);
+    Launch { command: command.to_vec(), env, leave_on_success: true }
+}
+
+impl Driver for Hooks {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { leaves: Left::Nothing, can_coexist: false, owns_backends: false, returns: Returns::ALL }
+    }
+
+    fn models(&self) -> Vec<Model> {
+        self.models.iter().map(|known| Model::clone(&known.model.served.id)).collect()
+    }
+
+    fn url(&self, model: &Model) -> Option<Url> {
+        self.find(model).ok().map(|known| known.model.url.clone())
+    }
+
+    fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
+        Box::pin(async { self.look(self.find(model)?).await })
+    }
+
+    fn load<'a>(&'a self, model: &'a Model, _: LoadKind) -> Call<'a, Result<(), LoadFailure>> {
+        Box::pin(async { Ok(self.make_ready(model).await?) })
+    }
+
+    fn evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Left, DriverError>> {
+        Box::pin(async {
+            let known = self.find(model)?;
+            if self.is_there(known).await {
+                self.give_up(model).await?;
+            }
+            Ok(Left::Nothing)
+        })
+    }
+
+    /// The command runs even if nothing is seen: what answers nobody may still hold the GPU.
+    fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(self.give_up(model))
+    }
+}

@@ -1,0 +1,299 @@
+//! Small requests to backends: is it ready, what does it serve, load this, unload that.
+//!
+//! Two kinds of request, because they differ in what they may do. Reading is harmless and goes wherever requests go.
+//! What changes a backend goes to loopback and private addresses only (RFC 1918, RFC 6598, IPv6 unique local: what Pod
+//! networks are made of): these endpoints ask for no credentials, so an address that leads elsewhere is a mistake, or
+//! somebody's trick. A name is looked up once, every address behind it must pass, and the connection goes to an address
+//! that was checked. Link-local addresses are refused too: a cloud's metadata service lives there.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use ::http::header::{CONTENT_TYPE, HOST};
+use ::http::{HeaderValue, Method, Request, StatusCode};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use url::Url;
+
+use super::DriverError;
+use crate::net::{self, Trust};
+
+/// One look at a backend takes no longer.
+pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A call that makes the backend do something: as long as moving the largest models takes. The machine gives up earlier.
+const CALL_TIMEOUT: Duration = Duration::from_secs(1800);
+
+/// Pauses before the repetitions of a call that failed for the backend's sake.
+const RETRY_PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
+
+/// The longest answer that is read: thousands of models, or a page of metrics.
+const MAX_ANSWER_BYTES: usize = 8 << 20;
+
+/// How much of a refusal is worth quoting.
+const QUOTED_BYTES: usize = 300;
+
+/// A backend's address, and how it is talked to.
+#[derive(Debug)]
+pub struct Client {
+    base: Url,
+    trust: Trust,
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub struct Reply {
+    url: String,
+    /// Its status.
+    pub status: StatusCode,
+    body: Bytes,
+}
+
+impl Client {
+    /// A client of the backend at `base`.
+    pub fn new(base: Url) -> Self {
+        Self { base, trust: Trust::new(None) }
+    }
+
+    /// Where it is.
+    pub fn base(&self) -> &Url {
+        &self.base
+    }
+
+    /// Reads. One attempt, [`PROBE_TIMEOUT`].
+    pub async fn look(&self, path: &str) -> Result<Reply, DriverError> {
+        let url = self.target(path);
+        within(PROBE_TIMEOUT, &url, self.exchange(Method::GET, &url, None, None)).await
+    }
+
+    /// Reads something that must be there.
+    pub async fn look_json(&self, path: &str) -> Result<Value, DriverError> {
+        self.look(path).await?.accepted()?.json()
+    }
+
+    /// Tells the backend to do something that may be told again. A broken connection, a silence or a 5xx is tried three
+    /// times more; a 4xx is an answer.
+    pub async fn tell(&self, path: &str, body: Option<&Value>) -> Result<Reply, DriverError> {
+        let mut pauses = RETRY_PAUSES.iter();
+        loop {
+            let told = self.tell_once(path, body).await;
+            let Some(pause) = pauses.next().filter(|_| is_worth_another(&told)) else { return told };
+            tracing::debug!(path, ?told, "the backend is told again");
+            tokio::time::sleep(*pause).await;
+        }
+    }
+
+    /// As [`tell`](Self::tell), but only once: where a second time would do harm, or nobody may be there.
+    pub async fn tell_once(&self, path: &str, body: Option<&Value>) -> Result<Reply, DriverError> {
+        let url = self.target(path);
+        let checked = self.check_address().await?;
+        within(CALL_TIMEOUT, &url, self.exchange(Method::POST, &url, body, Some(checked))).await
+    }
+
+    fn target(&self, path: &str) -> Url {
+        let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
+        let mut url = self.base.clone();
+        url.set_path(&format!("{}{path}", self.base.path().trim_end_matches('/')));
+        url.set_query(query);
+        url
+    }
+
+    async fn check_address(&self) -> Result<SocketAddr, DriverError> {
+        let forbidden = |why: String| DriverError::Forbidden { url: self.base.to_string(), why };
+        let (host, port) = host_and_port(&self.base);
+        let found = tokio::net::lookup_host((host, port)).await;
+        let addresses: Vec<_> = found.map_err(|error| self.unreachable(&self.base, &error))?.collect();
+        if let Some(stranger) = addresses.iter().find(|address| !is_local_network(address.ip())) {
+            return Err(forbidden(format!(
+                "{} is neither a loopback nor a private network address; put the backend beside the worker",
+                stranger.ip()
+            )));
+        }
+        addresses.first().copied().ok_or_else(|| forbidden("the name has no address".to_owned()))
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        url: &Url,
+        body: Option<&Value>,
+        to: Option<SocketAddr>,
+    ) -> Result<Reply, DriverError> {
+        let (host, port) = host_and_port(url);
+        let tls = (url.scheme() == "https").then_some(&self.trust);
+        let stream = net::connect(host, port, to, tls).await.map_err(|error| self.unreachable(url, &error))?;
+        let broke = |error: &dyn std::fmt::Display| DriverError::Silent { url: url.to_string(), why: error.to_string() };
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| broke(&error))?;
+        let exchange = async {
+            let answer = sender.send_request(request(method, url, body)).await.map_err(|error| broke(&error))?;
+            let status = answer.status();
+            let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect().await;
+            let body = body.map_err(|error| broke(&error))?.to_bytes();
+            Ok(Reply { url: url.to_string(), status, body })
+        };
+        tokio::pin!(connection, exchange);
+        tokio::select! {
+            // The connection ends first where the backend closes it after its answer, which is then still to be read.
+            _ = &mut connection => exchange.await,
+            reply = &mut exchange => reply,
+        }
+    }
+
+    fn unreachable(&self, url: &Url, error: &std::io::Error) -> DriverError {
+        DriverError::Unreachable { url: url.to_string(), why: error.to_string() }
+    }
+}
+
+impl Reply {
+    /// Itself, if it is a success.
+    pub fn accepted(self) -> Result<Self, DriverError> {
+        if self.status.is_success() { Ok(self) } else { Err(self.refusal()) }
+    }
+
+    /// What it says, as an error.
+    pub fn refusal(&self) -> DriverError {
+        DriverError::Refused { url: self.url.clone(), status: self.status.as_u16(), said: self.quote() }
+    }
+
+    /// Its body, as JSON.
+    pub fn json(&self) -> Result<Value, DriverError> {
+        serde_json::from_slice(&self.body).map_err(|error| self.unexpected(&format!("not JSON: {error}")))
+    }
+
+    /// Its body, as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// An error about its content.
+    pub fn unexpected(&self, why: &str) -> DriverError {
+        DriverError::Unexpected { url: self.url.clone(), why: format!("{why}: {}", self.quote()) }
+    }
+
+    fn quote(&self) -> String {
+        String::from_utf8_lossy(&self.body[..self.body.len().min(QUOTED_BYTES)]).trim().to_owned()
+    }
+}
+
+/// Whether an address may be told to load and unload: loopback and the private ranges.
+pub fn is_local_network(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(v4) => {
+            // RFC 6598's 100.64.0.0/10 is what clusters fall back on when RFC 1918 is used up.
+            let [a, b, ..] = v4.octets();
+            v4.is_loopback() || v4.is_private() || (a == 100 && b & 0xc0 == 0x40)
+        }
+        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unique_local(),
+    }
+}
+
+fn host_and_port(url: &Url) -> (&str, u16) {
+    let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    (host, url.port_or_known_default().unwrap_or(80))
+}
+
+fn request(method: Method, url: &Url, body: Option<&Value>) -> Request<Full<Bytes>> {
+    let bytes = body.map_or_else(Bytes::new, |body| Bytes::from(body.to_string()));
+    let mut request = Request::new(Full::new(bytes));
+    *request.method_mut() = method;
+    // What `Url` writes behind the authority is a valid request target.
+    *request.uri_mut() = url[url::Position::BeforePath..url::Position::AfterQuery].parse().unwrap_or_default();
+    let headers = request.headers_mut();
+    if let Ok(host) = HeaderValue::from_str(url.authority()) {
+        headers.insert(HOST, host);
+    }
+    if body.is_some() {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    }
+    request
+}
+
+async fn within<T>(
+    limit: Duration,
+    url: &Url,
+    exchange: impl Future<Output = Result<T, DriverError>>,
+) -> Result<T, DriverError> {
+    tokio::time::timeout(limit, exchange).await.unwrap_or_else(|_| {
+        Err(DriverError::Silent { url: url.to_string(), why: format!("no answer within {} s", limit.as_secs()) })
+    })
+}
+
+fn is_worth_another(told: &Result<Reply, DriverError>) -> bool {
+    match told {
+        Ok(reply) => reply.status.is_server_error(),
+        Err(error) => matches!(error, DriverError::Unreachable { .. } | DriverError::Silent { .. }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::Router;
+    use axum::routing::post;
+
+    use super::*;
+
+    #[test]
+    fn loopback_and_private_networks_may_be_told() {
+        for address in ["127.0.0.1", "10.1.2.3", "172.31.0.1", "192.168.1.1", "100.64.0.9", "::1", "fd00::5"] {
+            assert!(is_local_network(address.parse().unwrap()), "{address}");
+        }
+        assert!(is_local_network("::ffff:10.0.0.1".parse().unwrap()));
+    }
+
+    #[test]
+    fn everything_else_may_not() {
+        let metadata_service = "169.254.169.254";
+        for address in [metadata_service, "8.8.8.8", "172.32.0.1", "100.128.0.1", "0.0.0.0", "::", "fe80::1", "2a00::1"] {
+            assert!(!is_local_network(address.parse().unwrap()), "{address}");
+        }
+        assert!(!is_local_network("::ffff:8.8.8.8".parse().unwrap()));
+    }
+
+    #[tokio::test]
+    async fn a_stranger_is_named_and_not_called() {
+        let client = Client::new("http://169.254.169.254:80".parse().unwrap());
+        let error = client.tell("/sleep", None).await.unwrap_err();
+        assert!(matches!(error, DriverError::Forbidden { .. }), "{error}");
+        assert!(error.to_string().contains("169.254.169.254"), "{error}");
+    }
+
+    async fn failing(times: usize) -> (Client, Arc<AtomicUsize>) {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&calls);
+        let answer = move || {
+            let nth = counter.fetch_add(1, Ordering::Relaxed);
+            async move { if nth < times { StatusCode::BAD_GATEWAY } else { StatusCode::OK } }
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let router = Router::new().route("/do", post(answer)).route("/no", post(|| async { StatusCode::NOT_FOUND }));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        (Client::new(base), calls)
+    }
+
+    #[tokio::test]
+    async fn what_failed_for_the_backends_sake_is_told_again_three_times() {
+        let (client, calls) = failing(1).await;
+        assert!(client.tell("/do", None).await.unwrap().status.is_success());
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
+        let (client, calls) = failing(9).await;
+        assert!(client.tell("/do", None).await.unwrap().accepted().is_err());
+        assert_eq!(calls.load(Ordering::Relaxed), 4);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_an_answer() {
+        let (client, calls) = failing(0).await;
+        assert!(matches!(
+            client.tell("/no", None).await.unwrap().accepted(),
+            Err(DriverError::Refused { status: 404, .. })
+        ));
+        assert_eq!(calls.load(Ordering::Relaxed), 0);
+    }
+}

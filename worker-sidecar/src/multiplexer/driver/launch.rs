@@ -1,0 +1,371 @@
+//! Processes that a driver starts, each under a [`supervisor`](super::supervisor): their port, their words, their end.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use super::supervisor::{LEAVE_ON_SUCCESS, SUBCOMMAND};
+use super::{DriverError, Model};
+
+/// From SIGTERM to SIGKILL.
+pub const TERM_GRACE: Duration = Duration::from_secs(10);
+
+/// In a command or its environment, the port that the backend shall listen on.
+pub const PORT: &str = "${PORT}";
+
+/// How long a killed process may take until its supervisor says that nothing is left: a driver that gives its memory back
+/// takes seconds. Shorter than the machine's own limit, so that the error says what hangs.
+const KILL_TIMEOUT: Duration = Duration::from_secs(50);
+
+/// After a process's end its last lines are waited for, but not if something that it left behind keeps the pipe open.
+const LAST_LINES_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Lines that are kept for errors.
+const TAIL_LINES: usize = 40;
+
+/// Of these, an error quotes the newest.
+const QUOTED_LINES: usize = 5;
+
+/// Of a longer line the rest is left out: a backend that prints binary must not fill the log.
+const MAX_LINE_BYTES: usize = 2048;
+
+/// Variables of ours that are none of a backend's business.
+const OWN_SECRETS: [&str; 3] = ["WORKER_SECRET", "DRAIN_TOKEN", "BACKEND_API_KEY"];
+
+/// A command, as configured.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Launch {
+    /// The program and its arguments; `${PORT}` becomes the port.
+    pub command: Vec<String>,
+    /// Added to the worker's own environment, without its secrets.
+    pub env: BTreeMap<String, String>,
+    /// Whether what it starts is left alone when it succeeds: for commands that only hand over to somebody else.
+    pub leave_on_success: bool,
+}
+
+/// The processes of a slot, at most one per model.
+#[derive(Debug)]
+pub struct Children {
+    supervisor: PathBuf,
+    /// Never held over an await.
+    running: Mutex<HashMap<Model, Arc<Running>>>,
+}
+
+/// A process and its supervisor. Dropping it kills both.
+#[derive(Debug)]
+pub struct Running {
+    port: u16,
+    orders: mpsc::UnboundedSender<Order>,
+    end: watch::Receiver<Option<End>>,
+    tail: Arc<Tail>,
+    /// It was told to end: it may answer for a moment, but does not count any more.
+    is_doomed: AtomicBool,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Its exit code; a signal counts as 128 and its number.
+    pub code: Option<i32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    Terminate,
+    Kill,
+}
+
+/// The newest lines of a process.
+#[derive(Debug, Default)]
+struct Tail(Mutex<VecDeque<String>>);
+
+/// Kills the process of an abandoned call.
+#[derive(Debug)]
+pub struct KillOnDrop(Option<Arc<Running>>);
+
+impl Children {
+    /// Nothing runs yet. `supervisor`: this very program.
+    pub fn new(supervisor: PathBuf) -> Self {
+        Self { supervisor, running: Mutex::default() }
+    }
+
+    /// The model's process, if one runs and was not told to end.
+    pub fn alive(&self, model: &Model) -> Option<Arc<Running>> {
+        self.lock().get(model).filter(|running| running.is_alive()).cloned()
+    }
+
+    /// The model's process, even if it has ended.
+    pub fn last(&self, model: &Model) -> Option<Arc<Running>> {
+        self.lock().get(model).cloned()
+    }
+
+    /// Starts the model's process. `port`: a configured one, else a free one is taken.
+    pub fn start(&self, model: &Model, launch: &Launch, port: Option<u16>) -> Result<Arc<Running>, DriverError> {
+        let port = claim_port(port)?;
+        let running = Arc::new(Running::start(&self.supervisor, model, launch, port)?);
+        self.lock().insert(Arc::clone(model), Arc::clone(&running));
+        Ok(running)
+    }
+
+    /// SIGTERM, after [`TERM_GRACE`] SIGKILL, and waits until nothing is left.
+    pub async fn stop(&self, model: &Model) -> Result<(), DriverError> {
+        if let Some(running) = self.alive(model) {
+            running.order(Order::Terminate);
+            if tokio::time::timeout(TERM_GRACE, running.ended()).await.is_err() {
+                tracing::warn!(model = &**model, "the backend does not end on SIGTERM and is killed");
+            }
+        }
+        self.kill(model).await
+    }
+
+    /// SIGKILL, and waits until nothing is left.
+    pub async fn kill(&self, model: &Model) -> Result<(), DriverError> {
+        let Some(running) = self.last(model) else { return Ok(()) };
+        running.kill();
+        let ended = tokio::time::timeout(KILL_TIMEOUT, running.ended()).await;
+        ended.map(|_| ()).map_err(|_| DriverError::StillThere(KILL_TIMEOUT))?;
+        let mut all = self.lock();
+        if all.get(model).is_some_and(|now| Arc::ptr_eq(now, &running)) {
+            all.remove(model);
+        }
+        Ok(())
+    }
+
+    /// Ends when the model's process does; never where none was started.
+    pub async fn ended(&self, model: &Model) {
+        match self.last(model) {
+            Some(running) => drop(running.ended().await),
+            None => std::future::pending().await,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Model, Arc<Running>>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Running {
+    fn start(supervisor: &PathBuf, model: &Model, launch: &Launch, port: u16) -> Result<Self, DriverError> {
+        let with_port = |text: &String| text.replace(PORT, &port.to_string());
+        let mut command = Command::new(supervisor);
+        command.arg(SUBCOMMAND).args(launch.leave_on_success.then_some(LEAVE_ON_SUCCESS)).arg("--");
+        command.args(launch.command.iter().map(with_port));
+        for secret in OWN_SECRETS {
+            command.env_remove(secret);
+        }
+        command.envs(launch.env.iter().map(|(name, value)| (name, with_port(value))));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let cannot = |error: io::Error| DriverError::CannotStart(format!("{}: {error}", supervisor.display()));
+        let child = command.spawn().map_err(cannot)?;
+
+        let tail = Arc::new(Tail::default());
+        let (orders, received) = mpsc::unbounded_channel();
+        let (ending, end) = watch::channel(None);
+        tokio::spawn(attend(child, Arc::clone(model), Arc::clone(&tail), received, ending));
+        Ok(Self { port, orders, end, tail, is_doomed: AtomicBool::new(false) })
+    }
+
+    /// The port that it was told.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn is_alive(&self) -> bool {
+        !self.is_doomed.load(Ordering::Relaxed) && self.end().is_none()
+    }
+
+    /// How it ended, if it did.
+    pub fn end(&self) -> Option<End> {
+        *self.end.borrow()
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&self) -> End {
+        let mut end = self.end.clone();
+        let ended = end.wait_for(Option::is_some).await.map(|end| *end);
+        // Only a runtime that shuts down drops the task that attends to it.
+        ended.ok().flatten().unwrap_or(End { code: None })
+    }
+
+    /// As [`ended`](Self::ended), as the error of who still needed it.
+    pub async fn failed(&self) -> DriverError {
+        let end = self.ended().await;
+        let code = end.code.map_or_else(|| "killed".to_owned(), |code| format!("exit code {code}"));
+        let last_words = self.tail.quote();
+        DriverError::Ended { last_words: if last_words.is_empty() { code } else { format!("{code}: {last_words}") } }
+    }
+
+    /// SIGKILL to everything of it.
+    pub fn kill(&self) {
+        self.order(Order::Kill);
+    }
+
+    /// Its newest lines, for a log.
+    pub fn tail(&self) -> Vec<String> {
+        self.tail.lock().iter().cloned().collect()
+    }
+
+    /// Kills it, unless [`KillOnDrop::keep`] is called first.
+    pub fn kill_on_drop(self: &Arc<Self>) -> KillOnDrop {
+        KillOnDrop(Some(Arc::clone(self)))
+    }
+
+    fn order(&self, order: Order) {
+        self.is_doomed.store(true, Ordering::Relaxed);
+        // Nobody is there to receive it when the process has ended.
+        let _ = self.orders.send(order);
+    }
+}
+
+impl KillOnDrop {
+    /// The call has succeeded.
+    pub fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        if let Some(running) = &self.0 {
+            running.kill();
+        }
+    }
+}
+
+impl Tail {
+    fn push(&self, line: String) {
+        let mut lines = self.lock();
+        if lines.len() == TAIL_LINES {
+            lines.pop_front();
+        }
+        lines.push_back(line);
+    }
+
+    fn quote(&self) -> String {
+        let lines = self.lock();
+        let newest: Vec<_> = lines.iter().rev().take(QUOTED_LINES).rev().map(String::as_str).collect();
+        newest.join(" | ")
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Passes orders on and waits for the end. Ends with the process, and ends the process with itself: the supervisor's
+/// standard input is held here.
+async fn attend(
+    mut child: Child,
+    model: Model,
+    tail: Arc<Tail>,
+    mut orders: mpsc::UnboundedReceiver<Order>,
+    ending: watch::Sender<Option<End>>,
+) {
+    let mut lines = JoinSet::new();
+    if let Some(stdout) = child.stdout.take() {
+        lines.spawn(follow(stdout, Arc::clone(&model), Arc::clone(&tail)));
+    }
+    if let Some(stderr) = child.stderr.take() {
+        lines.spawn(follow(stderr, Arc::clone(&model), Arc::clone(&tail)));
+    }
+    let mut stdin = child.stdin.take();
+    let status = loop {
+        tokio::select! {
+            status = child.wait() => break status,
+            order = orders.recv(), if stdin.is_some() => carry_out(order, &mut stdin).await,
+        }
+    };
+    let all_read = async { while lines.join_next().await.is_some() {} };
+    if tokio::time::timeout(LAST_LINES_TIMEOUT, all_read).await.is_err() {
+        // What was left behind on purpose goes on talking.
+        lines.detach_all();
+    }
+    let code = status.ok().as_ref().and_then(ExitStatus::code);
+    tracing::info!(model = &*model, code, "the backend's process has ended");
+    ending.send_replace(Some(End { code }));
+}
+
+async fn carry_out(order: Option<Order>, stdin: &mut Option<ChildStdin>) {
+    match (order, stdin.as_mut()) {
+        // A supervisor that cannot be told has ended.
+        (Some(Order::Terminate), Some(pipe)) => drop(pipe.write_all(b"T").await),
+        (Some(Order::Kill) | None, _) | (_, None) => *stdin = None,
+    }
+}
+
+async fn follow(stream: impl AsyncRead + Unpin, model: Model, tail: Arc<Tail>) {
+    let mut reader = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        let (consumed, is_whole) = match reader.fill_buf().await {
+            Ok([]) | Err(_) => break,
+            Ok(bytes) => {
+                let end = bytes.iter().position(|byte| *byte == b'\n');
+                let part = &bytes[..end.unwrap_or(bytes.len())];
+                line.extend_from_slice(&part[..part.len().min(MAX_LINE_BYTES - line.len())]);
+                (end.map_or(part.len(), |end| end + 1), end.is_some())
+            }
+        };
+        reader.consume(consumed);
+        if is_whole {
+            say(&mut line, &model, &tail);
+        }
+    }
+    say(&mut line, &model, &tail);
+}
+
+fn say(line: &mut Vec<u8>, model: &Model, tail: &Tail) {
+    let text = String::from_utf8_lossy(line).trim_end().to_owned();
+    line.clear();
+    if !text.is_empty() {
+        tracing::info!(target: "backend", model = &**model, "{text}");
+        tail.push(text);
+    }
+}
+
+/// A free port, or the configured one if nobody has it: a stranger there would be taken for the backend.
+fn claim_port(configured: Option<u16>) -> Result<u16, DriverError> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, configured.unwrap_or(0)));
+    let bound = std::net::TcpListener::bind(address).and_then(|listener| listener.local_addr());
+    bound.map(|address| address.port()).map_err(|error| match configured {
+        Some(port) => DriverError::CannotStart(format!("port {port} is taken by another program: {error}")),
+        None => DriverError::CannotStart(format!("there is no free port: {error}")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn lines_are_cut_to_size_and_the_newest_are_kept() {
+        let tail = Arc::new(Tail::default());
+        let long = format!("{}\nx\n\nlast without an end", "y".repeat(3 * MAX_LINE_BYTES));
+        follow(long.as_bytes(), "m".into(), Arc::clone(&tail)).await;
+        let lines: Vec<_> = tail.lock().iter().map(String::len).collect();
+        assert_eq!(lines, [MAX_LINE_BYTES, 1, 19]);
+        for nth in 0..TAIL_LINES + 3 {
+            tail.push(nth.to_string());
+        }
+        assert_eq!(tail.lock().len(), TAIL_LINES);
+        assert_eq!(tail.quote(), "38 | 39 | 40 | 41 | 42");
+    }
+
+    #[test]
+    fn a_taken_port_is_no_port() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        assert!(claim_port(Some(port)).unwrap_err().to_string().contains(&port.to_string()));
+        assert_ne!(claim_port(None).unwrap(), 0);
+    }
+}

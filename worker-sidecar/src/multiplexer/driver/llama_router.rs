@@ -1,0 +1,186 @@
+//! One llama-server in router mode: it starts a process of its own per model, and is told when.
+//!
+//! It is to be started with `--models-max 0 --no-models-autoload`, so that it never loads or unloads by its own choice.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use url::Url;
+
+use super::http::Client;
+use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
+use crate::multiplexer::Model;
+use crate::multiplexer::error::LoadFailure;
+use crate::multiplexer::estimate::LoadKind;
+use crate::multiplexer::event::Left;
+
+/// The list of models is small, and its server is beside us.
+const POLL: Duration = Duration::from_millis(250);
+
+/// The `llama-server` driver.
+#[derive(Debug)]
+pub struct LlamaRouter {
+    models: Vec<Model>,
+    client: Client,
+}
+
+/// What the router says of a model.
+#[derive(Debug, PartialEq, Eq)]
+enum Status {
+    Loaded,
+    /// Not yet, or it sleeps and wakes by itself.
+    Loading,
+    /// `exit_code`: of the process that was to serve it, if that failed.
+    Unloaded {
+        exit_code: Option<i64>,
+    },
+}
+
+impl LlamaRouter {
+    /// The router at `url` and those of its models that are the slot's, by the router's names.
+    pub fn new(url: Url, models: Vec<Model>) -> Self {
+        Self { models, client: Client::new(url) }
+    }
+
+    fn find(&self, model: &Model) -> Result<(), DriverError> {
+        let known = self.models.contains(model);
+        known.then_some(()).ok_or_else(|| DriverError::UnknownModel(model.to_string()))
+    }
+
+    async fn status(&self, model: &Model) -> Result<Status, DriverError> {
+        let list = self.client.look_json("/models").await?;
+        status_in(&list, model).ok_or_else(|| DriverError::WrongModel {
+            expected: model.to_string(),
+            found: ids(&list).map(|(id, _)| id.to_owned()).collect(),
+        })
+    }
+
+    async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
+        self.find(model)?;
+        match self.status(model).await? {
+            Status::Loaded => return Ok(()),
+            Status::Loading => {}
+            Status::Unloaded { .. } => {
+                let told = self.client.tell("/models/load", Some(&json!({"model": &**model}))).await?;
+                // 400: it runs already, because somebody else was faster.
+                if told.status.as_u16() != 400 {
+                    told.accepted()?;
+                }
+            }
+        }
+        loop {
+            match self.status(model).await? {
+                Status::Loaded => return Ok(()),
+                Status::Loading => tokio::time::sleep(POLL).await,
+                Status::Unloaded { exit_code } => return Err(ended(exit_code)),
+            }
+        }
+    }
+
+    async fn unload(&self, model: &Model) -> Result<(), DriverError> {
+        self.find(model)?;
+        while !matches!(self.status(model).await?, Status::Unloaded { .. }) {
+            let told = self.client.tell("/models/unload", Some(&json!({"model": &**model}))).await?;
+            // 400: it has gone meanwhile.
+            if told.status.as_u16() != 400 {
+                told.accepted()?;
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+}
+
+fn ended(exit_code: Option<i64>) -> DriverError {
+    let code = exit_code.map_or_else(|| "no exit code".to_owned(), |code| format!("exit code {code}"));
+    DriverError::Ended { last_words: format!("{code}; the router's log has its last words") }
+}
+
+fn ids(list: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    let models = list["data"].as_array().map(Vec::as_slice).unwrap_or_default();
+    models.iter().filter_map(|model| Some((model["id"].as_str()?, &model["status"])))
+}
+
+fn status_in(list: &Value, model: &str) -> Option<Status> {
+    let (_, status) = ids(list).find(|(id, _)| *id == model)?;
+    Some(match status["value"].as_str()? {
+        "loaded" => Status::Loaded,
+        "unloaded" => Status::Unloaded { exit_code: status["exit_code"].as_i64() },
+        _ => Status::Loading,
+    })
+}
+
+impl Driver for LlamaRouter {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { leaves: Left::Nothing, can_coexist: false, owns_backends: false, returns: Returns::ALL }
+    }
+
+    fn models(&self) -> Vec<Model> {
+        self.models.clone()
+    }
+
+    fn url(&self, model: &Model) -> Option<Url> {
+        self.find(model).ok().map(|()| self.client.base().clone())
+    }
+
+    fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(async { self.status(model).await.map(|_| ()) })
+    }
+
+    fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
+        Box::pin(async {
+            self.find(model)?;
+            let list = self.client.look_json("/models").await?;
+            let loaded = ids(&list).filter(|(_, status)| status["value"] == "loaded");
+            let model_ids: Vec<_> = loaded.map(|(id, _)| id.to_owned()).collect();
+            let ready = model_ids.iter().any(|id| **id == **model);
+            let busy = if ready { busy_slots(&self.client, model).await } else { None };
+            Ok(Probed { ready, model_ids, busy })
+        })
+    }
+
+    fn load<'a>(&'a self, model: &'a Model, _: LoadKind) -> Call<'a, Result<(), LoadFailure>> {
+        Box::pin(async { Ok(self.make_ready(model).await?) })
+    }
+
+    fn evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Left, DriverError>> {
+        Box::pin(async { self.unload(model).await.map(|()| Left::Nothing) })
+    }
+
+    /// The router kills a model that still loads at once, and one that does not end after its `stop-timeout`.
+    fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(async {
+            match self.unload(model).await {
+                // No router, no children of it.
+                Err(DriverError::Unreachable { .. }) => Ok(()),
+                ended => ended,
+            }
+        })
+    }
+}
+
+/// Slots of the model that work, where the router was not told to hide them.
+async fn busy_slots(client: &Client, model: &str) -> Option<u32> {
+    let query: String = url::form_urlencoded::Serializer::new(String::new()).append_pair("model", model).finish();
+    let slots = client.look_json(&format!("/slots?{query}")).await.ok()?;
+    let busy = slots.as_array()?.iter().filter(|slot| slot["is_processing"] == true).count();
+    u32::try_from(busy).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_models_status_is_read_with_the_exit_code_of_a_failure() {
+        let list = json!({"data": [
+            {"id": "a", "status": {"value": "loaded"}},
+            {"id": "b", "status": {"value": "unloaded", "failed": true, "exit_code": 1}},
+            {"id": "c", "status": {"value": "downloading"}},
+        ]});
+        assert_eq!(status_in(&list, "a"), Some(Status::Loaded));
+        assert_eq!(status_in(&list, "b"), Some(Status::Unloaded { exit_code: Some(1) }));
+        assert_eq!(status_in(&list, "c"), Some(Status::Loading));
+        assert_eq!(status_in(&list, "d"), None);
+    }
+}

@@ -1,0 +1,154 @@
+//! Ollama, told what to keep: `OLLAMA_MAX_LOADED_MODELS=1 OLLAMA_KEEP_ALIVE=-1` keep it from having ideas of its own.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use url::Url;
+
+use super::http::Client;
+use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
+use crate::multiplexer::Model;
+use crate::multiplexer::error::LoadFailure;
+use crate::multiplexer::estimate::LoadKind;
+use crate::multiplexer::event::Left;
+
+/// The list of loaded models is small, and its server is beside us.
+const POLL: Duration = Duration::from_millis(250);
+
+/// Ollama itself takes three quarters for enough, after having waited five seconds for them.
+const RETURNS: Returns = Returns { residual: 0, percent: 75 };
+
+/// The `ollama` driver.
+#[derive(Debug)]
+pub struct Ollama {
+    models: Vec<Model>,
+    client: Client,
+}
+
+impl Ollama {
+    /// The server at `url` and those of its models that are the slot's, by Ollama's names.
+    pub fn new(url: Url, models: Vec<Model>) -> Self {
+        Self { models, client: Client::new(url) }
+    }
+
+    fn find(&self, model: &Model) -> Result<(), DriverError> {
+        let known = self.models.contains(model);
+        known.then_some(()).ok_or_else(|| DriverError::UnknownModel(model.to_string()))
+    }
+
+    async fn loaded(&self) -> Result<Vec<String>, DriverError> {
+        let list = self.client.look_json("/api/ps").await?;
+        let models = list["models"].as_array().map(Vec::as_slice).unwrap_or_default();
+        Ok(models.iter().filter_map(|model| model["name"].as_str().map(str::to_owned)).collect())
+    }
+
+    async fn is_loaded(&self, model: &Model) -> Result<bool, DriverError> {
+        Ok(self.loaded().await?.iter().any(|name| is_same(name, model)))
+    }
+
+    async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
+        self.find(model)?;
+        let keep = json!({"model": &**model, "keep_alive": -1, "stream": false});
+        let told = self.client.tell("/api/generate", Some(&keep)).await?;
+        let told = match told.status.as_u16() {
+            // An embedding model cannot generate; it loads when it embeds.
+            400 if told.text().contains("does not support generate") => {
+                let embed = json!({"model": &**model, "keep_alive": -1, "input": ""});
+                self.client.tell("/api/embed", Some(&embed)).await?
+            }
+            _ => told,
+        };
+        told.accepted()?;
+        let loaded = self.loaded().await?;
+        if loaded.iter().any(|name| is_same(name, model)) {
+            return Ok(());
+        }
+        Err(DriverError::WrongModel { expected: model.to_string(), found: loaded })
+    }
+
+    async fn unload(&self, model: &Model) -> Result<(), DriverError> {
+        self.find(model)?;
+        while self.is_loaded(model).await? {
+            let drop = json!({"model": &**model, "keep_alive": 0, "stream": false});
+            let told = self.client.tell("/api/generate", Some(&drop)).await?;
+            // It answers "done_reason":"unload" at once and unloads when its running requests have ended.
+            let done: Value = told.accepted()?.json()?;
+            tracing::trace!(model = &**model, reason = %done["done_reason"], "Ollama was told to unload");
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+}
+
+/// `tiny` and `tiny:latest` are the same model.
+fn is_same(name: &str, model: &str) -> bool {
+    fn full(name: &str) -> (&str, &str) {
+        // A registry's port is before the last slash.
+        match name.rsplit_once(':') {
+            Some((name, tag)) if !tag.contains('/') => (name, tag),
+            Some(_) | None => (name, "latest"),
+        }
+    }
+    full(name) == full(model)
+}
+
+impl Driver for Ollama {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { leaves: Left::Nothing, can_coexist: false, owns_backends: false, returns: RETURNS }
+    }
+
+    fn models(&self) -> Vec<Model> {
+        self.models.clone()
+    }
+
+    fn url(&self, model: &Model) -> Option<Url> {
+        self.find(model).ok().map(|()| self.client.base().clone())
+    }
+
+    fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(async {
+            self.find(model)?;
+            self.client.look("/api/version").await?.accepted().map(|_| ())
+        })
+    }
+
+    fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
+        Box::pin(async {
+            self.find(model)?;
+            let model_ids = self.loaded().await?;
+            let ready = model_ids.iter().any(|name| is_same(name, model));
+            Ok(Probed { ready, model_ids, busy: None })
+        })
+    }
+
+    fn load<'a>(&'a self, model: &'a Model, _: LoadKind) -> Call<'a, Result<(), LoadFailure>> {
+        Box::pin(async { Ok(self.make_ready(model).await?) })
+    }
+
+    fn evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Left, DriverError>> {
+        Box::pin(async { self.unload(model).await.map(|()| Left::Nothing) })
+    }
+
+    /// There is no harder way: it goes when the connections of its requests are closed, which they are by now.
+    fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(async {
+            match self.unload(model).await {
+                // No Ollama, nothing that it would load.
+                Err(DriverError::Unreachable { .. }) => Ok(()),
+                ended => ended,
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tag_latest_goes_without_saying() {
+        assert!(is_same("tiny:latest", "tiny") && is_same("tiny", "tiny:latest"));
+        assert!(!is_same("tiny:q8", "tiny") && !is_same("tiny2:latest", "tiny"));
+        assert!(is_same("host:5000/a/tiny:latest", "host:5000/a/tiny"));
+    }
+}

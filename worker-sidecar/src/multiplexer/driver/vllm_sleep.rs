@@ -1,0 +1,255 @@
+//! vLLM that is put to sleep instead of ended: waking takes seconds where starting takes minutes.
+//!
+//! It needs vLLM 0.17 or newer with `--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`. What shapes this file:
+//! - A sleeping server answers `/health` with 200 and crashes or hangs on a request: only `/is_sleeping` tells.
+//! - `/sleep` under a running request may kill the engine and answer 200 all the same: `/metrics` is read first, and
+//!   `/is_sleeping` is the only proof afterwards.
+//! - All parameters are in the query; `mode` is `abort` unless it is said.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::json;
+use url::Url;
+
+use super::http::Client;
+use super::launch::{Children, Launch};
+use super::process::served_by;
+use super::served::{self, Served, flag, port_of};
+use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
+use crate::multiplexer::Model;
+use crate::multiplexer::error::LoadFailure;
+use crate::multiplexer::estimate::LoadKind;
+use crate::multiplexer::event::Left;
+
+/// A sleeping vLLM keeps its CUDA context and its graphs: 1.3 to 1.4 GiB were measured, and a little is for the next GPU.
+const RETURNS: Returns = Returns { residual: 3 << 29, percent: 90 };
+
+/// Requests that have just been cut off are still counted for a moment.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(250);
+
+const COUNTED: [&str; 2] = ["vllm:num_requests_running", "vllm:num_requests_waiting"];
+
+/// What goes to sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// The weights are kept in the host's memory.
+    One,
+    /// Nothing is kept: they are read again from disk.
+    Two,
+}
+
+/// A model and its server.
+#[derive(Debug)]
+pub struct SleeperModel {
+    /// How it shows that it is ready.
+    pub served: Served,
+    /// Where it is.
+    pub url: Url,
+    /// What starts it; without one somebody else does.
+    pub launch: Option<Launch>,
+}
+
+/// The `vllm-sleep` driver.
+#[derive(Debug)]
+pub struct VllmSleep {
+    models: Vec<Known>,
+    level: Level,
+    children: Children,
+}
+
+#[derive(Debug)]
+struct Known {
+    served: Served,
+    client: Client,
+    launch: Option<Launch>,
+}
+
+impl VllmSleep {
+    /// `supervisor`: this very program.
+    pub fn new(models: impl IntoIterator<Item = SleeperModel>, level: Level, supervisor: PathBuf) -> Self {
+        let known = |SleeperModel { served, url, launch }| Known { served, client: Client::new(url), launch };
+        Self { models: models.into_iter().map(known).collect(), level, children: Children::new(supervisor) }
+    }
+
+    fn find(&self, model: &Model) -> Result<&Known, DriverError> {
+        let found = self.models.iter().find(|known| known.served.id == *model);
+        found.ok_or_else(|| DriverError::UnknownModel(model.to_string()))
+    }
+
+    /// A server of ours that has ended, or was not started, is nobody to talk to.
+    fn is_absent(&self, known: &Known) -> bool {
+        known.launch.is_some() && self.children.alive(&known.served.id).is_none()
+    }
+
+    async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
+        let known = self.find(model)?;
+        let Known { served, client, launch } = known;
+        match (launch, self.children.alive(model)) {
+            (Some(launch), None) => {
+                self.children.kill(model).await?;
+                let running = self.children.start(model, launch, port_of(Some(client.base())))?;
+                let guard = running.kill_on_drop();
+                served_by(&running, served, client).await?;
+                guard.keep();
+                Ok(())
+            }
+            // It is not killed when the call is dropped: a wake that takes too long is followed by a forced eviction.
+            (Some(_), Some(running)) => tokio::select! {
+                biased;
+                failure = running.failed() => Err(failure),
+                awake = self.wake_and_wait(known) => awake,
+            },
+            (None, _) => self.wake_and_wait(known).await,
+        }
+    }
+
+    async fn wake_and_wait(&self, Known { served, client, .. }: &Known) -> Result<(), DriverError> {
+        if is_asleep(client).await.unwrap_or(false) {
+            self.wake(client).await?;
+            if is_asleep(client).await? {
+                return Err(DriverError::Unexpected {
+                    url: client.base().to_string(),
+                    why: "it sleeps still, after having been woken".to_owned(),
+                });
+            }
+        }
+        served.become_ready(client).await
+    }
+
+    async fn wake(&self, client: &Client) -> Result<(), DriverError> {
+        let tell = async |path: &str| client.tell(path, None).await?.accepted().map(|_| ());
+        match self.level {
+            Level::One => tell("/wake_up").await,
+            // Memory for the weights, the weights, and only then memory for the cache: both at once may not fit while the
+            // weights are read.
+            Level::Two => {
+                tell("/wake_up?tags=weights").await?;
+                let reload = json!({"method": "reload_weights"});
+                client.tell("/collective_rpc", Some(&reload)).await?.accepted()?;
+                tell("/wake_up?tags=kv_cache").await?;
+                tell("/reset_prefix_cache").await
+            }
+        }
+    }
+
+    async fn put_to_sleep(&self, model: &Model) -> Result<Left, DriverError> {
+        let known = self.find(model)?;
+        if self.is_absent(known) {
+            return Ok(Left::Nothing);
+        }
+        let client = &known.client;
+        if is_asleep(client).await? {
+            return Ok(Left::Asleep);
+        }
+        wait_until_idle(client).await?;
+        let level = match self.level {
+            Level::One => 1,
+            Level::Two => 2,
+        };
+        client.tell(&format!("/sleep?level={level}&mode=wait"), None).await?.accepted()?;
+        if is_asleep(client).await? {
+            return Ok(Left::Asleep);
+        }
+        Err(DriverError::Unexpected {
+            url: client.base().to_string(),
+            why: "it does not sleep, after having been put to sleep".to_owned(),
+        })
+    }
+
+    async fn end(&self, model: &Model) -> Result<(), DriverError> {
+        let known = self.find(model)?;
+        if known.launch.is_some() {
+            return self.children.kill(model).await;
+        }
+        // Not ours to kill. Cutting its requests off and putting it to sleep is what is left.
+        match is_asleep(&known.client).await {
+            Ok(true) | Err(DriverError::Unreachable { .. }) => return Ok(()),
+            Ok(false) | Err(_) => {}
+        }
+        drop(known.client.tell_once("/sleep?level=2&mode=abort", None).await);
+        match is_asleep(&known.client).await {
+            Ok(true) | Err(DriverError::Unreachable { .. }) => Ok(()),
+            Ok(false) | Err(_) => Err(DriverError::NotOurs(format!(
+                "{} does not go to sleep, and no command of ours started it: restart it, or give the model a command",
+                known.client.base()
+            ))),
+        }
+    }
+}
+
+async fn is_asleep(client: &Client) -> Result<bool, DriverError> {
+    let reply = client.look("/is_sleeping").await?;
+    if reply.status.as_u16() == 404 {
+        let why = "404: start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1".to_owned();
+        return Err(DriverError::Unexpected { url: client.base().to_string(), why });
+    }
+    let reply = reply.accepted()?;
+    flag(&reply.json()?, "is_sleeping").ok_or_else(|| reply.unexpected("no is_sleeping"))
+}
+
+async fn wait_until_idle(client: &Client) -> Result<(), DriverError> {
+    let mut requests = 0;
+    let idle = async {
+        loop {
+            requests = busy(client).await?;
+            if requests == 0 {
+                return Ok(());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    let idle = tokio::time::timeout(IDLE_TIMEOUT, idle).await;
+    idle.unwrap_or(Err(DriverError::Busy { requests }))
+}
+
+async fn busy(client: &Client) -> Result<u32, DriverError> {
+    let reply = client.look("/metrics").await?.accepted()?;
+    // Whole numbers, written as floats.
+    served::gauges(&reply.text(), &COUNTED)
+        .map(|requests| requests as u32)
+        .ok_or_else(|| reply.unexpected("no count of running and waiting requests"))
+}
+
+impl Driver for VllmSleep {
+    fn capabilities(&self) -> Capabilities {
+        let owns_backends = self.models.iter().any(|known| known.launch.is_some());
+        Capabilities { leaves: Left::Asleep, can_coexist: false, owns_backends, returns: RETURNS }
+    }
+
+    fn models(&self) -> Vec<Model> {
+        self.models.iter().map(|known| Model::clone(&known.served.id)).collect()
+    }
+
+    fn url(&self, model: &Model) -> Option<Url> {
+        self.find(model).ok().map(|known| known.client.base().clone())
+    }
+
+    fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
+        Box::pin(async {
+            let known = self.find(model)?;
+            if self.is_absent(known) || is_asleep(&known.client).await? {
+                return Ok(Probed::default());
+            }
+            let probed = known.served.look(&known.client).await?;
+            Ok(Probed { busy: busy(&known.client).await.ok(), ..probed })
+        })
+    }
+
+    fn load<'a>(&'a self, model: &'a Model, _: LoadKind) -> Call<'a, Result<(), LoadFailure>> {
+        Box::pin(async { Ok(self.make_ready(model).await?) })
+    }
+
+    fn evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Left, DriverError>> {
+        Box::pin(self.put_to_sleep(model))
+    }
+
+    fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(self.end(model))
+    }
+
+    fn ended<'a>(&'a self, model: &'a Model) -> Call<'a, ()> {
+        Box::pin(self.children.ended(model))
+    }
+}

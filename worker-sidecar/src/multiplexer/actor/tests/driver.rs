@@ -11,10 +11,8 @@ use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::{Event, OpId, Outcome};
 
 fn failure(error: SlotError) -> LoadFailure {
-    match error {
-        SlotError::LoadFailed { failure, .. } => failure,
-        other => panic!("a failed load, not {other}"),
-    }
+    let SlotError::LoadFailed { failure, .. } = error else { panic!("a failed load, not {error}") };
+    failure
 }
 
 // 25

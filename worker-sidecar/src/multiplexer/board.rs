@@ -106,6 +106,11 @@ impl Peer {
             Self::Core1 | Self::Old => LinkKind::Held,
         }
     }
+
+    /// Whether its grant changes with every request of others. Elsewhere the slots say so.
+    fn is_told_load(self) -> bool {
+        self == Self::Core1
+    }
 }
 
 impl Board {
@@ -125,7 +130,7 @@ impl Board {
         }
         let view = RelayView { peer, sink, grants: BTreeMap::new(), own: BTreeMap::new(), told: None };
         inner.relays.insert(relay, view);
-        inner.tell_grants();
+        inner.tell_grants(|_| true);
     }
 
     /// A link is gone.
@@ -133,7 +138,7 @@ impl Board {
         let mut inner = self.lock();
         inner.relays.remove(&relay);
         inner.orders.retain(|_, (from, _)| *from != relay);
-        inner.tell_grants();
+        inner.tell_grants(|_| true);
     }
 
     /// Finds the slot for a request. `None`: no slot has the model.
@@ -143,7 +148,7 @@ impl Board {
         if let Some(view) = inner.relays.get_mut(&relay) {
             *view.own.entry((slot, Model::clone(model))).or_default() += 1;
         }
-        inner.tell_grants();
+        inner.tell_grants(Peer::is_told_load);
         Some(Place { board: Arc::clone(self), slot, relay, model: Model::clone(model) })
     }
 
@@ -220,7 +225,7 @@ impl Board {
                 Told::Order { id, result } => answers.push((id, result)),
             }
         }
-        inner.tell_grants();
+        inner.tell_grants(|_| true);
         for (id, result) in answers {
             inner.answer_order(id, result);
         }
@@ -268,7 +273,7 @@ impl Drop for Place {
                 }
             }
         }
-        inner.tell_grants();
+        inner.tell_grants(Peer::is_told_load);
     }
 }
 

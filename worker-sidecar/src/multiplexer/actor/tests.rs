@@ -7,4 +7,5 @@ mod end;
 mod harness;
 mod lease;
 mod several;
+mod storm;
 mod swap;

@@ -9,10 +9,10 @@ use crate::multiplexer::Model;
 use crate::multiplexer::event::RelayKey;
 
 impl Inner {
-    /// Tells each relay whose grant differs from what it was told.
-    pub(super) fn tell_grants(&mut self) {
-        let grants: Vec<_> =
-            self.relays.iter().filter_map(|(key, view)| Some((*key, self.grant(*key, view)?))).collect();
+    /// Tells each of these relays whose grant differs from what it was told.
+    pub(super) fn tell_grants(&mut self, which: impl Fn(Peer) -> bool) {
+        let relays = self.relays.iter().filter(|(_, view)| which(view.peer));
+        let grants: Vec<_> = relays.filter_map(|(key, view)| Some((*key, self.grant(*key, view)?))).collect();
         for (key, grant) in grants {
             if let Some(view) = self.relays.get_mut(&key)
                 && view.told.as_ref() != Some(&grant)

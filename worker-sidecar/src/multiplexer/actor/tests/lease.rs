@@ -7,9 +7,10 @@ use modelrelay_protocol::message::Demand;
 use tokio::time::Instant;
 
 use super::harness::{EVICT, LOAD, Stage, pass, secs};
-use crate::multiplexer::actor::now;
+use crate::multiplexer::actor::{Arriving, now};
 use crate::multiplexer::effect::LeaseEnd;
 use crate::multiplexer::error::SlotError;
+use crate::multiplexer::event::RequestKey;
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_names_its_backend_and_its_load() {
@@ -186,4 +187,14 @@ async fn a_backend_without_an_address_is_looked_at_and_serves_nobody() {
     // It is loaded anew for the next.
     assert_eq!(stage.ask("a").await.unwrap().generation(), 2);
     assert_eq!(stage.driver().log(), ["load a"]);
+}
+
+#[tokio::test]
+async fn nobody_waits_for_a_slot_whose_task_is_gone() {
+    let (mailbox, gone) = tokio::sync::mpsc::unbounded_channel();
+    drop(gone);
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    drop(answer);
+    let arriving = Arriving::new(RequestKey(1), answered, mailbox);
+    assert_eq!(arriving.await.unwrap_err(), SlotError::Quarantined);
 }

@@ -45,7 +45,7 @@ mod validate;
 pub use validate::ValidatedProvider;
 
 use advance::OWN_SECRET_INTERVAL;
-use look::Look;
+use look::{AWAITS_FIRST_WORKER, Look, has_just_started, is_ready};
 use memory::Memory;
 use outcome::{FailureKind, Outcome};
 use pace::Due;
@@ -144,6 +144,8 @@ impl Shared {
     }
 
     fn forget(&self, key: &Key) {
+        // Its objects go one after the other, and what is retained is listed again and again: nobody else would ask for that.
+        self.caches.triggers.take_changes(&ObjectRef::new(&key.1).within(&key.0));
         let mut ledger = self.ledger();
         ledger.memories.remove(key);
         let before = ledger.ready.remove(key);
@@ -232,9 +234,12 @@ async fn pass(shared: &Shared, provider: &Provider, key: &Key, memory: &mut Memo
     if let Some(expected) = expected {
         ctx.relays.expect(&key.0, &key.1, expected);
     }
-    let numbers_due = update_status(shared, provider, &look, &outcome, &news, memory).await?;
+    let status_due = update_status(shared, provider, &look, &outcome, &news, memory).await?;
     propagated.map_err(|error| Error::Pods(Box::new(error)))?;
-    next(&outcome, memory, numbers_due)
+    // What a relay waits for right after its start it does not wait for later, and nothing else may tell of that.
+    let starts = look.relay_pods.iter().any(|pod| !is_ready(pod) && has_just_started(pod, Timestamp::now()));
+    let started = starts.then_some(AWAITS_FIRST_WORKER);
+    next(&outcome, memory, [status_due, started].into_iter().flatten().min())
 }
 
 /// Whether the objects are as they should be and no time has come.
@@ -286,7 +291,7 @@ async fn update_status(
 }
 
 /// When to come again, or what to report.
-fn next(outcome: &Outcome, memory: &Memory, numbers_due: Option<Duration>) -> Result<Action, Error> {
+fn next(outcome: &Outcome, memory: &Memory, status_due: Option<Duration>) -> Result<Action, Error> {
     if let Some(failure) = &outcome.failure {
         return match failure.kind {
             FailureKind::Final => Ok(Action::requeue(IDLE_INTERVAL)),
@@ -302,7 +307,7 @@ fn next(outcome: &Outcome, memory: &Memory, numbers_due: Option<Duration>) -> Re
     let waits = [
         Some(IDLE_INTERVAL),
         outcome.wake_at.map(until),
-        numbers_due,
+        status_due,
         (awaits_relays || memory.unconfirmed_since.is_some()).then_some(UNCONFIRMED_INTERVAL),
     ];
     let soonest = waits.into_iter().flatten().min().unwrap_or(IDLE_INTERVAL);

@@ -213,10 +213,13 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
     }
     let pods = fetch::pods(&shared.caches, pool);
     let (image, hash) = worker_now(shared, pool);
+    let (namespace, name) = memory::key(pool);
+    let idle = Workers::idle(&name, shared.ctx.relays.of(&namespace, &pool.spec.provider).as_deref());
     let measure = Measure {
         hash: &hash,
         image: &image,
         usable: census::usable_since(pool, &report::previous(shared, pool).conditions),
+        idle: &idle,
         now: Timestamp::now(),
     };
     let census = census::take(pods.iter().map(AsRef::as_ref), measure);
@@ -304,20 +307,31 @@ async fn bring_about(
     Ok(Outcome { rollout, dispute, outdated: rendered.outdated, ..Outcome::default() })
 }
 
-/// The number to apply, and whether somebody else writes another.
+/// A Deployment's number of Pods.
+struct Replicas {
+    wanted: i32,
+    /// Whether it is somebody else's, and stays theirs as long as the operator does not apply it.
+    left_out: bool,
+}
+
+/// The number, and whether somebody else writes another.
 fn replicas(
     pool: &WorkerPool,
     shared: &Shared,
     workload: Workload,
     live: Option<&DynamicObject>,
-) -> (i32, Option<Dispute>) {
+) -> (Replicas, Option<Dispute>) {
     let has = live.and_then(fetch::replicas).filter(|_| workload.is_scaled());
     let wanted = replicas::choose(pool, workload, has);
-    let (Some(has), Some(live)) = (has, live) else { return (wanted, None) };
+    let (Some(has), Some(live)) = (has, live) else { return (Replicas { wanted, left_out: false }, None) };
     let rival = Rival::of(&live.metadata);
+    let owned = rival.is_some();
     let dispute = shared.memory.with(pool, |entry| entry.rivals.observe(Instant::now(), rival, has, wanted));
-    let theirs = matches!(dispute, Some(Dispute::Left(_)));
-    (if theirs { has } else { wanted }, dispute)
+    match dispute {
+        // Left out where nobody else owns it, the API server would make it 1.
+        Some(Dispute::Left(_)) => (Replicas { wanted: has, left_out: owned }, dispute),
+        Some(Dispute::Settled(_)) | None => (Replicas { wanted, left_out: false }, dispute),
+    }
 }
 
 fn rendered(
@@ -338,13 +352,20 @@ async fn bring_workload(
     workload: Workload,
     live: Option<DynamicObject>,
     rendered: &Rendered,
-    wanted: i32,
+    replicas: Replicas,
 ) -> Result<serde_json::Value, ReconcileError> {
+    let wanted = replicas.wanted;
     let has = live.as_ref().and_then(fetch::replicas);
     if workload.is_scaled() && has.is_some_and(|has| wanted < has) {
         rank(pool, shared, fetched).await;
     }
-    let manifest = backend::workload(workload, pool, &rendered.template, &rendered.annotation, wanted);
+    let manifest = backend::workload(
+        workload,
+        pool,
+        &rendered.template,
+        &rendered.annotation,
+        (!replicas.left_out).then_some(wanted),
+    );
     let brought = bring::ensure(shared, pool, &manifest, live.as_ref().map(|live| &live.metadata)).await?;
     if brought.applied && rendered.anew {
         for note in &rendered.notes {
@@ -426,7 +447,9 @@ fn next_look(pool: &WorkerPool, census: &Census, numbers_later: Option<Duration>
     // A ready Pod without a connection becomes worth a word when it has settled.
     let settling = (census.settled < census.ready).then_some(SETTLED);
     let without = is_without_pods(pool, census).then_some(WITHOUT_PODS);
-    [numbers_later, settling, without].into_iter().flatten().fold(RESYNC, Duration::min)
+    // A moment later than the moment itself, so that it has come.
+    let silent = census.silent_in.map(|left| left + Duration::from_secs(1));
+    [numbers_later, settling, without, silent].into_iter().flatten().fold(RESYNC, Duration::min)
 }
 
 /// Image and hash of the worker that a Pod would get now.

@@ -13,6 +13,9 @@
 //! of another link that meets only handed slots is refused as well, or a busy relay whose request
 //! crosses a grant would take the slot that was meant for a quiet one.
 //!
+//! A link that leaves finishes what runs on it. Its relay sends nothing more there and may never take its last demand
+//! back, so that counts no longer: it would be handed slots again and again, each to idle for [`UNUSED_AFTER`].
+//!
 //! Links to relays without `core1` are told nothing and ask for nothing; what exceeds their share is held
 //! by the worker, counts as waiting, and begins when [`Divider::resume`] says so.
 //!
@@ -78,6 +81,8 @@ struct Link {
     handed: VecDeque<Instant>,
     /// Let a handed slot pass unused, and has not said anything since.
     quiet: bool,
+    /// No more requests come over it, whatever its relay said waits there.
+    leaving: bool,
     last_served: u64,
     told: Option<GrantValues>,
 }
@@ -105,6 +110,7 @@ impl<L: Copy + Ord> Divider<L> {
                 waiting: 0,
                 handed: VecDeque::new(),
                 quiet: false,
+                leaving: false,
                 // Before all who were ever served.
                 last_served: 0,
                 told: None,
@@ -142,7 +148,9 @@ impl<L: Copy + Ord> Divider<L> {
             state.start(self.served);
             Admission::Run
         } else {
-            state.waiting = state.waiting.saturating_add(1);
+            if !state.leaving {
+                state.waiting = state.waiting.saturating_add(1);
+            }
             Admission::AtCapacity
         };
         self.hand_out(now);
@@ -185,9 +193,20 @@ impl<L: Copy + Ord> Divider<L> {
 
     /// The relay said how many of its requests wait for this worker, after all requests before it.
     pub fn on_demand(&mut self, link: L, waiting: u32, now: Instant) {
-        if let Some(state) = self.links.get_mut(&link).filter(|state| state.kind == LinkKind::Granted) {
+        let state = self.links.get_mut(&link);
+        if let Some(state) = state.filter(|state| state.kind == LinkKind::Granted && !state.leaving) {
             state.waiting = waiting;
             state.quiet = false;
+            self.hand_out(now);
+        }
+    }
+
+    /// The relay sends no more requests over this link, which finishes those that it has. What is held for a
+    /// [`LinkKind::Held`] link has come already, and runs.
+    pub fn on_leaving(&mut self, link: L, now: Instant) {
+        if let Some(state) = self.links.get_mut(&link).filter(|state| state.kind == LinkKind::Granted) {
+            state.leaving = true;
+            state.waiting = 0;
             self.hand_out(now);
         }
     }

@@ -48,6 +48,9 @@ pub const MAX_MODEL_CHARS: usize = 256;
 /// Models that one worker may advertise (`MAX_MODELS_PER_WORKER`).
 pub const MAX_MODELS_PER_WORKER: usize = 256;
 
+/// Slots of one multiplexer: more than any machine has accelerators.
+pub const MAX_SLOTS_PER_WORKER: usize = 64;
+
 /// Times that a request may go back into the queue after its worker was lost.
 pub const MAX_REQUEUES: u32 = 3;
 

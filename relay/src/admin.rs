@@ -2,7 +2,9 @@
 //!
 //! The token is checked before anything of a request is read. Without one configured, nobody is let in.
 
+mod commands;
 mod keys;
+mod residency;
 mod token;
 mod views;
 
@@ -35,8 +37,8 @@ pub fn router(relay: Arc<Relay>) -> Router<Arc<Relay>> {
         .route("/workers", get(views::workers))
         .route("/workers/{id}/drain", post(drain))
         .route("/workers/{id}/refresh", post(refresh))
-        .route("/workers/{id}/command", post(command))
-        .route("/ops/{id}", get(operation))
+        .route("/workers/{id}/command", post(commands::command))
+        .route("/ops/{id}", get(commands::operation))
         .route("/stats", get(views::stats))
         .route("/state", get(views::state))
         .route("/requests", get(views::requests))
@@ -53,8 +55,13 @@ pub fn router(relay: Arc<Relay>) -> Router<Arc<Relay>> {
 
 /// An error for an admin, in the shape that the API's other errors have.
 fn problem(status: StatusCode, code: &str, message: impl Into<String>) -> Response {
+    problem_in(status, code, message, None)
+}
+
+/// The same, naming the field at fault.
+fn problem_in(status: StatusCode, code: &str, message: impl Into<String>, field: Option<&str>) -> Response {
     let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
-    let body = json!({ "error": { "message": message.into(), "type": kind, "param": null, "code": code } });
+    let body = json!({ "error": { "message": message.into(), "type": kind, "param": field, "code": code } });
     (status, Json(body)).into_response()
 }
 
@@ -92,16 +99,6 @@ async fn refresh(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Res
     let Some((_, link)) = find(&relay, &id) else { return no_worker() };
     link.push(&RelayToWorker::ModelsRefresh(ModelsRefresh { reason: Some("admin".to_owned()) }));
     accepted(json!({ "worker_id": &*link.info.id }))
-}
-
-async fn command(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
-    let Some((_, link)) = find(&relay, &id) else { return no_worker() };
-    let message = format!("worker {} has no multiplexer: models cannot be loaded or unloaded there", link.info.name);
-    problem(StatusCode::CONFLICT, "no_multiplexer", message)
-}
-
-async fn operation() -> Response {
-    problem(StatusCode::NOT_FOUND, "not_found", "no operation of this id")
 }
 
 async fn cancel(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {

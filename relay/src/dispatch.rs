@@ -10,7 +10,9 @@
 //! - a request ends exactly once, and at its deadline at the latest;
 //! - no request waits while a worker that could serve it has room; among requests that a worker could serve, the
 //!   oldest goes first, whatever way it came into the queue;
-//! - no worker has more than it acknowledged or granted, nor a model that it did not advertise when it was sent;
+//! - no worker has more than it acknowledged or granted, nor a model that it did not advertise when it was sent; a
+//!   multiplexer has nothing for a model whose gate was shut when it was sent;
+//! - where requests wait for a model that only a swap can bring, one multiplexer is told so and no other;
 //! - a request whose answer has begun is never sent again; one that has not is sent four times at most, not counting
 //!   refusals and three swaps;
 //! - [`Dispatch::next_timeout`] is the exact time of the next thing that happens by itself;
@@ -18,12 +20,14 @@
 //!
 //! Time passes before an event happens: deadlines that lie before it are carried out first, however late it is told.
 
+mod choice;
 mod clock;
 mod deadlines;
 mod demand;
 mod drain_rate;
 mod effect;
 mod event;
+mod gates;
 mod lifecycle;
 mod membership;
 mod models;
@@ -32,6 +36,7 @@ mod queue;
 mod registry;
 mod request;
 mod requeue;
+mod residency;
 mod select;
 mod snapshot;
 #[cfg(test)]
@@ -41,8 +46,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 pub use effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
 pub use event::{
-    AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, Grant, LoadFailure, LossCause, Model, NewRequest,
-    NewWorker, Now, RequestKey, Settings, WorkerKey,
+    AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, Gate, Grant, LoadFailure, LossCause, Model,
+    NewMultiplexer, NewRequest, NewWorker, Now, RequestKey, Settings, WorkerKey,
 };
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 
@@ -107,6 +112,7 @@ impl Dispatch {
         self.expire(now, out);
         self.apply(event, now, out);
         self.expire(now, out);
+        self.settle_choices(now, out);
         self.tell_demand(now, out);
     }
 
@@ -128,6 +134,8 @@ impl Dispatch {
             }
             Event::LoadReported { worker, load } => self.handle_load(worker, load, now, out),
             Event::Granted { worker, grant } => self.handle_grant(worker, grant, now, out),
+            Event::GatesSet { worker, sums, gates } => self.handle_gates(worker, sums, &gates, now, out),
+            Event::SlotsReported { worker, slots } => self.handle_slots(worker, &slots, now),
             Event::Completed { worker, request, attempt } => {
                 self.handle_completed(worker, request, attempt, now, out);
             }

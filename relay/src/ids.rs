@@ -24,6 +24,11 @@ pub fn worker_id() -> String {
     format!("w-{}", random_hex::<8>())
 }
 
+/// An admin's order to a worker.
+pub fn operation_id() -> String {
+    format!("op-{}", random_hex::<12>())
+}
+
 /// An id for a client's request that brought none.
 pub fn client_request_id() -> String {
     format!("req_{}", random_hex::<12>())

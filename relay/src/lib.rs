@@ -19,6 +19,7 @@ pub mod keys;
 pub mod lockout;
 pub mod metrics;
 pub mod open_files;
+pub mod operations;
 pub mod provider;
 pub mod relay;
 pub mod request;

@@ -5,6 +5,7 @@
 //! for microseconds and never over an await.
 
 mod effects;
+mod multiplexer;
 mod snapshot;
 
 pub use snapshot::{LiveRequest, ProviderState, WorkerState};
@@ -132,6 +133,7 @@ impl Provider {
             max_concurrent: accepted.max_concurrent,
             load,
             core1: link.info.core1,
+            multiplexer: multiplexer::registered(link),
         };
         let mut state = self.lock();
         let instance = link.info.instance.as_ref();
@@ -353,6 +355,7 @@ impl Provider {
         let begun = |held: &Held| held.exchange().detach(held.attempt) == Detached::Begun;
         let started = link.release_all().iter().filter(|held| begun(held)).map(|held| held.record.key).collect();
         self.handle(state, Event::WorkerLost { worker: link.info.key, started, cause });
+        self.shared.operations.worker_left(link.info.key, Instant::now());
         self.shared.progress.notify_waiters();
         if state.deleted {
             // The last of them ends the timer.

@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::dispatch::{RequestKey, WorkerKey};
 use crate::ids;
 use crate::metrics::Metrics;
+use crate::operations::Operations;
 
 /// How far the process is on its way out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,6 +38,8 @@ pub struct Shared {
     pub budget: Arc<Budget>,
     /// Who made which stored response.
     pub affinity: Affinity,
+    /// What admins ordered workers to do.
+    pub operations: Operations,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Random per process.
@@ -58,6 +61,7 @@ impl Shared {
             budget: Budget::new(config.max_buffered_bytes),
             config: ArcSwap::from_pointee(config),
             affinity: Affinity::default(),
+            operations: Operations::default(),
             metrics,
             relay_id: ids::random_hex::<16>(),
             started_at: Instant::now(),

@@ -7,6 +7,8 @@ pub mod io;
 pub mod link;
 pub mod register;
 pub mod session;
+pub mod slots;
+mod worker_info;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -65,11 +65,23 @@ def test_the_operator_can_grant_what_a_relay_gets():
     assert any(granted <= set(rule["verbs"]) and "resourceNames" not in rule for rule in secrets)
 
 
+def deletable(values):
+    granted = rules(chart.render({"webhook": {"enabled": False}} | values), "modelrelay-operator.mr-system")
+    return {resource for rule in granted if "delete" in rule["verbs"] for resource in rule["resources"]}
+
+
+# Gated Pods, a NetworkPolicy that is not wanted any more, and the rights of a relay that asks for no keys.
+DELETED = {"pods", "networkpolicies", "roles", "rolebindings"}
+
+
 def test_the_operator_may_delete_only_what_it_deletes():
-    granted = rules(chart.render({"webhook": {"enabled": False}}), "modelrelay-operator.mr-system")
-    deletes = {resource for rule in granted if "delete" in rule["verbs"] for resource in rule["resources"]}
-    # Gated Pods, a NetworkPolicy that is not wanted any more, and the rights of a relay that asks for no keys.
-    assert deletes == {"pods", "networkpolicies", "roles", "rolebindings"}
+    assert deletable({}) == DELETED
+    assert deletable({"rbac": {"ownerReferences": False}}) == DELETED
+
+
+def test_where_owner_references_ask_for_it_the_operator_may_delete_all_that_has_one():
+    owned = {"secrets", "configmaps", "services", "serviceaccounts", "deployments", "daemonsets", "poddisruptionbudgets"}
+    assert deletable({"rbac": {"ownerReferences": True}}) == DELETED | owned
 
 
 def test_a_certificate_of_somebody_else_is_only_read():

@@ -123,6 +123,11 @@ impl Capacity {
         self.change(|inner| inner.divider.on_demand(link, waiting, Instant::now()));
     }
 
+    /// The relay sends no more requests over `link`, which finishes what it has.
+    pub fn handle_leaving(self: &Arc<Self>, link: LinkId) {
+        self.change(|inner| inner.divider.on_leaving(link, Instant::now()));
+    }
+
     /// Any other message was read on `link`.
     pub fn handle_message(self: &Arc<Self>, link: LinkId) {
         self.change(|inner| inner.divider.on_message(link, Instant::now()));

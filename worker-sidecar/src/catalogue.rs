@@ -47,7 +47,7 @@ struct State {
     asked: Vec<LinkId>,
     /// Said once, not each second.
     complaint: Option<String>,
-    /// Whether there ever was a model to advertise.
+    /// Whether it was ever known what a healthy backend serves.
     served: bool,
 }
 
@@ -69,14 +69,11 @@ impl Catalogue {
         self.lock().advertised().to_vec()
     }
 
-    /// Why there has never been a model to advertise; nothing once there was, whatever became of the backend since.
+    /// Why the backend could never serve; nothing once it could, whatever became of it since. One that is healthy and lists
+    /// no model can: no time adds one, but only somebody who pulls it.
     pub fn never_served(&self) -> Option<String> {
         let state = self.lock();
-        let why = || match (&state.complaint, state.healthy) {
-            (Some(complaint), _) => complaint.clone(),
-            (None, true) => "the backend serves no model".to_owned(),
-            (None, false) => "the backend was not asked yet".to_owned(),
-        };
+        let why = || state.complaint.clone().unwrap_or_else(|| "the backend was not asked yet".to_owned());
         (!state.served).then(why)
     }
 
@@ -172,8 +169,9 @@ impl Catalogue {
             match (&models, listing.as_ref()) {
                 (Models::Fixed(fixed), _) => state.models.clone_from(fixed),
                 (Models::Ask, Some(Listing::Models(listed))) => state.models = bounded(listed),
-                (Models::Ask, Some(Listing::Failed(_)) | None) => {}
+                (Models::Ask, Some(Listing::Failed(_)) | None) => return,
             }
+            state.served |= state.healthy;
         });
         self.complain(&health, listing.as_ref());
         let asked = std::mem::take(&mut self.lock().asked);
@@ -190,7 +188,6 @@ impl Catalogue {
         let mut state = self.lock();
         let before = state.advertised().to_vec();
         change(&mut state);
-        state.served |= !state.advertised().is_empty();
         self.metrics.backend_up.set(i64::from(state.healthy));
         self.healthy.send_if_modified(|healthy| std::mem::replace(healthy, state.healthy) != state.healthy);
         if state.advertised() == before {

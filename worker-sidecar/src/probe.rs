@@ -61,8 +61,8 @@ async fn readyz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
     Json(json!({ "ready": true, "config_error": worker.config_error() }))
 }
 
-/// For rollouts, which must not go on to the next Pod before this one's backend has loaded its model. Once it has, an outage
-/// changes nothing here: relays are told of it at once, and a Pod that is unready again would only hold up a rollout.
+/// For rollouts, which must not go on to the next Pod before this one's backend has loaded its model. Once it could serve, an
+/// outage changes nothing here: relays are told of it at once, and a Pod that is unready again would only hold up a rollout.
 async fn backendz(State(worker): State<Arc<Worker>>) -> (StatusCode, String) {
     match worker.catalogue.never_served() {
         Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),

@@ -1,7 +1,7 @@
 //! Which relays to dial, and one task for each.
 //!
 //! - A fixed URL: as many links as there are relays (`relay_count`), all dialled at that address; a load balancer behind it
-//!   hands them out. What is found to be a relay that we have already is tried again later.
+//!   hands them out. Those that a raised count adds are dialled within a second. What is found to be a relay that we have already is tried again later.
 //! - `dns+http(s)`: every address behind the name, looked up every 5 s. An address that leaves is no longer dialled but
 //!   keeps its live link; a failed or empty lookup changes nothing.
 //!
@@ -34,6 +34,9 @@ const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A fleet moves over to a new secret within this time.
 const SPREAD: Duration = Duration::from_secs(10);
+
+/// Links that a raised number of relays adds are first dialled within this time: a whole fleet is told at once.
+const ADDED_SPREAD: Duration = Duration::from_secs(1);
 
 /// More links than this to one name are somebody's mistake.
 const MAX_RELAYS: usize = 256;
@@ -85,14 +88,14 @@ impl<'a> Dialling<'a> {
         let mut lookups = tokio::time::interval(LOOKUP_INTERVAL);
         lookups.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         if !every_address {
-            self.want_count(*count.borrow_and_update());
+            self.want_count(*count.borrow_and_update(), Duration::ZERO);
         }
         loop {
             tokio::select! {
                 () = draining(&mut drain) => break,
                 Ok(()) = count.changed(), if !every_address => {
                     let number = *count.borrow_and_update();
-                    self.want_count(number);
+                    self.want_count(number, ADDED_SPREAD);
                 }
                 found = look_up(&self.worker.settings.relay, &mut lookups), if every_address => self.handle_lookup(found),
                 Some(Ok(key)) = self.tasks.join_next() => self.handle_ended(key),
@@ -102,9 +105,9 @@ impl<'a> Dialling<'a> {
         while self.tasks.join_next().await.is_some() {}
     }
 
-    fn want_count(&mut self, number: u32) {
+    fn want_count(&mut self, number: u32, within: Duration) {
         let number = usize::try_from(number).unwrap_or(MAX_RELAYS).clamp(1, MAX_RELAYS);
-        self.want(&(0..number).map(Key::Nth).collect());
+        self.want(&(0..number).map(Key::Nth).collect(), within);
     }
 
     fn handle_lookup(&mut self, found: io::Result<BTreeSet<SocketAddr>>) {
@@ -125,19 +128,20 @@ impl<'a> Dialling<'a> {
             }
         }
         let keys = self.addresses.iter().copied().map(Key::Addr).collect();
-        self.want(&keys);
+        self.want(&keys, Duration::ZERO);
     }
 
-    fn want(&mut self, keys: &BTreeSet<Key>) {
+    /// Those that are new are first dialled `within` this time.
+    fn want(&mut self, keys: &BTreeSet<Key>, within: Duration) {
         for (key, wanted) in &self.wanted {
             wanted.send_if_modified(|now| std::mem::replace(now, keys.contains(key)) != keys.contains(key));
         }
         for key in keys {
-            self.start(*key);
+            self.start(*key, within);
         }
     }
 
-    fn start(&mut self, key: Key) {
+    fn start(&mut self, key: Key, within: Duration) {
         if self.wanted.contains_key(&key) {
             return;
         }
@@ -149,8 +153,9 @@ impl<'a> Dialling<'a> {
         };
         let endpoint = Endpoint { url: self.worker.settings.relay.clone(), addr };
         let worker = Arc::clone(self.worker);
+        let first = within.mul_f64(relay_link::random());
         self.tasks.spawn(async move {
-            keep_linked(&worker, &endpoint, wanted).await;
+            keep_linked(&worker, &endpoint, wanted, first).await;
             key
         });
     }
@@ -158,14 +163,16 @@ impl<'a> Dialling<'a> {
     fn handle_ended(&mut self, key: Key) {
         // Wanted again in the instant in which it ended.
         if self.wanted.remove(&key).is_some_and(|wanted| *wanted.borrow()) {
-            self.start(key);
+            self.start(key, Duration::ZERO);
         }
     }
 }
 
-/// Dials one endpoint, serves the link, and dials again, until it is no longer wanted or the worker drains.
-async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watch::Receiver<bool>) {
-    let mut drain = worker.drain.subscribe();
+/// Dials one endpoint, `first` from now, serves the link, and dials again, until it is no longer wanted or the worker drains.
+async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watch::Receiver<bool>, first: Duration) {
+    if !is_wanted_after(tokio::time::sleep(first), worker, &mut wanted).await {
+        return;
+    }
     let mut backoff = Backoff::default();
     let mut version = VERSION;
     let mut said = None;
@@ -197,17 +204,22 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
                 },
             }
         };
-        tokio::select! {
-            () = rest => {}
-            () = unwanted(&mut wanted) => break,
-            () = draining(&mut drain) => break,
-        }
-        if !*wanted.borrow() || worker.drain.is_draining() {
+        if !is_wanted_after(rest, worker, &mut wanted).await {
             break;
         }
     }
     for mut session in leaving {
         let _ = (&mut session.0).await;
+    }
+}
+
+/// Whether a dial is still wanted when the rest is over; where it is not, the rest is cut short.
+async fn is_wanted_after(rest: impl Future<Output = ()>, worker: &Worker, wanted: &mut watch::Receiver<bool>) -> bool {
+    let mut drain = worker.drain.subscribe();
+    tokio::select! {
+        () = rest => *wanted.borrow() && !worker.drain.is_draining(),
+        () = unwanted(wanted) => false,
+        () = draining(&mut drain) => false,
     }
 }
 

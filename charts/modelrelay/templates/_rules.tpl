@@ -1,5 +1,7 @@
 {{- /* What the operator may do where its Providers and WorkerPools are. One list for the ClusterRole and for Roles. */ -}}
 {{- define "modelrelay.rules" -}}
+{{- /* Asked for where an owner reference changes, and used for nothing else. */ -}}
+{{- $delete := ternary ", delete" "" .Values.rbac.ownerReferences -}}
 # What people write: read, and marked as dealt with.
 - apiGroups: [modelrelay.io]
   resources: [providers, workerpools]
@@ -16,11 +18,11 @@
 # operator grants it to a relay on its one API-key Secret.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, list, watch, create, patch, update]
+  verbs: [get, list, watch, create, patch, update{{ $delete }}]
 # worker.yaml of each pool; addresses and identities of relays and workers.
 - apiGroups: [""]
   resources: [configmaps, services, serviceaccounts]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch{{ $delete }}]
 # Counts them, annotates them so that configuration arrives at once and the idlest goes first, deletes gated ones.
 - apiGroups: [""]
   resources: [pods]
@@ -32,11 +34,11 @@
 # Relays, pools with a template, standalone workers.
 - apiGroups: [apps]
   resources: [deployments, daemonsets]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch{{ $delete }}]
 # A node drain takes one relay at a time.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch{{ $delete }}]
 # Who reaches a relay's ports for workers and administration. Deleted where a Provider wants none.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]

@@ -3,7 +3,8 @@
 //!
 //! The Pod template is handed in complete: whether it is rendered anew or stays as it was is decided elsewhere. Two things
 //! hold here. The selector, which can never change, is two labels of ours and nothing of the user's. And a Deployment
-//! always says how many replicas: leaving them out gives the number up, and the API server then makes it 1.
+//! says how many replicas, unless the number is somebody else's: leaving it out gives it up, and where nobody else owns it the API
+//! server then makes it 1.
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use kube::Resource;
@@ -111,8 +112,14 @@ pub fn template(
     Ok((pod, notes))
 }
 
-/// The Deployment or DaemonSet. `rendered` is the annotation's value.
-pub fn workload(workload: Workload, pool: &WorkerPool, template: &Value, rendered: &str, replicas: i32) -> Manifest {
+/// The Deployment or DaemonSet. `rendered` is the annotation's value; without `replicas` their number is left to its owner.
+pub fn workload(
+    workload: Workload,
+    pool: &WorkerPool,
+    template: &Value,
+    rendered: &str,
+    replicas: Option<i32>,
+) -> Manifest {
     let name = pool.metadata.name.as_deref().unwrap_or_default();
     let component = workload.component();
     let mut spec = json!({
@@ -122,7 +129,7 @@ pub fn workload(workload: Workload, pool: &WorkerPool, template: &Value, rendere
         "template": template,
     });
     if let Some(spec) = spec.as_object_mut() {
-        if workload.is_scaled() {
+        if let Some(replicas) = replicas.filter(|_| workload.is_scaled()) {
             spec.insert("replicas".to_owned(), replicas.into());
         }
         if let Some((field, strategy)) = strategy(workload, pool) {
@@ -194,7 +201,7 @@ mod tests {
         let kind = Workload::of(&pool).unwrap();
         let (template, notes) = template(kind, &inputs).unwrap();
         assert_eq!(notes, []);
-        workload(kind, &pool, &template, "{}", replicas)
+        workload(kind, &pool, &template, "{}", Some(replicas))
     }
 
     fn vllm() -> Value {

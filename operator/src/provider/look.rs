@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ContainerState, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
@@ -18,6 +19,9 @@ use crate::relay_state::RelaySnapshot;
 /// How long a Pod may take, from its kubelet's first sight of it, until its relay runs or fails. A large image over a slow line
 /// takes minutes.
 const STARTS_WITHIN: SignedDuration = SignedDuration::from_mins(10);
+
+/// How long a relay is unready because no worker has dialled it yet, and a little for its kubelet to look and to tell.
+pub(super) const AWAITS_FIRST_WORKER: Duration = Duration::from_secs(20);
 
 /// One moment.
 pub(super) struct Look {
@@ -75,9 +79,7 @@ fn may_hold_older(pod: &Pod, now: Timestamp) -> bool {
         return false;
     }
     let Some(status) = &pod.status else { return true };
-    let mut containers = status.container_statuses.iter().flatten();
-    let relay = containers.find(|container| container.name == names::RELAY_CONTAINER);
-    let state = relay.and_then(|relay| relay.state.as_ref());
+    let state = relay_state(pod);
     if state.is_some_and(|state| state.running.is_some() || state.terminated.is_some()) {
         return true;
     }
@@ -85,6 +87,19 @@ fn may_hold_older(pod: &Pod, now: Timestamp) -> bool {
     let is_starting = reason.is_none_or(|reason| ["ContainerCreating", "PodInitializing"].contains(&reason));
     let taken_at = status.start_time.as_ref().map(|time| time.0);
     is_starting && taken_at.is_none_or(|taken_at| now.duration_since(taken_at) < STARTS_WITHIN)
+}
+
+fn relay_state(pod: &Pod) -> Option<&ContainerState> {
+    let mut containers = pod.status.as_ref()?.container_statuses.iter().flatten();
+    containers.find(|container| container.name == names::RELAY_CONTAINER)?.state.as_ref()
+}
+
+/// Whether the relay may still be waiting for its first worker.
+pub(super) fn has_just_started(pod: &Pod, now: Timestamp) -> bool {
+    let started = || relay_state(pod)?.running.as_ref()?.started_at.as_ref();
+    started().is_some_and(|at| {
+        Duration::try_from(now.duration_since(at.0)).map_or(true, |since| since < AWAITS_FIRST_WORKER)
+    })
 }
 
 fn is_staying(pod: &Pod) -> bool {

@@ -1,10 +1,12 @@
 //! What a Provider's status says. A pure function of what is known; what differs from the status before is written.
 
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
-use super::look::{Look, is_ready};
+use super::look::{Look, has_just_started, is_ready};
 use super::outcome::{Failure, Outcome};
 use super::reasons;
 use crate::conditions::{self, PROGRAMMED, READY, RECONCILING, STALLED, Status, Wanted};
@@ -31,7 +33,7 @@ pub(super) struct Facts<'a> {
 /// The status; `before` is the one that is there.
 pub(super) fn status(facts: &Facts<'_>, before: &ProviderStatus, now: &Time) -> ProviderStatus {
     let generation = facts.outcome.generation;
-    let wanted = [facts.ready(), facts.programmed(), facts.reconciling(), facts.stalled()];
+    let wanted = [facts.ready(now.0), facts.programmed(), facts.reconciling(), facts.stalled()];
     let numbers = Numbers::of(facts.look);
     ProviderStatus {
         observed_generation: generation,
@@ -104,7 +106,7 @@ impl Numbers {
 }
 
 impl Facts<'_> {
-    fn ready(&self) -> Wanted {
+    fn ready(&self, now: Timestamp) -> Wanted {
         let spec = &self.provider.spec;
         let no = |reason, message: String| Wanted::new(READY, false, reason, message);
         if let Some(failure) = self.failure_that_matters() {
@@ -118,7 +120,7 @@ impl Facts<'_> {
         }
         let (ready, wanted) = (self.ready_relays(), spec.relay.replicas);
         if ready == 0 {
-            return no(reasons::NO_RELAY_READY, self.why_none_is_ready());
+            return no(reasons::NO_RELAY_READY, self.why_none_is_ready(now));
         }
         let relays = format!("{wanted} {}", one_or(wanted, "relay", "relays"));
         let take = one_or(ready, "takes", "take");
@@ -144,7 +146,7 @@ impl Facts<'_> {
         format!("{}. The relays keep serving as they were", failure.message)
     }
 
-    fn why_none_is_ready(&self) -> String {
+    fn why_none_is_ready(&self, now: Timestamp) -> String {
         let Some(pod) = self.look.relay_pods.first() else {
             return self.stuck().unwrap_or_else(|| "no relay Pod exists yet".to_owned());
         };
@@ -158,21 +160,27 @@ impl Facts<'_> {
             Some(why) => format!("Pod {name}: {why}"),
             None => format!("Pod {name} is starting"),
         };
-        format!("{why}{}", self.what_it_waits_for(&name))
+        format!("{why}{}", self.what_it_waits_for(pod, now))
     }
 
     /// Why a relay that answers is unready all the same, as far as it shows: its probes tell the kubelet only.
-    fn what_it_waits_for(&self, pod: &str) -> &'static str {
-        let reported = self.look.reported.as_deref();
-        let idle =
-            reported.filter(|reported| matches!(reported.relays.get(pod), Some(Ok(_))) && reported.workers.is_empty());
-        match idle {
-            None => "",
-            Some(_) if self.provider.spec.relay.expect_workers && !self.outcome.ignores_expect_workers => {
+    fn what_it_waits_for(&self, pod: &Pod, now: Timestamp) -> String {
+        let answers = |reported: &&RelaySnapshot| matches!(reported.relays.get(&pod.name_any()), Some(Ok(_)));
+        let Some(reported) = self.look.reported.as_deref().filter(answers) else { return String::new() };
+        let relay = &self.provider.spec.relay;
+        let worker = match reported.workers.is_empty() {
+            false => "",
+            true if relay.expect_workers && !self.outcome.ignores_expect_workers => {
                 "; it has no worker, and expectWorkers is true"
             }
-            Some(_) => "; it has no worker, and waits 15 s for the first after its start",
-        }
+            true if has_just_started(pod, now) => "; it has no worker, and waits 15 s for the first after its start",
+            true => "; it has no worker",
+        };
+        let queue = match relay.unready_when_saturated && reported.queue_depth > 0 {
+            true => "; requests wait in its queue, and unreadyWhenSaturated is true",
+            false => "",
+        };
+        format!("{worker}{queue}")
     }
 
     fn ready_relays(&self) -> usize {

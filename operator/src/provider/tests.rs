@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cache::{Now, Requests, Triggers};
+use crate::cache::{Changes, Now, Requests, Triggers};
 use crate::context::Place;
 use crate::defaults::{Defaults, RelayDefaults};
 use crate::relay_state::{ModelReport, RelayReport, RelaySnapshot, WorkerReport};
@@ -400,6 +400,35 @@ async fn a_provider_that_is_being_deleted_is_left_alone() {
     let leaving = with_metadata(json!({"deletionTimestamp": "2026-11-01T00:00:00Z"}), json!({}));
     world.changed(&leaving).await.unwrap();
     assert_eq!(world.api.take_writes(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_relay_that_just_started_is_looked_at_again_when_it_awaits_no_first_worker_any_more() {
+    let mut world = World::new();
+    world.changed(&provider(json!({}))).await.unwrap();
+    world.relay(&world.expected_hash());
+    let mut pod = Pod::clone(&world.shared.caches.relay_pods.state()[0]);
+    let state = json!({"running": {"startedAt": Timestamp::now().to_string()}});
+    let relay = json!({"name": "relay", "state": state, "ready": false, "restartCount": 0, "image": "", "imageID": ""});
+    pod.status = serde_json::from_value(json!({"containerStatuses": [relay]})).unwrap();
+    world.pods.apply_watcher_event(&watcher::Event::Apply(pod));
+    let again = world.pass(&provider(json!({}))).await.unwrap();
+    assert_eq!(again, Action::requeue(AWAITS_FIRST_WORKER + Duration::from_millis(50)));
+}
+
+/// Its objects go one by one, and what is retained is listed again and again.
+#[tokio::test]
+async fn of_a_provider_that_is_gone_no_change_is_kept() {
+    let world = World::new();
+    let leaving = with_metadata(json!({"deletionTimestamp": "2026-11-01T00:00:00Z"}), json!({}));
+    let kept = || world.shared.caches.triggers.take_changes(&ObjectRef::new("local").within("llm"));
+    world.changed(&provider(json!({}))).await.unwrap();
+    world.touched::<Service>("local", "1", Now::Gone);
+    world.changed(&leaving).await.unwrap();
+    assert_eq!(kept(), Changes::default());
+    world.touched::<Secret>("local-worker", "1", Now::There);
+    world.shared.forget(&("llm".into(), "local".into()));
+    assert_eq!(kept(), Changes::default());
 }
 
 #[tokio::test]

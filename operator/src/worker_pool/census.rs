@@ -1,5 +1,6 @@
 //! A pool's Pods, counted: pure.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
@@ -20,7 +21,11 @@ pub struct Census {
     pub ready: i32,
     /// Of these, those ready for longer than [`SETTLED`].
     pub settled: i32,
-    /// Of these, those that have the worker.
+    /// Unready ones with a worker that is connected and has nothing to serve, for longer than [`LOADED`].
+    pub silent: i32,
+    /// When the next one becomes such a Pod.
+    pub silent_in: Option<Duration>,
+    /// Pods that have the worker.
     pub injected: i32,
     /// Of those, the ones whose worker is not the one that they would get now.
     pub outdated: i32,
@@ -42,6 +47,10 @@ pub struct Gated {
 /// How long a worker of a ready Pod may take to register before that is worth a word.
 pub const SETTLED: Duration = Duration::from_secs(30);
 
+/// How long the backend beside a worker may take to load its model before that is worth a word. Many take longer, so it is no more
+/// than a word.
+pub const LOADED: Duration = Duration::from_secs(600);
+
 /// A Pod that is created with the gate so long after its pool became usable did not get it from our webhook, and the next one
 /// would come with it again.
 const LATE: Duration = Duration::from_secs(60);
@@ -55,6 +64,8 @@ pub struct Measure<'a> {
     pub image: &'a str,
     /// Since when the pool can be used: what was gated before waited for that. `None` while it cannot, or could not until now.
     pub usable: Option<Timestamp>,
+    /// Pods whose workers are connected and have nothing to serve, by name.
+    pub idle: &'a BTreeSet<String>,
     /// The present.
     pub now: Timestamp,
 }
@@ -83,6 +94,13 @@ fn count(census: &mut Census, pod: &Pod, measure: Measure<'_>) {
         census.ready += 1;
         let since = ready.last_transition_time.as_ref().map(|time| measure.now.duration_since(time.0));
         census.settled += i32::from(since.is_none_or(|since| since >= signed(SETTLED)));
+    } else if let Some(since) = unready_since(pod).filter(|_| measure.idle.contains(&name)) {
+        match Duration::try_from(signed(LOADED) - measure.now.duration_since(since)) {
+            Ok(left) if !left.is_zero() => {
+                census.silent_in = Some(census.silent_in.map_or(left, |soonest| soonest.min(left)));
+            }
+            Ok(_) | Err(_) => census.silent += 1,
+        }
     }
     match worker_image(pod) {
         Some(used) => {
@@ -155,6 +173,16 @@ fn ready(pod: &Pod) -> Option<&PodCondition> {
     conditions.iter().find(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
+/// Since when a Pod whose containers may run is not ready. A sidecar is one of the things that initialize it.
+fn unready_since(pod: &Pod) -> Option<Timestamp> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let since = |type_: &str, status: &str| {
+        let condition = conditions.iter().find(|condition| condition.type_ == type_ && condition.status == status)?;
+        condition.last_transition_time.as_ref().map(|time| time.0)
+    };
+    since("Ready", "False").max(since("Initialized", "True"))
+}
+
 #[cfg(test)]
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -179,7 +207,8 @@ mod tests {
 
     fn counted(pods: &[Pod]) -> Census {
         let at = |second| Timestamp::from_second(second).unwrap();
-        take(pods, Measure { hash: "f00d", image: "worker:1", usable: Some(at(100)), now: at(1000) })
+        let idle = ["idle", "late", "loading"].map(str::to_owned).into();
+        take(pods, Measure { hash: "f00d", image: "worker:1", usable: Some(at(100)), idle: &idle, now: at(1000) })
     }
 
     fn ready_since(second: i64) -> Value {
@@ -235,6 +264,29 @@ mod tests {
             "metadata": {"labels": {"leaderworkerset.sigs.k8s.io/worker-index": "1"}}, "spec": {"initContainers": null},
         });
         assert_eq!(counted(&[pod("a", &member)]).not_injected, Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_backend_is_silent_when_its_pod_is_unready_ten_minutes_after_it_could_begin_to_load() {
+        let waits = |name: &str, initialized: i64, unready: i64| {
+            let condition = |type_: &str, status: &str, second| {
+                let time = Timestamp::from_second(second).unwrap().to_string();
+                json!({"type": type_, "status": status, "lastTransitionTime": time})
+            };
+            let conditions = [condition("Initialized", "True", initialized), condition("Ready", "False", unready)];
+            pod(name, &json!({"status": {"conditions": conditions}}))
+        };
+        let silence = |pods: &[Pod]| {
+            let census = counted(pods);
+            (census.silent, census.silent_in.map(|left| left.as_secs()))
+        };
+        assert_eq!(silence(&[waits("late", 400, 0)]), (1, None));
+        assert_eq!(silence(&[waits("loading", 401, 0)]), (0, Some(1)));
+        // It was ready once.
+        assert_eq!(silence(&[waits("loading", 0, 500)]), (0, Some(100)));
+        assert_eq!(silence(&[waits("late", 0, 1), waits("loading", 0, 500), waits("idle", 0, 450)]), (1, Some(50)));
+        assert_eq!(silence(&[waits("no-worker-of-it-is-idle", 0, 0), pod("idle", &json!({}))]), (0, None));
+        assert_eq!(silence(&[pod("idle", &ready_since(0))]), (0, None));
     }
 
     #[test]

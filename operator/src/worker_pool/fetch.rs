@@ -10,6 +10,7 @@ use kube::{Client, ResourceExt};
 use serde_json::Value;
 
 use super::render::Live;
+use super::rollout;
 use super::status::ProviderState;
 use crate::cache::Caches;
 use crate::crd::WorkerPool;
@@ -82,9 +83,7 @@ pub async fn not_created(client: &Client, pool: &WorkerPool) -> Option<String> {
     deployments.iter().find_map(|deployment| {
         let template = deployment.spec.as_ref()?.template.metadata.as_ref()?;
         template.labels.as_ref()?.get(names::POOL_LABEL).filter(|label| **label == name)?;
-        let conditions = deployment.status.as_ref()?.conditions.as_ref()?;
-        let failed = conditions.iter().find(|one| one.type_ == "ReplicaFailure" && one.status == "True")?;
-        let why = failed.message.as_deref().unwrap_or_default();
+        let why = rollout::failure(&serde_json::to_value(deployment).ok()?)?;
         Some(format!("Deployment {} cannot create its Pods: {why}", deployment.name_any()))
     })
 }

@@ -1,12 +1,15 @@
 //! Who else writes the number of a pool's Deployment, and whether it is left to them: pure, with the time handed in.
 //!
 //! The Deployment's replicas come from the pool. An autoscaler or a person that writes them there is found in the Deployment's
-//! `managedFields`: whoever changes the number takes it over from the operator, until the operator applies its own again.
-//! Two programs that correct each other restart backends for ever, so:
+//! `managedFields`: whoever changes the number takes it over from the operator, until the operator applies its own again. Nothing
+//! else tells a new leader, which remembers nothing. Two programs that correct each other restart backends for ever, so:
 //! - A number by somebody else is put right once. When that is undone within [`PEACE`], theirs stays until so long has gone by
 //!   without another.
 //! - An autoscaler's stays from the first: it would undo any correction within seconds. It stays until the pool asks for another
 //!   number, as it does when the autoscaler was pointed at the pool, where it belongs.
+//!
+//! A number that is left to somebody is not applied while it is theirs, so that it stays theirs alone, and so that one that they
+//! write between the operator's reading and its writing stays too.
 
 use std::time::{Duration, Instant};
 
@@ -46,6 +49,9 @@ pub struct Rivals {
     settled: Option<(Instant, Rival)>,
     /// When a correction was undone, or somebody wrote again after one had been.
     undone: Option<Instant>,
+    /// The number in which pool and Deployment agreed last, and who else had written it: where it differs later and nobody has
+    /// written since, it is the pool that asks for another.
+    agreed: Option<(i32, Option<Rival>)>,
 }
 
 #[derive(Clone, Debug)]
@@ -59,15 +65,11 @@ struct Theirs {
 }
 
 impl Rival {
-    /// Whoever changed the Deployment's replicas since the operator last applied them.
+    /// Whoever else wrote the Deployment's replicas last, as they are: the operator may have applied that number too.
     pub fn of(meta: &ObjectMeta) -> Option<Self> {
         let owners = meta.managed_fields.iter().flatten().filter(|entry| owns_replicas(entry));
-        let (ours, others): (Vec<_>, Vec<_>) = owners.partition(|entry| manager(entry) == names::FIELD_MANAGER);
-        // Who writes the number that is there anyway disagrees with nobody.
-        if !ours.is_empty() {
-            return None;
-        }
-        let last = others.into_iter().max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?;
+        let others = owners.filter(|entry| manager(entry) != names::FIELD_MANAGER);
+        let last = others.max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?;
         Some(Self {
             manager: manager(last).to_owned(),
             autoscaler: last.subresource.as_deref() == Some("scale") && is_autoscaler(manager(last)),
@@ -87,13 +89,15 @@ impl Rival {
 }
 
 impl Rivals {
-    /// Looks at a Deployment that has `has` Pods, of which the pool asks for `ours`. What is left to somebody else is to be
-    /// applied as it is.
+    /// Looks at a Deployment that has `has` Pods, of which the pool asks for `ours`. What is left to somebody else is to stay.
     pub fn observe(&mut self, now: Instant, rival: Option<Rival>, has: i32, ours: i32) -> Option<Dispute> {
         if has == ours {
-            return self.agree(now, rival.as_ref(), ours);
+            return self.agree(now, rival, ours);
         }
-        self.note(now, rival, has, ours);
+        let was_agreed = self.agreed.as_ref().is_some_and(|agreed| *agreed == (has, rival.clone()));
+        if self.theirs.is_some() || !was_agreed {
+            self.note(now, rival, has, ours);
+        }
         // A number that nobody else wrote is one that the pool asked for before.
         let Some(theirs) = self.theirs.as_mut().filter(|theirs| theirs.number == has) else { return self.recent(now) };
         theirs.differed = now;
@@ -108,8 +112,9 @@ impl Rivals {
     }
 
     /// An autoscaler may come by the pool's number on its way, and has not gone for that.
-    fn agree(&mut self, now: Instant, rival: Option<&Rival>, ours: i32) -> Option<Dispute> {
-        let other = rival.is_some_and(|rival| !rival.autoscaler);
+    fn agree(&mut self, now: Instant, rival: Option<Rival>, ours: i32) -> Option<Dispute> {
+        let other = rival.as_ref().is_some_and(|rival| !rival.autoscaler);
+        self.agreed = Some((ours, rival));
         let passes = |theirs: &Theirs| theirs.rival.autoscaler && theirs.ours == ours && within(theirs.differed, now);
         self.theirs = self.theirs.take().filter(|theirs| passes(theirs) && !other);
         let passing = self.theirs.as_ref().map(|theirs| Dispute::Left(theirs.rival.clone()));
@@ -118,6 +123,10 @@ impl Rivals {
 
     fn note(&mut self, now: Instant, rival: Option<Rival>, has: i32, ours: i32) {
         let Some(rival) = rival else { return };
+        // What was to be put right and could not be yet is nothing new.
+        if self.settled.as_ref().is_some_and(|(_, known)| *known == rival) {
+            return;
+        }
         if self.theirs.as_ref().is_some_and(|known| known.number == has && known.rival == rival) {
             return;
         }

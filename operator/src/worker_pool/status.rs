@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::census::Census;
+use super::census::{Census, LOADED};
 use super::reasons::Reason;
 use super::rivals::Dispute;
 use super::rollout::Rollout;
@@ -87,6 +87,13 @@ pub enum Workers {
 }
 
 impl Workers {
+    /// Those of a pool that are connected and have nothing to serve, by name: on Kubernetes that of their Pod.
+    pub fn idle(pool: &str, snapshot: Option<&RelaySnapshot>) -> BTreeSet<String> {
+        let workers = snapshot.into_iter().flat_map(|snapshot| snapshot.workers_of(pool));
+        let idle = workers.filter(|worker| !worker.draining && worker.models.is_empty());
+        idle.map(|worker| worker.name.clone()).collect()
+    }
+
     /// Of a pool.
     pub fn of(pool: &str, snapshot: Option<&RelaySnapshot>) -> Self {
         let Some(snapshot) = snapshot else { return Self::Unknown };
@@ -299,10 +306,14 @@ fn not_serving(facts: &Facts<'_>, idle: i32) -> Verdict {
         let workers = words::counted(idle, "worker is", "workers are");
         let silent = if idle == 1 { "its backend does not answer" } else { "their backends do not answer" };
         let message = format!("{ready}; {workers} connected to Provider {provider}, but {silent}");
-        // In a template a Pod is ready when its backend has loaded, so that one which never does shows in the rollout.
-        let overdue = facts.rollout.as_ref().is_some_and(|rollout| rollout.overdue);
-        return match census.settled {
-            0 if !overdue => Verdict::new(false, Reason::WaitingForWorkers, format!("{message} yet")),
+        // A Pod may be ready only when its backend has loaded, and then one that never does is told by the time that has gone by.
+        return match (census.settled, census.silent) {
+            (0, 0) => Verdict::new(false, Reason::WaitingForWorkers, format!("{message} yet")),
+            (0, silent) => {
+                let (pods, minutes) = (words::counted(silent, "Pod has", "Pods have"), LOADED.as_secs() / 60);
+                let message = format!("{message}; {pods} been unready for over {minutes} minutes");
+                Verdict::new(false, Reason::BackendsNotAnswering, message)
+            }
             _ => Verdict::new(false, Reason::BackendsNotAnswering, message),
         };
     }

@@ -19,6 +19,7 @@ use crate::manifests::testing;
 use crate::relay_state::{RelayReport, RelaySnapshot, WorkerReport};
 
 mod numbers;
+mod ownership;
 mod somebody_elses;
 
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/llm/deployments/llama-backend";
@@ -34,6 +35,8 @@ struct Server {
     objects: HashMap<String, Value>,
     /// By method and path: status and message.
     faults: HashMap<(Method, &'static str), (u16, &'static str)>,
+    /// Who scales the Deployment to what in the moment before the next apply of it, and after it was read.
+    race: Option<(&'static str, i32)>,
     writes: Vec<String>,
     events: Vec<String>,
     version: u64,
@@ -65,8 +68,14 @@ impl Server {
                 (200, pool.clone())
             }
             Method::PATCH => {
+                if let Some((manager, number)) = self.race.take_if(|_| path == DEPLOYMENT) {
+                    self.scale(manager, number);
+                }
                 self.version += 1;
                 let mut object = body.clone();
+                if path.contains("/deployments/") {
+                    ownership::apply(self.objects.get(path), &mut object);
+                }
                 object["metadata"]["uid"] = json!(path);
                 object["metadata"]["resourceVersion"] = json!(self.version.to_string());
                 if path.starts_with("/apis/apps") {
@@ -77,6 +86,14 @@ impl Server {
             }
             _ => self.objects.get(path).map_or((404, failure(404, "not found")), |object| (200, object.clone())),
         }
+    }
+
+    /// Somebody scales the Deployment itself.
+    fn scale(&mut self, manager: &str, number: i32) {
+        self.version += 1;
+        let deployment = self.objects.get_mut(DEPLOYMENT).unwrap();
+        deployment["metadata"]["generation"] = json!(self.version);
+        ownership::scale(deployment, manager, number, self.version);
     }
 }
 
@@ -334,6 +351,24 @@ async fn without_its_provider_a_pool_starts_no_backend_until_there_is_one() {
     scene.providers.apply_watcher_event(&watcher::Event::Delete(provider()));
     scene.look().await.unwrap();
     assert_eq!(scene.writes(), written(&[STATUS]));
+}
+
+#[tokio::test]
+async fn a_backend_is_silent_where_a_worker_of_its_pods_name_has_nothing_to_serve() {
+    for (pod, said) in [("llama-backend-1", "BackendsNotAnswering"), ("another", "WaitingForWorkers")] {
+        let mut scene = Scene::new(&json!({}));
+        let idle = WorkerReport { models: [].into(), ..serving().workers["w"].clone() };
+        scene.report(RelaySnapshot { workers: [("w".to_owned(), idle)].into(), ..serving() });
+        let condition = json!({"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let pod = json!({
+            "metadata": {"name": pod, "namespace": "llm", "labels": {"modelrelay.io/pool": "llama"}},
+            "spec": {"containers": [{"name": "modelrelay-worker"}]},
+            "status": {"conditions": [condition]},
+        });
+        scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
+        scene.look().await.unwrap();
+        assert_eq!(scene.condition("Ready"), ("False".into(), said.into()));
+    }
 }
 
 #[tokio::test]

@@ -108,6 +108,40 @@ fn a_withdrawn_demand_frees_the_handed_slot_at_once() {
 }
 
 #[test]
+fn a_link_that_leaves_finishes_what_it_has_and_is_handed_nothing() {
+    let now = Instant::now();
+    let mut divider = divider(4, &[A, B], now);
+    for link in [A, A, B, B] {
+        divider.on_request(link, now);
+        divider.on_demand(link, 5, now);
+    }
+    divider.on_finished(B, now);
+    divider.on_finished(A, now);
+    assert_eq!(divider.next_timeout(), Some(now + UNUSED_AFTER));
+    divider.changes();
+    divider.on_leaving(A, now);
+    assert_eq!(slots(&mut divider), [(A, 1), (B, 3)]);
+    // Nothing of what it says later counts: a late demand, a ping, a refusal.
+    divider.on_demand(A, 5, now);
+    divider.on_message(A, now);
+    assert_eq!(divider.on_request(A, now), Admission::AtCapacity);
+    divider.on_finished(A, now);
+    assert_eq!((divider.waiting(A), slots(&mut divider)), (0, vec![(A, 0), (B, 4)]));
+}
+
+#[test]
+fn what_is_held_for_an_old_relay_runs_though_its_link_leaves() {
+    let now = Instant::now();
+    let mut divider = Divider::new(1);
+    divider.add_link(B, LinkKind::Held, now);
+    divider.on_request(B, now);
+    divider.on_request(B, now);
+    divider.on_leaving(B, now);
+    divider.on_finished(B, now);
+    assert!(divider.resume(B, now));
+}
+
+#[test]
 fn an_unused_slot_passes_on_after_a_second_until_the_link_is_heard_again() {
     let start = Instant::now();
     let mut divider = divider(1, &[A, B], start);
@@ -211,6 +245,7 @@ enum Step {
     HeldCancelled(u8),
     Finished(u8),
     Demand(u8, u32),
+    Leaving(u8),
     Message(u8),
     Capacity(u32),
     Wait(u64),
@@ -226,6 +261,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => link.clone().prop_map(Step::HeldCancelled),
         5 => link.clone().prop_map(Step::Finished),
         4 => (link.clone(), prop_oneof![0_u32..8, any::<u32>()]).prop_map(|(link, waiting)| Step::Demand(link, waiting)),
+        1 => link.clone().prop_map(Step::Leaving),
         1 => link.prop_map(Step::Message),
         1 => (0_u32..7).prop_map(Step::Capacity),
         2 => (0_u64..1_500).prop_map(Step::Wait),
@@ -261,6 +297,7 @@ proptest! {
                 Step::HeldCancelled(link) => divider.on_held_cancelled(link, now),
                 Step::Finished(link) => divider.on_finished(link, now),
                 Step::Demand(link, waiting) => divider.on_demand(link, waiting, now),
+                Step::Leaving(link) => divider.on_leaving(link, now),
                 Step::Message(link) => divider.on_message(link, now),
                 Step::Capacity(capacity) => divider.set_capacity(capacity, now),
                 Step::Wait(millis) => {

@@ -282,7 +282,7 @@ pub struct Slot {
     /// In this state.
     #[serde(default)]
     pub since_ms: u64,
-    /// Without a request.
+    /// Without a request. 0 is at work, so a slot that had its last request just now says 1.
     #[serde(default)]
     pub idle_ms: u64,
     /// Non-resident models with waiters or demand.

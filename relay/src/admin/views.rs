@@ -7,7 +7,8 @@ use axum::Json;
 use axum::extract::State;
 use serde_json::{Map, Value, json};
 
-use crate::dispatch::RequestPlace;
+use super::residency;
+use crate::dispatch::{RequestPlace, WorkerKey};
 use crate::provider::{LiveRequest, Provider, WorkerState};
 use crate::relay::{Relay, gauges};
 
@@ -85,11 +86,14 @@ fn worker(worker: &WorkerState) -> Value {
         "grant": core.grant.map(|grant| json!({
             "slots": grant.slots, "others": grant.others, "capacity": grant.capacity, "links": grant.links,
         })),
+        "slots": residency::slots(worker),
+        "gates": residency::gates(worker),
     })
 }
 
 fn provider(relay: &Relay, provider: &Provider) -> Value {
     let (state, config) = (provider.snapshot(), provider.config());
+    let id_of = |key: WorkerKey| state.workers.iter().find(|worker| worker.core.key == key).map(|w| &*w.link.info.id);
     let models = gauges::models(&state, &config).map(|model| {
         json!({
             "id": &*model.model,
@@ -97,6 +101,9 @@ fn provider(relay: &Relay, provider: &Provider) -> Value {
             "waiting": model.waiting,
             "oldest_ms": model.oldest.map(millis),
             "workers": model.workers,
+            "open_workers": model.open_workers,
+            "asked_worker": model.asked.and_then(id_of),
+            "residency": residency::of_model(&model.model, &state.workers),
             "in_flight": state.in_flight_by_model.get(&model.model).copied().unwrap_or(0),
         })
     });

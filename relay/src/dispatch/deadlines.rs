@@ -1,7 +1,7 @@
 //! What ends by itself: waits that took too long, and requests that took too long altogether.
 
 use super::Dispatch;
-use super::clock::Moment;
+use super::clock::{Moment, duration};
 use super::effect::{Effect, Failure};
 use super::event::{CancelReason, RequestKey};
 use super::models::ModelId;
@@ -12,7 +12,8 @@ impl Dispatch {
     pub(super) fn next_moment(&self) -> Option<Moment> {
         let running = self.running.first().map(|(due, _)| *due);
         let marked = self.marked.first().map(|(at, _)| *at);
-        self.queue.next_due().into_iter().chain(running).chain(marked).min()
+        let choice = self.models.choice_dues.first().map(|(due, _)| *due);
+        self.queue.next_due().into_iter().chain(running).chain(marked).chain(choice).min()
     }
 
     /// Ends everything whose time is over. Waits first: a deadline that has come is not undone by the slot that another
@@ -46,11 +47,17 @@ impl Dispatch {
     /// A wait for a backend that was unreachable, or for a model that could not be loaded, ends with that reason: the
     /// clock only says that it was not cured in time.
     fn expire_queued(&mut self, key: RequestKey, expiry: Expiry, now: Moment, out: &mut Vec<Effect>) {
-        let trouble = self.requests.get(&key).and_then(|request| request.trouble);
+        let Some(request) = self.requests.get(&key) else {
+            return;
+        };
+        let (trouble, model) = (request.trouble, request.model);
         self.dequeue(key, now);
         let failure = match (trouble, expiry) {
             (Some(trouble), _) => trouble.failure(),
             (None, Expiry::Request) => Failure::RequestTimeout,
+            (None, Expiry::Waiting) if self.is_to_be_loaded(model) => {
+                Failure::ModelLoading { retry_after: self.eta(model, now).map(duration) }
+            }
             (None, Expiry::Waiting) => Failure::QueueTimeout { retry_after_secs: self.retry_after_secs(now) },
         };
         self.fail(key, failure, now, out);

@@ -1,4 +1,5 @@
-//! Telling workers with several links what waits here, so that they divide their slots fairly.
+//! Telling workers with several links what waits here, so that they divide their slots fairly; and multiplexers, which
+//! load by it.
 //!
 //! The first change goes at once, later ones at most every 50 ms per worker, and the last state always gets out. A
 //! change in a model's queue marks the workers that listen to it; a marked worker stops listening until it was told,
@@ -30,6 +31,16 @@ pub(super) struct DemandState {
 }
 
 impl DemandState {
+    /// Whether it was told that something waits for such a model.
+    pub(super) fn believes_in(&self, is_such: impl Fn(&Model) -> bool) -> bool {
+        self.believed.keys().any(is_such)
+    }
+
+    /// The worker could not load the model, and has forgotten that anything waits for it.
+    pub(super) fn handle_forgotten(&mut self, model: &Model) {
+        self.doubtful |= self.believed.remove(model).is_some();
+    }
+
     /// The worker was sent a request, and counts one less.
     pub(super) fn handle_sent(&mut self, model: &Model) {
         // The last state is always told, also to a worker that counts for itself; and one that adds its models up counts
@@ -55,6 +66,13 @@ impl Dispatch {
         }
         for worker in std::mem::take(&mut self.models[model].listeners) {
             self.mark(worker, now);
+        }
+    }
+
+    /// What waits for one worker alone has changed: it is told, whether it listens or not.
+    pub(super) fn mark_pin(&mut self, pin: Option<WorkerKey>, now: Moment) {
+        if let Some(pin) = pin {
+            self.mark(pin, now);
         }
     }
 
@@ -118,7 +136,12 @@ impl Dispatch {
         demand.sort_unstable_by(|a, b| a.model.cmp(&b.model));
         let real: BTreeMap<_, _> = demand.iter().map(|entry| (entry.model.clone(), entry.waiting)).collect();
         for model in &worker.models {
-            self.models[*model].listeners.insert(key);
+            let group = &mut self.models[*model];
+            if group.concerns(worker) {
+                group.listeners.insert(key);
+            } else {
+                group.listeners.remove(&key);
+            }
         }
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
@@ -132,9 +155,10 @@ impl Dispatch {
         }
     }
 
+    /// What is told of one model to a worker.
     fn demand_of(&self, model: ModelId, worker: WorkerKey, now: Moment) -> Option<ModelDemand> {
         let group = &self.models[model];
-        let waiting = group.queue.waiting_for(self.workers.get(&worker)?);
+        let waiting = group.told(self.workers.get(&worker)?);
         let oldest = waiting.oldest?;
         let sum = now.nanos() * i128::from(waiting.count) - waiting.arrivals;
         Some(ModelDemand {

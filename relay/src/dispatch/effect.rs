@@ -79,7 +79,7 @@ pub enum Effect {
         /// The sending that came to nothing.
         attempt: u32,
     },
-    /// Tell a worker with several links what waits here for it. Complete: a model not listed has nothing waiting.
+    /// Tell a worker with several links, or with a multiplexer, what waits here for it. Complete: a model not listed has nothing waiting.
     Demand {
         /// The worker.
         worker: WorkerKey,
@@ -168,6 +168,20 @@ pub enum Failure {
         /// What kind of failure.
         code: LoadFailure,
         /// When the worker will try again, if it said.
+        retry_after: Option<Duration>,
+    },
+    /// A multiplexer was to load the model and has not done so in time.
+    ModelLoading {
+        /// How long it will take yet, if it said.
+        retry_after: Option<Duration>,
+    },
+    /// Every multiplexer that has the model said that it cannot load it now.
+    ModelFailed {
+        /// The one that tries again first.
+        worker: WorkerKey,
+        /// What kind of failure.
+        code: LoadFailure,
+        /// When it will try again, if it said.
         retry_after: Option<Duration>,
     },
     /// Only workers without `core1` serve the model.

@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use modelrelay_protocol::message::Slot;
+
 /// The instant at which an event happened, read by the shell.
 pub type Now = std::time::Instant;
 
@@ -29,7 +31,8 @@ pub struct Settings {
     pub max_queue_bytes: u64,
     /// How long a request may wait while a worker serves its model.
     pub queue_timeout: Duration,
-    /// How long a request may wait while no worker serves its model. `None`: as `cold_models` says.
+    /// How long a request may wait while no worker serves its model. `None`: as `cold_models` and the slots of multiplexers
+    /// say.
     pub cold_timeout: Option<Duration>,
     /// Models that may be at zero workers; without an explicit cold timeout they get the larger of the queue timeout
     /// and [`DEFAULT_COLD_TIMEOUT`]. All other models then have one waiting clock, the queue timeout, warm or cold.
@@ -86,6 +89,22 @@ pub enum Event {
         worker: WorkerKey,
         /// Its word, absolute.
         grant: Grant,
+    },
+    /// A multiplexer said which of its models it serves now, and how many of this relay's requests for each.
+    GatesSet {
+        /// The worker.
+        worker: WorkerKey,
+        /// The sums over all its models, for people; they limit nothing.
+        sums: Grant,
+        /// One entry per model that it serves now; nothing is sent for any other.
+        gates: Vec<(Model, Gate)>,
+    },
+    /// A multiplexer said what its slots are doing.
+    SlotsReported {
+        /// The worker.
+        worker: WorkerKey,
+        /// All of them.
+        slots: Vec<Slot>,
     },
     /// A worker's answer ended, or the worker failed it after its head went out.
     Completed {
@@ -162,6 +181,28 @@ pub struct NewWorker {
     pub load: u32,
     /// Whether it speaks frames, credits, grants and drain.
     pub core1: bool,
+    /// What there is to know of its multiplexer, if it has one. Such a worker speaks `core1` too.
+    pub multiplexer: Option<NewMultiplexer>,
+}
+
+/// A multiplexer as its worker registered it.
+#[derive(Clone, Debug)]
+pub struct NewMultiplexer {
+    /// The same at every relay that the worker is linked to, so that relays choose alike.
+    pub instance: Arc<str>,
+    /// What its slots are doing.
+    pub slots: Vec<Slot>,
+}
+
+/// A multiplexer's word on one model that it serves now, as seen from this link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gate {
+    /// How many of this relay's requests for the model may run there.
+    pub slots: u32,
+    /// How many run there for other links.
+    pub others: u32,
+    /// How many it can run for everybody; 0 where it did not say.
+    pub capacity: u32,
 }
 
 /// A `core1` worker's word on its capacity, as seen from this link.

@@ -22,8 +22,15 @@ impl Dispatch {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
+        let (model, lane) = (request.model, request.lane());
+        let hopeless = |pin: Option<WorkerKey>| match pin {
+            Some(pin) => self.refuses_to_load_pinned(model, pin, now),
+            None => self.refuses_to_load(model, &lane, now),
+        };
         if let Some(worker) = self.pick(request) {
             self.send(key, worker, now, out);
+        } else if let Some(failure) = hopeless(request.pin) {
+            self.fail(key, failure, now, out);
         } else if self.is_full_for(request.bytes) {
             let retry_after_secs = self.retry_after_secs(now);
             self.fail(key, Failure::QueueFull { retry_after_secs }, now, out);
@@ -71,7 +78,7 @@ impl Dispatch {
             needs_core1: new.needs_core1,
             resendable: new.resendable,
             arrived: now,
-            limits: Limits::new(&self.settings, &new.model),
+            limits: Limits::new(&self.settings, &new.model, !self.models[model].multiplexers.is_empty()),
             cold_waited: 0,
             requeues: 0,
             severed: 0,

@@ -16,7 +16,7 @@ impl Dispatch {
             return;
         }
         let models = self.intern_all(&new.models, now);
-        let worker = Worker::new(new, models);
+        let worker = Worker::new(new, models, now);
         let (key, models) = (worker.key, worker.models.clone());
         self.workers.insert(key, worker);
         for model in models {
@@ -30,6 +30,8 @@ impl Dispatch {
         }
         self.refresh_rank(key);
         self.fill(key, now, out);
+        // A multiplexer listens from its first moment.
+        self.mark(key, now);
     }
 
     pub(super) fn handle_models(
@@ -54,6 +56,7 @@ impl Dispatch {
             worker.handle_load(load);
         }
         let old = std::mem::replace(&mut worker.models, new.clone());
+        worker.ranks = vec![None; new.len()];
         for model in new.iter().filter(|model| old.binary_search(model).is_err()) {
             self.begin_serving(key, *model, now);
         }
@@ -65,6 +68,8 @@ impl Dispatch {
         self.refresh_rank(key);
         self.fill(key, now, out);
         for model in new.iter().chain(&gone) {
+            // What failed here before may be served here again.
+            self.models.touch(*model);
             self.fail_hopeless(*model, now, out);
         }
         for model in gone {
@@ -117,8 +122,7 @@ impl Dispatch {
         for model in &worker.models {
             self.models.hold(*model);
             let group = &mut self.models[*model];
-            group.serving.remove(&worker);
-            group.leaving.remove(&worker);
+            group.remove(&worker);
             self.refresh_warmth(*model, now);
         }
         let reason = match cause {
@@ -210,20 +214,19 @@ impl Dispatch {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
-        if let Some(rank) = worker.rank.take() {
-            for model in &worker.models {
+        for (model, rank) in worker.models.iter().zip(&mut worker.ranks) {
+            if let Some(rank) = rank.take() {
                 self.models[*model].available.remove(&rank, worker.core1);
             }
         }
     }
 
-    fn begin_serving(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
+    /// A worker that advertises the model came, drains, or opened or shut its gate.
+    pub(super) fn begin_serving(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
         let Some(worker) = self.workers.get(&key) else {
             return;
         };
-        let group = &mut self.models[model];
-        let servers = if worker.draining { &mut group.leaving } else { &mut group.serving };
-        servers.insert(worker);
+        self.models[model].insert(worker);
         self.refresh_warmth(model, now);
     }
 
@@ -231,16 +234,15 @@ impl Dispatch {
         let Some(worker) = self.workers.get(&key) else {
             return;
         };
-        let group = &mut self.models[model];
-        group.serving.remove(worker);
-        group.leaving.remove(worker);
+        self.models[model].remove(worker);
         self.refresh_warmth(model, now);
     }
 
-    /// Switches the model's clock when its first worker came or its last one went.
+    /// Switches the model's clock when its first worker came or opened, or its last one shut or went.
     fn refresh_warmth(&mut self, model: ModelId, now: Moment) {
+        self.models.touch(model);
         let group = &mut self.models[model];
-        let cold = group.serving.is_empty();
+        let cold = group.open.is_empty();
         if cold != group.clock.is_cold() {
             group.clock.set_cold(cold, now);
             self.refresh_due(model, now);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::{Index, IndexMut};
 
+use super::choice::Choice;
 use super::clock::{ModelClock, Moment};
 use super::event::{Model, WorkerKey};
 use super::queue::ModelQueue;
@@ -18,11 +19,20 @@ pub(super) struct ModelId(usize);
 pub(super) struct Group {
     pub(super) name: Model,
     pub(super) clock: ModelClock,
-    /// Who advertises it and takes requests. While there is anyone, the model is warm.
+    /// Who advertises it and takes requests.
     pub(super) serving: Servers,
+    /// Who of those could be sent requests for it now or after others: all but multiplexers that do not hold it. While there
+    /// is anyone, the model is warm.
+    pub(super) open: Servers,
+    /// Who of those serving has a multiplexer.
+    pub(super) multiplexers: BTreeSet<WorkerKey>,
+    /// The multiplexer that was asked to load it.
+    pub(super) choice: Option<Choice>,
+    /// One that was asked before and took too long.
+    pub(super) passed_over: Option<WorkerKey>,
     /// Who advertises it and drains.
     pub(super) leaving: Servers,
-    /// Who of those serving has room.
+    /// Who of the open ones has room.
     pub(super) available: Available,
     pub(super) queue: ModelQueue,
     /// Its entry in the queue's list of deadlines.
@@ -77,6 +87,10 @@ impl Group {
             name,
             clock: ModelClock::cold_from(now),
             serving: Servers::default(),
+            open: Servers::default(),
+            multiplexers: BTreeSet::new(),
+            choice: None,
+            passed_over: None,
             leaving: Servers::default(),
             available: Available::default(),
             queue: ModelQueue::default(),
@@ -84,6 +98,30 @@ impl Group {
             held: 0,
             listeners: BTreeSet::new(),
         }
+    }
+
+    /// A worker that advertises the model came, or changed.
+    pub(super) fn insert(&mut self, worker: &Worker) {
+        self.remove(worker);
+        if worker.draining {
+            self.leaving.insert(worker);
+            return;
+        }
+        self.serving.insert(worker);
+        if worker.is_open_for(&self.name) {
+            self.open.insert(worker);
+        }
+        if worker.multiplexer.is_some() {
+            self.multiplexers.insert(worker.key);
+        }
+    }
+
+    /// A worker that advertised the model is gone, or does not any more.
+    pub(super) fn remove(&mut self, worker: &Worker) {
+        self.serving.remove(worker);
+        self.open.remove(worker);
+        self.leaving.remove(worker);
+        self.multiplexers.remove(&worker.key);
     }
 
     /// A worker that cannot carry what needs `core1`, where that is all there is. Nothing at all is not "too old".
@@ -104,6 +142,10 @@ pub(super) struct Models {
     ids: HashMap<Model, ModelId>,
     groups: Vec<Option<Group>>,
     free: Vec<ModelId>,
+    /// Models whose choice of a multiplexer is to be looked at.
+    pub(super) touched: BTreeSet<ModelId>,
+    /// When each choice has lasted long enough.
+    pub(super) choice_dues: BTreeSet<(Moment, ModelId)>,
 }
 
 impl Models {
@@ -151,7 +193,19 @@ impl Models {
             && let Some(group) = self.groups[id.0].take()
         {
             self.ids.remove(&group.name);
+            self.touched.remove(&id);
+            if let Some(choice) = group.choice {
+                self.choice_dues.remove(&(choice.until, id));
+            }
             self.free.push(id);
+        }
+    }
+
+    /// Something has happened to a model that may change who is to load it.
+    pub(super) fn touch(&mut self, id: ModelId) {
+        let group = &self[id];
+        if !group.multiplexers.is_empty() || group.choice.is_some() {
+            self.touched.insert(id);
         }
     }
 

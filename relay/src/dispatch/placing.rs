@@ -23,7 +23,8 @@ impl Dispatch {
         };
         let worker = self.workers.get(&pin)?;
         let able = worker.serves(request.model) && (worker.core1 || !request.needs_core1);
-        (able && worker.has_room() && suits(worker)).then_some(pin)
+        let has_room = worker.has_room_for(request.model, &self.models[request.model].name);
+        (able && has_room && suits(worker)).then_some(pin)
     }
 
     /// Sends a waiting request to a free worker, if there is one.
@@ -44,7 +45,7 @@ impl Dispatch {
 
     /// Gives a worker with room what it can serve of everything older than `limit`.
     pub(super) fn fill_before(&mut self, limit: RequestKey, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
-        while let Some(worker) = self.workers.get(&key).filter(|worker| worker.has_room()) {
+        while let Some(worker) = self.workers.get(&key).filter(|worker| !worker.draining) {
             let Some(request) = self.oldest_for(worker).filter(|oldest| *oldest < limit) else {
                 break;
             };
@@ -55,7 +56,11 @@ impl Dispatch {
 
     /// Looks only at models that this worker serves and that something waits for, starting from the shorter list.
     fn oldest_for(&self, worker: &Worker) -> Option<RequestKey> {
-        let oldest = |model: &ModelId| self.models[*model].queue.oldest_for(worker);
+        let oldest = |model: &ModelId| {
+            let group = &self.models[*model];
+            let room = worker.has_room_for(*model, &group.name);
+            room.then(|| group.queue.oldest_for(worker)).flatten()
+        };
         let waiting = &self.queue.models;
         if waiting.len() < worker.models.len() {
             waiting.iter().filter(|model| worker.serves(**model)).filter_map(oldest).min()
@@ -86,6 +91,9 @@ impl Dispatch {
         worker.turn = self.turn;
         request.sent = self.turn;
         worker.in_flight.insert(key);
+        if let Some(multiplexer) = &mut worker.multiplexer {
+            multiplexer.handle_sent(request.model);
+        }
         worker.demand.handle_sent(&group.name);
         out.push(Effect::Send {
             worker: to,
@@ -108,6 +116,9 @@ impl Dispatch {
         self.running.remove(&(due, key));
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.in_flight.remove(&key);
+            if let Some(multiplexer) = &mut worker.multiplexer {
+                multiplexer.handle_taken(request.model);
+            }
         }
         self.refresh_rank(worker);
     }
@@ -129,20 +140,21 @@ impl Dispatch {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
-        let rank = worker.next_rank();
-        if rank == worker.rank {
-            return;
-        }
-        for model in &worker.models {
-            let available = &mut self.models[*model].available;
-            if let Some(old) = &worker.rank {
-                available.remove(old, worker.core1);
+        for place in 0..worker.models.len() {
+            let model = worker.models[place];
+            let group = &mut self.models[model];
+            let new = worker.next_rank(model, &group.name);
+            let old = std::mem::replace(&mut worker.ranks[place], new);
+            if old == new {
+                continue;
             }
-            if let Some(new) = rank {
-                available.insert(new, worker.core1);
+            if let Some(old) = old {
+                group.available.remove(&old, worker.core1);
+            }
+            if let Some(new) = new {
+                group.available.insert(new, worker.core1);
             }
         }
-        worker.rank = rank;
     }
 
     /// Puts a request into the queue, where it stands by its key. Its cold clock goes on from where it stopped.
@@ -159,9 +171,11 @@ impl Dispatch {
         self.queue.models.insert(request.model);
         self.queue.walls.extend(place.deadlines.wall.map(|due| (due, key)));
         group.queue.insert(place);
-        let model = request.model;
+        let (model, pin) = (request.model, request.pin);
         self.refresh_due(model, now);
         self.mark_listeners(model, now);
+        self.mark_pin(pin, now);
+        self.models.touch(model);
     }
 
     /// Has a request wait, now or when it has to again, for another worker than before. Its clocks go on.
@@ -173,12 +187,15 @@ impl Dispatch {
             request.pin = Some(to);
             return;
         };
-        let queue = &mut self.models[request.model].queue;
+        let (model, from) = (request.model, request.pin);
+        let queue = &mut self.models[model].queue;
         queue.remove(&place_of(request, cold_start));
         request.pin = Some(to);
         queue.insert(place_of(request, cold_start));
-        let model = request.model;
         self.mark_listeners(model, now);
+        self.mark_pin(from, now);
+        self.mark_pin(Some(to), now);
+        self.models.touch(model);
     }
 
     /// Takes a request out of the queue.
@@ -193,7 +210,7 @@ impl Dispatch {
             return;
         }
         let place = place_of(request, cold_start);
-        let model = request.model;
+        let (model, pin) = (request.model, request.pin);
         let group = &mut self.models[model];
         group.queue.remove(&place);
         if group.queue.is_empty() {
@@ -206,6 +223,8 @@ impl Dispatch {
         self.drain_rate.handle_departure(now);
         self.refresh_due(model, now);
         self.mark_listeners(model, now);
+        self.mark_pin(pin, now);
+        self.models.touch(model);
     }
 
     /// Brings a model's entry in the list of deadlines up to date.

@@ -134,6 +134,17 @@ impl ModelQueue {
         self.pinned.get(&worker).into_iter().flat_map(BTreeMap::values).flat_map(Lane::keys).collect()
     }
 
+    /// The workers that something waits for and nobody else may serve.
+    pub(super) fn pins(&self) -> impl Iterator<Item = WorkerKey> {
+        self.pinned.keys().copied()
+    }
+
+    /// How much waits for this worker alone.
+    pub(super) fn pinned_waiting_for(&self, worker: &Worker) -> Waiting {
+        let lanes = self.pinned.get(&worker.key).into_iter().flatten();
+        total(lanes.filter(|(key, _)| key.admits(worker)).map(|(_, lane)| lane))
+    }
+
     /// When the next of its requests runs out of warm or cold time.
     pub(super) fn next_due(&self, clock: &ModelClock, now: Moment) -> Option<Moment> {
         let warm = self.warm_due.first().and_then(|(due, _)| clock.when_warm(*due, now));

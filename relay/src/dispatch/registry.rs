@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use super::clock::Moment;
 use super::demand::DemandState;
-use super::event::{Grant, NewWorker, RequestKey, WorkerKey};
+use super::event::{Grant, Model, NewWorker, RequestKey, WorkerKey};
 use super::models::ModelId;
+use super::residency::{Multiplexer, Standing};
 use super::select::Rank;
 
 #[derive(Debug)]
@@ -25,9 +27,11 @@ pub(super) struct Worker {
     pub(super) granted_at: u64,
     /// The number of the last sending to it.
     pub(super) turn: u64,
-    /// Its entry among the available of each of its models; `None` without room.
-    pub(super) rank: Option<Rank>,
+    /// Its entry among the available of each of its models, in their order; `None` without room.
+    pub(super) ranks: Vec<Option<Rank>>,
     pub(super) demand: DemandState,
+    /// What it holds and could hold, if it has a multiplexer: then it has room for each model apart.
+    pub(super) multiplexer: Option<Multiplexer>,
     /// Its last word on its load, as it said it.
     pub(super) reported_load: u32,
     /// What it runs for others than us, as of its last report.
@@ -37,11 +41,12 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(new: &NewWorker, models: Vec<ModelId>) -> Self {
+    pub(super) fn new(new: &NewWorker, models: Vec<ModelId>, now: Moment) -> Self {
         Self {
             key: new.key,
-            core1: new.core1,
+            core1: new.core1 || new.multiplexer.is_some(),
             max_concurrent: new.max_concurrent,
+            ranks: vec![None; models.len()],
             models,
             announcements: 0,
             in_flight: BTreeSet::new(),
@@ -50,8 +55,8 @@ impl Worker {
             grant: None,
             granted_at: 0,
             turn: 0,
-            rank: None,
             demand: DemandState::default(),
+            multiplexer: new.multiplexer.as_ref().map(|multiplexer| Multiplexer::new(multiplexer, now)),
             reported_load: new.load,
             foreign: new.load,
             taken_back: 0,
@@ -76,24 +81,50 @@ impl Worker {
         self.own().saturating_add(others)
     }
 
-    /// Whether it may be sent one more. A `core1` worker's grant is the whole gate; without one it is shut.
-    pub(super) fn has_room(&self) -> bool {
-        !self.draining
-            && if self.core1 {
-                self.grant.is_some_and(|grant| self.own() < grant.slots)
-            } else {
-                self.load() < self.max_concurrent
+    /// Whether it serves a model that it advertises: always, without a multiplexer.
+    pub(super) fn is_open_for(&self, name: &Model) -> bool {
+        self.multiplexer.as_ref().is_none_or(|multiplexer| multiplexer.gate(name).is_some())
+    }
+
+    /// Whether it may be sent one more of a model. A `core1` worker's grant is the whole gate, a multiplexer's its grant for
+    /// that model; without one it is shut.
+    pub(super) fn has_room_for(&self, model: ModelId, name: &Model) -> bool {
+        if self.draining {
+            false
+        } else if let Some(multiplexer) = &self.multiplexer {
+            multiplexer.gate(name).is_some_and(|gate| multiplexer.own(model) < gate.slots)
+        } else if self.core1 {
+            self.grant.is_some_and(|grant| self.own() < grant.slots)
+        } else {
+            self.load() < self.max_concurrent
+        }
+    }
+
+    /// Where it stands among the available of a model, if it is. A multiplexer's models do not share their capacity, and
+    /// each has a load of its own.
+    pub(super) fn next_rank(&self, model: ModelId, name: &Model) -> Option<Rank> {
+        if !self.has_room_for(model, name) {
+            return None;
+        }
+        let load = match &self.multiplexer {
+            Some(multiplexer) => {
+                let others = multiplexer.gate(name).map_or(0, |gate| gate.others);
+                multiplexer.own(model).saturating_add(others)
             }
+            None => self.load(),
+        };
+        Some(Rank { load, turn: self.turn, worker: self.key })
     }
 
-    /// Where it stands among the available, if it is.
-    pub(super) fn next_rank(&self) -> Option<Rank> {
-        self.has_room().then(|| Rank { load: self.load(), turn: self.turn, worker: self.key })
-    }
-
-    /// Whether it must be told what waits here: other relays want its slots too.
+    /// Whether it must be told what waits here: other relays want its slots too, or it decides by it what to load.
     pub(super) fn wants_demand(&self) -> bool {
-        self.core1 && !self.draining && self.grant.is_some_and(|grant| grant.links > 1)
+        let shared = || self.grant.is_some_and(|grant| grant.links > 1);
+        self.core1 && !self.draining && (self.multiplexer.is_some() || shared())
+    }
+
+    /// Whether it may be asked to load a model; `None` without a multiplexer.
+    pub(super) fn standing(&self, name: &Model, now: Moment) -> Option<Standing<'_>> {
+        self.multiplexer.as_ref().map(|multiplexer| multiplexer.standing(name, now))
     }
 
     pub(super) fn handle_load(&mut self, load: u32) {
@@ -111,10 +142,17 @@ impl Worker {
     /// have said in a still newer one that there is a slot again: what it says about slots stands, for it is not said
     /// twice. One that said nothing since it was sent the request, and one that knows no grants, is taken at this word
     /// until its next, or the same request would go back and forth.
-    pub(super) fn handle_refusal(&mut self, sent: u64) {
+    pub(super) fn handle_refusal(&mut self, sent: u64, model: ModelId, name: &Model) {
+        let has_granted_since = self.granted_at >= sent;
+        if let Some(multiplexer) = &mut self.multiplexer {
+            if !has_granted_since {
+                multiplexer.handle_refusal(model, name);
+            }
+            return;
+        }
         let own = self.own();
         match &mut self.grant {
-            Some(_) if self.core1 && self.granted_at >= sent => {}
+            Some(_) if self.core1 && has_granted_since => {}
             Some(grant) if self.core1 => grant.slots = grant.slots.min(own),
             Some(_) | None => {
                 self.foreign = self.foreign.max(self.max_concurrent.saturating_sub(own));

@@ -93,9 +93,12 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    pub(super) fn new(settings: &Settings, model: &Model) -> Self {
-        let declared =
-            || settings.cold_models.contains(model).then(|| settings.queue_timeout.max(DEFAULT_COLD_TIMEOUT));
+    /// A model that is declared, by the settings or by a multiplexer's slot, gets time to be loaded.
+    pub(super) fn new(settings: &Settings, model: &Model, in_slot: bool) -> Self {
+        let declared = || {
+            let declared = in_slot || settings.cold_models.contains(model);
+            declared.then(|| settings.queue_timeout.max(DEFAULT_COLD_TIMEOUT))
+        };
         Self {
             queue: span(settings.queue_timeout),
             cold: settings.cold_timeout.or_else(declared).map(span),

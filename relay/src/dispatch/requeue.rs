@@ -59,9 +59,8 @@ impl Dispatch {
     }
 
     fn note_at_capacity(&mut self, key: WorkerKey, refused: RequestKey, now: Moment) {
-        let sent = self.requests.get(&refused).map_or(u64::MAX, |request| request.sent);
-        if let Some(worker) = self.workers.get_mut(&key) {
-            worker.handle_refusal(sent);
+        if let (Some(worker), Some(request)) = (self.workers.get_mut(&key), self.requests.get(&refused)) {
+            worker.handle_refusal(request.sent, request.model, &self.models[request.model].name);
         }
         self.refresh_rank(key);
         self.note_refusal(key, now);

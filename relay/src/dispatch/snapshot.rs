@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use super::Dispatch;
 use super::clock::duration;
-use super::event::{Grant, Model, Now, RequestKey, WorkerKey};
+use super::event::{Gate, Grant, Model, Now, RequestKey, WorkerKey};
 use super::models::Group;
 use super::registry::Worker;
 use super::request::State;
+use super::residency::Standing;
 
 /// One worker, as it stands.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,8 +29,10 @@ pub struct WorkerSnapshot {
     pub in_flight: Vec<RequestKey>,
     /// Whether it gets nothing new.
     pub draining: bool,
-    /// Its last grant, less what it refused since.
+    /// Its last grant, less what it refused since; for a multiplexer, sums.
     pub grant: Option<Grant>,
+    /// What a multiplexer serves now, sorted, less what it refused since; `None` without one.
+    pub gates: Option<Vec<(Model, Gate)>>,
 }
 
 /// One model, as it stands.
@@ -41,8 +44,12 @@ pub struct ModelSnapshot {
     pub waiting: u32,
     /// The age of the oldest of them.
     pub oldest: Option<Duration>,
-    /// How many workers that are not draining serve it.
+    /// How many workers that are not draining serve it, or could if they loaded it.
     pub workers: usize,
+    /// How many of those serve it now.
+    pub open_workers: usize,
+    /// The multiplexer that was asked to load it.
+    pub asked: Option<WorkerKey>,
 }
 
 /// Where a request is.
@@ -117,6 +124,8 @@ impl Dispatch {
                     waiting: waiting.count,
                     oldest: waiting.oldest.map(|oldest| duration(now.since(oldest))),
                     workers: group.serving.len(),
+                    open_workers: group.open.len(),
+                    asked: group.choice.map(|choice| choice.worker),
                 }
             })
             .collect();
@@ -134,17 +143,12 @@ impl Dispatch {
         self.workers.get(&worker).map(|worker| self.snapshot(worker))
     }
 
-    /// How many workers are connected, draining ones too.
-    pub fn worker_count(&self) -> usize {
-        self.workers.len()
-    }
-
     /// Whether any connected worker serves the model, a draining one too: it is known, if perhaps not for long.
     pub fn worker_serves(&self, model: &str) -> bool {
         self.models.find(model).is_some_and(|group| !group.serving.is_empty() || !group.leaving.is_empty())
     }
 
-    /// Whether a worker that takes new requests serves the model.
+    /// Whether a worker that takes new requests serves the model now; for a multiplexer, whether its gate is open.
     pub fn is_warm(&self, model: &str) -> bool {
         self.models.find(model).is_some_and(|group| !group.clock.is_cold())
     }
@@ -161,6 +165,14 @@ impl Dispatch {
         serving.iter().next().filter(|_| serving.len() == 1)
     }
 
+    /// What this worker last said about why it cannot load the model.
+    pub fn load_problem(&self, worker: WorkerKey, model: &Model, now: Now) -> Option<String> {
+        match self.workers.get(&worker)?.standing(model, self.clock.moment(now))? {
+            Standing::Failed(failed) => Some(failed.message.clone()).filter(|message| !message.is_empty()),
+            Standing::Able(_) | Standing::Leaving => None,
+        }
+    }
+
     fn snapshot(&self, worker: &Worker) -> WorkerSnapshot {
         let mut models: Vec<_> = worker.models.iter().map(|model| self.models[*model].name.clone()).collect();
         models.sort_unstable();
@@ -174,6 +186,10 @@ impl Dispatch {
             in_flight: worker.in_flight.iter().copied().collect(),
             draining: worker.draining,
             grant: worker.grant,
+            gates: worker
+                .multiplexer
+                .as_ref()
+                .map(|multiplexer| multiplexer.gates().map(|(model, gate)| (model.clone(), *gate)).collect()),
         }
     }
 }

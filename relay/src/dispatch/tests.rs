@@ -2,9 +2,11 @@
 
 mod affinity;
 mod capacity;
+mod choice;
 mod clocks;
 mod demand;
 mod drain;
+mod gates;
 mod harness;
 mod history;
 mod joint;
@@ -13,4 +15,6 @@ mod requeue;
 mod scale;
 mod select;
 mod settings;
+mod slots;
 mod snapshot;
+mod swaps;

@@ -99,6 +99,8 @@ impl Provider {
             | Failure::BackendUnreachable
             | Failure::SeveredBySwap
             | Failure::LoadFailed { .. }
+            | Failure::ModelLoading { .. }
+            | Failure::ModelFailed { .. }
             | Failure::WorkerTooOld { .. }
             | Failure::AffinityLost
             | Failure::CancelledByAdmin
@@ -136,16 +138,22 @@ impl Provider {
                 ApiError::new(ErrorKind::SeveredBySwap, format!("{model} was swapped out before it could answer"))
             }
             Failure::LoadFailed { code, retry_after } => {
-                let kind = match code {
-                    LoadFailure::InsufficientMemory => ErrorKind::InsufficientMemory,
-                    LoadFailure::BackendUnavailable => ErrorKind::BackendUnavailable,
-                    LoadFailure::SlotQuarantined => ErrorKind::SlotQuarantined,
-                };
                 let said = from_worker().map(|error| error.message().to_owned());
-                let error = ApiError::new(kind, said.unwrap_or_else(|| format!("{model} could not be loaded")));
+                not_loaded(model, code, said, retry_after)
+            }
+            Failure::ModelFailed { worker, code, retry_after } => {
+                let said = state.core.load_problem(worker, model, Instant::now());
+                not_loaded(model, code, said, retry_after)
+            }
+            Failure::ModelLoading { retry_after } => {
+                let waited = record.outline.received_at.elapsed().as_secs();
+                let message = format!("{model} could not be loaded within the {waited} s that this request has waited");
                 match retry_after {
-                    Some(after) if error.retry_after().is_some() => error.with_retry_after(after),
-                    _ => error,
+                    Some(after) => {
+                        let message = format!("{message}; it is expected in {} s", after.as_millis().div_ceil(1000));
+                        ApiError::new(ErrorKind::ModelLoading, message).with_retry_after(after)
+                    }
+                    None => ApiError::new(ErrorKind::ModelLoading, message),
                 }
             }
             Failure::WorkerTooOld { worker } => self.too_old(state, record, worker),
@@ -214,6 +222,19 @@ impl Provider {
             self.timer.notify_one();
         }
         record
+    }
+}
+
+fn not_loaded(model: &str, code: LoadFailure, said: Option<String>, retry_after: Option<Duration>) -> ApiError {
+    let kind = match code {
+        LoadFailure::InsufficientMemory => ErrorKind::InsufficientMemory,
+        LoadFailure::BackendUnavailable => ErrorKind::BackendUnavailable,
+        LoadFailure::SlotQuarantined => ErrorKind::SlotQuarantined,
+    };
+    let error = ApiError::new(kind, said.unwrap_or_else(|| format!("{model} could not be loaded")));
+    match retry_after {
+        Some(after) if error.retry_after().is_some() => error.with_retry_after(after),
+        _ => error,
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Provider;
+use super::{Provider, State};
 use crate::dispatch::{ModelSnapshot, RequestKey, RequestPlace, WorkerKey, WorkerSnapshot};
 use crate::request::RequestRecord;
 use crate::socket::link::WorkerLink;
@@ -91,9 +91,9 @@ impl Provider {
         self.lock().core.queue_len()
     }
 
-    /// Connected workers.
+    /// Connected workers; one that moves to another link is one.
     pub fn worker_count(&self) -> usize {
-        self.lock().core.worker_count()
+        self.lock().workers().count()
     }
 
     /// Whether a connected worker serves the model.
@@ -106,11 +106,11 @@ impl Provider {
         self.lock().core.sole_worker_for(model)
     }
 
-    /// The one connected worker, if it is the only one.
+    /// The one connected worker, if it is the only one. One that moves to another link is asked over the newer.
     pub fn sole_worker(&self) -> Option<WorkerKey> {
         let state = self.lock();
-        let mut workers = state.links.keys();
-        workers.next().copied().filter(|_| workers.next().is_none())
+        let mut workers = state.workers();
+        workers.next().filter(|_| workers.next().is_none())
     }
 
     /// Models that a worker serves and is not about to leave.
@@ -123,5 +123,15 @@ impl Provider {
             .filter(|model| model.workers > 0)
             .map(|model| model.model)
             .collect()
+    }
+}
+
+impl State {
+    /// A link of each connected worker: the newest, where an older one only finishes what it has.
+    fn workers(&self) -> impl Iterator<Item = WorkerKey> {
+        let newest =
+            |link: &WorkerLink| link.info.instance.as_ref().and_then(|instance| self.by_instance.get(instance));
+        let is_newest = move |link: &&Arc<WorkerLink>| newest(link).is_none_or(|newest| *newest == link.info.key);
+        self.links.values().filter(is_newest).map(|link| link.info.key)
     }
 }

@@ -52,7 +52,10 @@ pub(crate) fn models(state: &provider::ProviderState, config: &ProviderConfig) -
     let mut all: BTreeMap<Arc<str>, ModelSnapshot> = declared
         .map(|name| {
             let model: Arc<str> = name.as_str().into();
-            (Arc::clone(&model), ModelSnapshot { model, waiting: 0, oldest: None, workers: 0 })
+            (
+                Arc::clone(&model),
+                ModelSnapshot { model, waiting: 0, oldest: None, workers: 0, open_workers: 0, asked: None },
+            )
         })
         .collect();
     all.extend(live);

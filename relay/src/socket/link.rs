@@ -4,54 +4,27 @@
 //! does not hold finds nothing there, so it can reach nobody; and a chunk takes no lock that another worker takes.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use modelrelay_protocol::credit::ReceiveWindow;
 use modelrelay_protocol::frame::BodyKind;
 use modelrelay_protocol::limits::{SMALL_STREAM_WINDOW_BYTES, STREAM_WINDOW_BYTES};
-use modelrelay_protocol::message::{self as wire, Cancel, Credit, Demand, GracefulShutdown, RelayToWorker, encode};
+use modelrelay_protocol::message::{
+    self as wire, Cancel, Credit, Demand, GracefulShutdown, RelayToWorker, Slot, encode,
+};
 use modelrelay_protocol::outbox::{Frame, Outbox};
 use tokio::sync::Notify;
 
-use crate::dispatch::{CancelReason, RequestKey, WorkerKey};
+use crate::dispatch::{CancelReason, RequestKey};
 use crate::exchange::{CreditTarget, Exchange};
 use crate::ids;
 use crate::request::RequestRecord;
 
+pub use super::worker_info::WorkerInfo;
+
 /// Stream numbers are never used twice; a link that has used nearly all of them is drained and dialled anew.
 const LAST_STREAM: u32 = u32::MAX - 1_000_000;
-
-/// What is known of a worker, apart from its state.
-pub struct WorkerInfo {
-    /// Its connection, for the core.
-    pub key: WorkerKey,
-    /// Its id for people and the admin API.
-    pub id: Arc<str>,
-    /// Its provider.
-    pub provider: Arc<str>,
-    /// Its name.
-    pub name: Arc<str>,
-    /// Its program's version.
-    pub version: Option<String>,
-    /// Its process.
-    pub instance: Option<Arc<str>>,
-    /// Its WorkerPool.
-    pub pool: Option<String>,
-    /// Where it dialled from.
-    pub address: IpAddr,
-    /// Whether it speaks frames, credits, grants and drain.
-    pub core1: bool,
-    /// SHA-256 of the secret that admitted it.
-    pub secret: [u8; 32],
-    /// What it may be sent of a request body before it gives credit.
-    pub request_window: u64,
-    /// An answer's unread bytes at most.
-    pub max_unread_bytes: u64,
-    /// When it joined.
-    pub connected_at: SystemTime,
-}
 
 /// How a socket is to be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +73,8 @@ struct State {
     next_stream: u32,
     /// What the worker last said it serves, before it was cleaned; the catalogue may change.
     advertised: Vec<String>,
+    /// What a multiplexer last said about its slots that made sense, and when.
+    slots: (Arc<[Slot]>, Instant),
     heard_at: SystemTime,
     ws_ping: bool,
     draining_since: Option<Instant>,
@@ -134,6 +109,7 @@ impl WorkerLink {
             by_key: HashMap::new(),
             next_stream: 1,
             advertised,
+            slots: (Arc::from([]), Instant::now()),
             heard_at: SystemTime::now(),
             ws_ping: false,
             draining_since: None,
@@ -350,6 +326,17 @@ impl WorkerLink {
         self.lock().advertised = models;
     }
 
+    /// What a multiplexer last said about its slots, and how long ago.
+    pub fn slots(&self) -> (Arc<[Slot]>, Duration) {
+        let state = self.lock();
+        (Arc::clone(&state.slots.0), state.slots.1.elapsed())
+    }
+
+    /// A multiplexer said what its slots are doing.
+    pub fn set_slots(&self, slots: Vec<Slot>) {
+        self.lock().slots = (slots.into(), Instant::now());
+    }
+
     /// When the worker last answered a heartbeat.
     pub fn heard_at(&self) -> SystemTime {
         self.lock().heard_at
@@ -412,11 +399,14 @@ fn on_the_wire(reason: CancelReason) -> (wire::CancelReason, Option<&'static str
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use modelrelay_protocol::dialect::Dialect;
     use modelrelay_protocol::paths::Endpoint;
 
     use super::*;
     use crate::budget::Budget;
+    use crate::dispatch::WorkerKey;
     use crate::request::Outline;
 
     fn link() -> Arc<WorkerLink> {
@@ -430,6 +420,7 @@ mod tests {
             pool: None,
             address: IpAddr::from([127, 0, 0, 1]),
             core1: true,
+            slots1: false,
             secret: [0; 32],
             request_window: 10,
             max_unread_bytes: 1 << 20,

@@ -6,13 +6,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use modelrelay_protocol::limits::{MAX_ID_BYTES, MAX_MODEL_CHARS, MAX_WORKER_NAME_CHARS};
-use modelrelay_protocol::message::Register;
-use modelrelay_protocol::version::is_known_version;
+use modelrelay_protocol::message::{Register, Slot};
+use modelrelay_protocol::version::{Capabilities, Capability, is_known_version};
 
+use super::slots::{clean_slots, most_models};
 use crate::config::ProviderConfig;
 
 /// The parts of a registration that were accepted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Accepted {
     /// For people.
     pub name: String,
@@ -20,6 +21,8 @@ pub struct Accepted {
     pub models: Vec<Arc<str>>,
     /// Requests at once.
     pub max_concurrent: u32,
+    /// What its slots are doing, if it has a multiplexer.
+    pub slots: Vec<Slot>,
     /// What was changed.
     pub warnings: Vec<String>,
 }
@@ -51,7 +54,18 @@ pub fn sanitize(register: &Register, provider: &ProviderConfig) -> Accepted {
         warnings.push("max_concurrent 0 became 1".to_owned());
     }
     let models = sanitize_models(&register.models, provider, &mut warnings);
-    Accepted { name, models, max_concurrent, warnings }
+    let slots = sanitize_slots(register, provider, &mut warnings);
+    Accepted { name, models, max_concurrent, slots, warnings }
+}
+
+/// The slots of a multiplexer, where they make sense; without the capability they mean nothing.
+fn sanitize_slots(register: &Register, provider: &ProviderConfig, warnings: &mut Vec<String>) -> Vec<Slot> {
+    let slots =
+        register.slots.clone().filter(|_| Capabilities::from_names(&register.capabilities).has(Capability::Slots1));
+    clean_slots(slots.unwrap_or_default(), most_models(provider.max_models_per_worker)).unwrap_or_else(|why| {
+        warnings.push(format!("slots left out: {why}"));
+        Vec::new()
+    })
 }
 
 /// Cleans a list of models: trimmed, without empty ones and duplicates in first-seen order, no more and no longer than

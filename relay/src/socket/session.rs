@@ -109,6 +109,7 @@ where
         models = accepted.models.len(),
         max_concurrent = accepted.max_concurrent,
         core1 = link.info.core1,
+        slots1 = link.info.slots1,
         address = %link.info.address,
         "worker registered"
     );
@@ -194,7 +195,7 @@ where
 }
 
 fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admission: &Admission) -> Arc<WorkerLink> {
-    let ours = Capabilities::new([Capability::Core1]);
+    let ours = Capabilities::new([Capability::Slots1]);
     let both = ours.intersection(&Capabilities::from_names(&register.capabilities));
     let info = WorkerInfo {
         key: provider.shared.next_worker_key(),
@@ -206,12 +207,15 @@ fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admis
         pool: register.pool.as_deref().map(|pool| pool.chars().take(64).collect()),
         address: admission.address,
         core1: both.has(Capability::Core1),
+        slots1: both.has(Capability::Slots1),
         secret: admission.secret,
         request_window: register.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes.max(1)),
         max_unread_bytes: provider.shared.config.load().max_unread_bytes,
         connected_at: std::time::SystemTime::now(),
     };
-    WorkerLink::new(info, register.models.clone())
+    let link = WorkerLink::new(info, register.models.clone());
+    link.set_slots(accepted.slots.clone());
+    link
 }
 
 fn acknowledge(provider: &Provider, link: &WorkerLink, register: &Register, accepted: &Accepted) -> RegisterAck {
@@ -230,12 +234,13 @@ fn acknowledge(provider: &Provider, link: &WorkerLink, register: &Register, acce
     RegisterAck {
         relay_id: Some(provider.shared.relay_id.clone()),
         relay_count: Some(config.relay_count),
-        capabilities: Capabilities::new([Capability::Core1]).names(),
+        capabilities: Capabilities::new([if link.info.slots1 { Capability::Slots1 } else { Capability::Core1 }])
+            .names(),
         limits: Some(RelayLimits {
             max_request_bytes: config.max_request_bytes,
             stream_window_bytes: STREAM_WINDOW_BYTES,
             heartbeat_ms: config.heartbeat_interval.as_millis() as u64,
-            cold_timeout_ms: settings.cold_timeout_for(false).as_millis() as u64,
+            cold_timeout_ms: settings.cold_timeout_for(link.info.slots1).as_millis() as u64,
         }),
         ..ack
     }

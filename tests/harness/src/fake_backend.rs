@@ -55,6 +55,7 @@ struct Shared {
 struct State {
     models: Vec<String>,
     healthy: bool,
+    lists: bool,
     handler: Option<Handler>,
     seen: Vec<Head>,
     connections: Vec<AbortHandle>,
@@ -74,6 +75,7 @@ impl FakeBackend {
         let state = State {
             models: models.iter().map(ToString::to_string).collect(),
             healthy: true,
+            lists: true,
             handler: None,
             seen: Vec::new(),
             connections: Vec::new(),
@@ -110,6 +112,11 @@ impl FakeBackend {
     /// With `false`, health and models are answered with 503.
     pub fn set_healthy(&self, healthy: bool) {
         self.shared.lock().healthy = healthy;
+    }
+
+    /// With `false`, it is healthy and answers 500 when asked for its models.
+    pub fn set_listing(&self, lists: bool) {
+        self.shared.lock().lists = lists;
     }
 
     /// Answers every inference request by itself from now on.
@@ -259,6 +266,7 @@ fn housekeeping(head: &Head, shared: &Shared) -> Option<Answer> {
     }
     Some(match path {
         "/health" => Answer::new(200, &[], b""),
+        "/v1/models" if !state.lists => Answer::json(500, &json!({"error": {"message": "no list"}})),
         "/v1/models" => {
             let data: Vec<_> = state.models.iter().map(|id| json!({"id": id, "object": "model"})).collect();
             Answer::json(200, &json!({"object": "list", "data": data}))

@@ -17,7 +17,7 @@ use crate::{
     process::{Log, Process, Spawn},
     trace::Trace,
     usage::Usage,
-    worker::{Dial, FakeWorker},
+    worker::{Dial, FakeWorker, slot},
 };
 
 /// The worker secret of every relay that a test did not give another.
@@ -287,6 +287,13 @@ impl Relay {
         let mut worker = self.dial().open().await;
         worker.register_core1(models, max_concurrent).await;
         worker.grant(max_concurrent).await;
+        worker
+    }
+
+    /// A registered worker with a multiplexer of one slot, which holds nothing.
+    pub async fn slots1_worker(&self, models: &[&str]) -> FakeWorker {
+        let mut worker = self.dial().open().await;
+        worker.register_slots1(models, &[slot("gpu0", "empty", models)]).await;
         worker
     }
 }

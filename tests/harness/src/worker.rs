@@ -14,11 +14,16 @@ use serde_json::{Map, Value, json};
 use tokio::net::TcpStream;
 use tokio_tungstenite::{WebSocketStream, tungstenite::Message};
 
-pub use self::{answer::response_piece, dial::Dial};
+pub use self::{
+    answer::response_piece,
+    dial::Dial,
+    slots::{failed, slot, slots1_registration},
+};
 use crate::{PATIENCE, process::Log, within, within_for};
 
 mod answer;
 mod dial;
+mod slots;
 
 /// The most payload of one binary piece.
 pub const PIECE_MAX: usize = 65_536;
@@ -160,7 +165,10 @@ impl FakeWorker {
 
     /// Sends any `register` message and returns the `register_ack`.
     pub async fn register_with(&mut self, message: Value) -> Value {
-        self.core1 = message["capabilities"].as_array().is_some_and(|list| list.contains(&json!("core1")));
+        // The one implies the other.
+        let core1 = [json!("core1"), json!("slots1")];
+        let named = message["capabilities"].as_array();
+        self.core1 = named.is_some_and(|named| named.iter().any(|name| core1.contains(name)));
         self.send(&message).await;
         let ack = self.expect("register_ack").await;
         self.worker_id = ack["worker_id"].as_str().unwrap_or_default().to_owned();

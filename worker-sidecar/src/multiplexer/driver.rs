@@ -3,7 +3,8 @@
 //!
 //! Rules for every driver:
 //! - A call is a future, and dropping it abandons the call. What it started itself ends with it; what a foreign server
-//!   was already told to do may go on until [`Driver::force_evict`] has answered, which is what the machine asks for next.
+//!   was already told to do may go on until [`Driver::force_evict`] has answered, which is what the machine asks for next,
+//!   see [`sequence`].
 //! - Calls can be repeated: loading what is loaded and unloading what is gone are successes.
 //! - A model counts as loaded only when it is ready *and* the backend says that it is this one.
 //! - Whatever changes a backend is sent to loopback or to a private network only, see [`http`].
@@ -17,6 +18,7 @@ pub mod llama_router;
 pub mod memory;
 pub mod ollama;
 pub mod process;
+pub mod sequence;
 pub mod served;
 pub mod sglang;
 pub mod slot;
@@ -177,6 +179,8 @@ pub enum DriverError {
     },
     /// The operating system refused to start it.
     CannotStart(String),
+    /// The worker itself dropped it.
+    Abandoned(String),
     /// Only its own operator can do that.
     NotOurs(String),
 }
@@ -197,6 +201,7 @@ impl fmt::Display for DriverError {
                 write!(f, "the backend serves {} instead of {expected}", found.join(", "))
             }
             Self::CannotStart(why) => write!(f, "it cannot be started: {why}"),
+            Self::Abandoned(why) => write!(f, "it was not carried out: {why}"),
             Self::NotOurs(why) => f.write_str(why),
         }
     }
@@ -218,6 +223,7 @@ impl From<DriverError> for LoadFailure {
             | DriverError::Unexpected { .. }
             | DriverError::Busy { .. }
             | DriverError::CannotStart(_)
+            | DriverError::Abandoned(_)
             | DriverError::NotOurs(_)) => Self::Driver(other.to_string()),
         }
     }

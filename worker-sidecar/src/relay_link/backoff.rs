@@ -5,12 +5,13 @@
 //! - An address that never admitted us: 1, 2, 4 … 30 s and up to 500 ms of true jitter. The same after a refused secret.
 //! - The address of a relay that we have already (a load balancer may give another next time): 1–60 s, and at most 2 s at
 //!   first. A balancer shows a new relay only once it is ready, and then gives it clients at once: what they ask for waits
-//!   there until chance brings us. With n relays that takes n dials, so the pause grows only after many times that.
+//!   there until chance brings us. With n relays that takes n dials, so the pause grows only after some times that; and
+//!   not after many, for each is a TLS handshake and a registration, by every worker of a fleet.
 
 use std::time::Duration;
 
 /// Dials that find a relay which we have already, for each relay that there is, before the pause doubles.
-const DIALS_PER_RELAY: u32 = 8;
+const DIALS_PER_RELAY: u32 = 4;
 
 /// How a dial, or the link that it made, ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +108,7 @@ mod tests {
     #[test]
     fn the_address_of_a_relay_that_we_have_is_dialled_after_1_to_60_s() {
         let mut backoff = Backoff::default();
-        let most: Vec<f64> = (0..64).map(|_| seconds(&mut backoff, EndKind::Duplicate, 1.0)).step_by(8).collect();
+        let most: Vec<f64> = (0..32).map(|_| seconds(&mut backoff, EndKind::Duplicate, 1.0)).step_by(4).collect();
         assert_eq!(most, [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]);
         assert_eq!(seconds(&mut backoff, EndKind::Duplicate, 0.0), 1.0);
     }
@@ -116,9 +117,9 @@ mod tests {
     fn the_more_relays_there_are_the_longer_they_are_looked_for_before_the_pause_grows() {
         let mut backoff = Backoff::default();
         let pause = |backoff: &mut Backoff| backoff.next_pause(EndKind::Duplicate, 3, 1.0).as_secs_f64();
-        let most: Vec<f64> = (0..25).map(|_| pause(&mut backoff)).collect();
-        assert!(most[..24].iter().all(|pause| *pause == 2.0), "{most:?}");
-        assert_eq!(most[24], 4.0);
+        let most: Vec<f64> = (0..13).map(|_| pause(&mut backoff)).collect();
+        assert!(most[..12].iter().all(|pause| *pause == 2.0), "{most:?}");
+        assert_eq!(most[12], 4.0);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! A registered link's life, until its socket ends: its reading half. Whatever a message asks for is put into the [`Link`] or given to a task of its own; nothing here
-//! waits for a backend, and nothing but the socket ends the session.
+//! A registered link's life, until its socket ends: its reading half. Whatever a message asks for is put into the [`Link`] or
+//! given to a task of its own; nothing here waits for a backend, and nothing but the socket ends the session.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -271,6 +271,8 @@ impl<'a> Session<'a> {
     }
 
     fn handle_graceful_shutdown(&mut self, shutdown: &GracefulShutdown) {
+        // Whatever the reason, no request follows.
+        self.worker.capacity.handle_leaving(self.link.id);
         let reason = shutdown.reason.as_deref().unwrap_or_default();
         match reason {
             GracefulShutdown::DRAIN if self.drain.is_some() => self.barrier = true,

@@ -207,27 +207,57 @@ fn one_relay_is_spoken_of_as_one() {
     assert_eq!(half[2], "2 of 2 relays are up to date, 1 is available");
 }
 
+/// An unready relay, the container of which started at this second; at second 1 somebody looks.
+fn started(second: i64) -> Arc<Pod> {
+    let mut pod = Pod::clone(&pod("a", false));
+    let status = pod.status.as_mut().unwrap();
+    let at = |second| Timestamp::from_second(second).unwrap().to_string();
+    status.start_time = Some(Time(Timestamp::from_second(-1000).unwrap()));
+    let relay = json!([{
+        "name": "relay", "state": {"running": {"startedAt": at(second)}}, "ready": false, "restartCount": 0, "image": "",
+        "imageID": "",
+    }]);
+    status.container_statuses = serde_json::from_value(relay).unwrap();
+    Arc::new(pod)
+}
+
+const UNREADY: &str = "Pod a: containers with unready status: [relay]";
+
+fn why_unready(spec: Value, look: &Look, outcome: &Outcome) -> String {
+    let provider = provider(spec);
+    let status = status(&Facts { provider: &provider, look, outcome }, &ProviderStatus::default(), &now());
+    status.conditions[0].message.strip_prefix(UNREADY).unwrap().to_owned()
+}
+
 #[test]
 fn a_relay_that_waits_for_its_first_worker_is_said_to() {
-    let unready = Look { relay_pods: vec![pod("a", false)], ..serving() };
-    let message = |spec: Value, look: &Look, outcome: &Outcome| {
-        let provider = provider(spec);
-        let status = status(&Facts { provider: &provider, look, outcome }, &ProviderStatus::default(), &now());
-        status.conditions[0].message.clone()
-    };
-    let why = "Pod a: containers with unready status: [relay]";
-    let patience = format!("{why}; it has no worker, and waits 15 s for the first after its start");
-    assert_eq!(message(json!({}), &unready, &applied()), patience);
+    let fresh = Look { relay_pods: vec![started(-18)], ..serving() };
+    let patience = "; it has no worker, and waits 15 s for the first after its start";
+    assert_eq!(why_unready(json!({}), &fresh, &applied()), patience);
     let expects = json!({"relay": {"expectWorkers": true}});
-    assert_eq!(
-        message(expects.clone(), &unready, &applied()),
-        format!("{why}; it has no worker, and expectWorkers is true")
-    );
+    assert_eq!(why_unready(expects.clone(), &fresh, &applied()), "; it has no worker, and expectWorkers is true");
     let ignored = Outcome { ignores_expect_workers: true, ..applied() };
-    assert_eq!(message(expects, &unready, &ignored), patience);
+    assert_eq!(why_unready(expects, &fresh, &ignored), patience);
     // It does not answer, so nobody knows.
-    let silent = Look { reported: None, ..unready };
-    assert_eq!(message(json!({}), &silent, &applied()), why);
+    let silent = Look { reported: None, ..fresh };
+    assert_eq!(why_unready(json!({}), &silent, &applied()), "");
+}
+
+#[test]
+fn a_relay_that_is_unready_later_does_not_wait_for_its_first_worker() {
+    let later = Look { relay_pods: vec![started(-20)], ..serving() };
+    assert_eq!(why_unready(json!({}), &later, &applied()), "; it has no worker");
+    let saturates = json!({"relay": {"unreadyWhenSaturated": true}});
+    assert_eq!(why_unready(saturates.clone(), &later, &applied()), "; it has no worker");
+    let with = |workers: &[&str], queue_depth| {
+        let workers = workers.iter().map(|name| ((*name).to_owned(), WorkerReport::default())).collect();
+        let reported = RelaySnapshot { workers, queue_depth, ..RelaySnapshot::clone(&reported(&[("a", "new")])) };
+        Look { relay_pods: vec![started(-20)], reported: Some(Arc::new(reported)), ..serving() }
+    };
+    let full = "; requests wait in its queue, and unreadyWhenSaturated is true";
+    assert_eq!(why_unready(saturates.clone(), &with(&[], 9), &applied()), format!("; it has no worker{full}"));
+    assert_eq!(why_unready(saturates, &with(&["w"], 9), &applied()), full);
+    assert_eq!(why_unready(json!({}), &with(&["w"], 9), &applied()), "");
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn a_rival_is_whoever_took_the_number_over() {
     });
     assert_eq!(Rival::of(&meta(&json!([ours, status]))), None);
     // Both wrote the same number.
-    assert_eq!(Rival::of(&meta(&json!([ours, entry("kubectl", Some("scale"), 1)]))), None);
+    assert_eq!(Rival::of(&meta(&json!([ours, entry("kubectl", Some("scale"), 1)]))), rival("kubectl", 1));
     assert_eq!(Rival::of(&meta(&json!([without, status]))), None);
     let found =
         Rival::of(&meta(&json!([without, status, entry("kubectl", Some("scale"), 1), entry("argocd", None, 2)])));
@@ -101,8 +101,9 @@ fn who_undoes_a_correction_keeps_the_number_until_there_is_peace() {
     assert_eq!(looks.at(0, rival("argocd", 1), 5, 2), settled("argocd"));
     assert_eq!(looks.at(1, None, 2, 2), settled("argocd"));
     assert_eq!(looks.at(60, rival("argocd", 2), 5, 2), left("argocd"));
-    // The operator applies that number too, so it is no longer theirs alone.
-    assert_eq!(looks.at(61, None, 5, 2), left("argocd"));
+    assert_eq!(looks.at(61, rival("argocd", 2), 5, 2), left("argocd"));
+    // The operator applies that number where nobody owns it.
+    assert_eq!(looks.at(62, None, 5, 2), left("argocd"));
     // Another write begins the wait again.
     assert_eq!(looks.at(300, rival("argocd", 3), 6, 2), left("argocd"));
     assert_eq!(looks.at(899, None, 6, 2), left("argocd"));
@@ -145,6 +146,25 @@ fn an_autoscaler_that_undoes_the_pools_next_number_is_left_alone_again() {
     // A pool whose number changes all the time corrects it once in ten minutes at most.
     assert_eq!(looks.at(30, None, 4, 1), left(HPA));
     assert_eq!(looks.at(10_000, None, 4, 3), left(HPA));
+}
+
+#[test]
+fn a_pool_that_asks_for_another_number_than_both_wrote_gets_it() {
+    let mut looks = Looks::new();
+    assert_eq!(looks.at(0, hpa(1), 4, 4), None);
+    assert_eq!(looks.at(1, hpa(1), 4, 5), None);
+    // The API server did not take it yet.
+    assert_eq!(looks.at(2, hpa(1), 4, 5), None);
+    assert_eq!(looks.clone().at(3, hpa(2), 4, 5), left(HPA), "written since");
+    assert_eq!(looks.at(3, None, 5, 5), None);
+}
+
+#[test]
+fn a_correction_that_could_not_be_written_was_not_undone() {
+    let mut looks = Looks::new();
+    assert_eq!(looks.at(0, rival("kubectl", 1), 5, 2), settled("kubectl"));
+    assert_eq!(looks.at(1, rival("kubectl", 1), 5, 2), settled("kubectl"));
+    assert_eq!(looks.at(2, rival("kubectl", 2), 5, 2), left("kubectl"));
 }
 
 #[test]

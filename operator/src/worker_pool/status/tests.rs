@@ -198,20 +198,24 @@ fn workers_whose_backends_do_not_answer_serve_nothing() {
 }
 
 #[test]
-fn a_backend_that_never_loads_is_named_once_its_rollout_is_overdue() {
+fn a_backend_that_never_loads_is_named_once_it_had_its_time() {
     let workers = Workers::Known { connected: 2, serving: 0, idle: 2, models: BTreeSet::new() };
-    let waiting = |overdue| Case {
+    let waiting = |silent| Case {
         workers: workers.clone(),
-        census: Census { ready: 0, settled: 0, ..census(2) },
-        rollout: Some(Rollout { overdue, ..rollout(2, false).unwrap() }),
+        census: Census { ready: 0, settled: 0, silent, ..census(2) },
+        rollout: rollout(2, false),
         ..Case::default()
     };
-    waiting(false).is("FTF", Reason::WaitingForWorkers);
-    waiting(true).is("FTF", Reason::BackendsNotAnswering);
+    waiting(0).is("FTF", Reason::WaitingForWorkers);
+    waiting(1).is("FTF", Reason::BackendsNotAnswering);
     assert_eq!(
-        waiting(true).status().conditions[0].message,
-        "0 of 2 Pods are ready; 2 workers are connected to Provider local, but their backends do not answer"
+        waiting(1).status().conditions[0].message,
+        "0 of 2 Pods are ready; 2 workers are connected to Provider local, but their backends do not answer; 1 Pod has been \
+         unready for over 10 minutes"
     );
+    // A DaemonSet, and a Deployment that was complete before, say nothing of it.
+    Case { rollout: rollout(2, true), ..waiting(2) }.is("FFF", Reason::BackendsNotAnswering);
+    Case { workers: known(1, &["m"]), ..waiting(1) }.is("TTF", Reason::Serving);
 }
 
 #[test]

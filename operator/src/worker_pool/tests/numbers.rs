@@ -2,21 +2,8 @@
 
 use super::*;
 
-/// Somebody scales the Deployment itself.
 fn scaled_by(scene: &Scene, manager: &str, replicas: i32) {
-    let mut server = scene.server.lock().unwrap();
-    server.version += 1;
-    let version = server.version;
-    let deployment = server.objects.get_mut(DEPLOYMENT).unwrap();
-    deployment["spec"]["replicas"] = json!(replicas);
-    deployment["metadata"]["generation"] = json!(version);
-    deployment["metadata"]["managedFields"] = json!([
-        {"manager": "modelrelay-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:template": {}}}},
-        {
-            "manager": manager, "operation": "Update", "subresource": "scale",
-            "time": format!("2026-01-01T00:00:{:02}Z", version % 60), "fieldsV1": {"f:spec": {"f:replicas": {}}},
-        },
-    ]);
+    scene.server.lock().unwrap().scale(manager, replicas);
 }
 
 fn replicas(scene: &Scene) -> Value {
@@ -65,6 +52,87 @@ async fn a_person_who_scales_the_deployment_is_corrected_and_told() {
     scaled_by(&scene, "kubectl", 7);
     scene.look().await.unwrap();
     assert_eq!((replicas(&scene), scene.condition("Stalled").0), (json!(7), "True".into()), "two correct each other");
+}
+
+const HPA: &str = "kube-controller-manager";
+
+fn owners(scene: &Scene) -> Vec<String> {
+    ownership::owners(&scene.server.lock().unwrap().objects[DEPLOYMENT])
+}
+
+fn change(scene: &Scene, spec: &Value) {
+    json_patch::merge(&mut scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["spec"], spec);
+}
+
+/// As another release or another operator begins: it remembers nothing.
+fn successor(scene: &Scene) -> Arc<Shared> {
+    Arc::new(Shared { ctx: scene.shared.ctx.clone(), caches: scene.shared.caches.clone(), memory: Memory::default() })
+}
+
+#[tokio::test]
+async fn a_new_leader_leaves_a_fleet_to_the_autoscaler_that_made_it() {
+    let scene = Scene::new(&json!({}));
+    scene.report(serving());
+    scene.look().await.unwrap();
+    scaled_by(&scene, HPA, 8);
+    // Each leader has a template of its own to apply.
+    for (leader, image) in ["a", "b", "c"].into_iter().enumerate() {
+        let containers = json!([{"name": "vllm", "image": image, "ports": [{"containerPort": 8000}]}]);
+        change(&scene, &json!({"template": {"spec": {"containers": containers}}}));
+        let shared = if leader == 0 { scene.shared.clone() } else { successor(&scene) };
+        for _ in 0..2 {
+            reconcile(scene.pool(), shared.clone()).await.unwrap();
+            assert_eq!((replicas(&scene), owners(&scene)), (json!(8), vec![HPA.to_owned()]), "leader {leader}");
+        }
+        assert_eq!(scene.condition("Stalled"), ("True".into(), "ScalingConflict".into()));
+    }
+}
+
+/// One before this wrote the autoscaler's number too.
+#[tokio::test]
+async fn a_number_that_the_operator_owns_too_is_given_up_where_an_autoscaler_wrote_it() {
+    let scene = Scene::new(&json!({}));
+    scene.look().await.unwrap();
+    scaled_by(&scene, HPA, 8);
+    {
+        let mut server = scene.server.lock().unwrap();
+        let deployment = server.objects.get_mut(DEPLOYMENT).unwrap();
+        let before = deployment.clone();
+        ownership::apply(Some(&before), deployment);
+        assert_eq!(ownership::owners(deployment), [HPA, "modelrelay-operator"]);
+    }
+    reconcile(scene.pool(), successor(&scene)).await.unwrap();
+    assert_eq!((replicas(&scene), owners(&scene)), (json!(8), vec![HPA.to_owned()]));
+}
+
+#[tokio::test]
+async fn an_autoscaler_that_is_left_alone_is_not_forced_back_by_what_was_read_before_it_wrote() {
+    let scene = Scene::new(&json!({}));
+    scene.look().await.unwrap();
+    scaled_by(&scene, HPA, 8);
+    scene.server.lock().unwrap().race = Some((HPA, 6));
+    scene.look().await.unwrap();
+    assert!(scene.server.lock().unwrap().race.is_none(), "it was applied");
+    assert_eq!(replicas(&scene), json!(6));
+}
+
+/// Otherwise the API server would make it 1.
+#[tokio::test]
+async fn a_number_that_nobody_else_owns_any_more_is_kept() {
+    let scene = Scene::new(&json!({}));
+    scene.look().await.unwrap();
+    scaled_by(&scene, HPA, 8);
+    scene.look().await.unwrap();
+    {
+        let mut server = scene.server.lock().unwrap();
+        let deployment = server.objects.get_mut(DEPLOYMENT).unwrap();
+        let before = deployment.clone();
+        ownership::apply(Some(&before), deployment);
+        deployment["metadata"]["managedFields"].as_array_mut().unwrap().retain(|entry| entry["manager"] != HPA);
+        deployment["metadata"]["generation"] = json!(77);
+    }
+    scene.look().await.unwrap();
+    assert_eq!((replicas(&scene), owners(&scene)), (json!(8), vec!["modelrelay-operator".to_owned()]));
 }
 
 /// What is known of who is idle is seconds old, and a Pod that got a request meanwhile must not be the first to go.

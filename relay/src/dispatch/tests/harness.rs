@@ -185,6 +185,7 @@ pub(super) fn worker(key: u64, models: &[&str], max_concurrent: u32, core1: bool
         max_concurrent,
         load: 0,
         core1,
+        multiplexer: None,
     }
 }
 

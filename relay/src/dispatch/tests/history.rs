@@ -1,24 +1,28 @@
 //! Random histories of a provider, played to the core and to a plain reference model, which must agree on every effect
 //! and every timeout. Beside that a ledger that knows no rules checks what must hold whatever the rules are.
 //!
-//! `MODELRELAY_HISTORY_TRANSITIONS` says how many events to play at least.
+//! `MODELRELAY_HISTORY_TRANSITIONS` says how many events to play at least, `MODELRELAY_HISTORY_SEED` where to begin: every
+//! run prints its own.
 
 mod ledger;
 mod op;
 mod reference;
 
-use std::cell::Cell;
-use std::collections::HashSet;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, HashSet};
+use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
+use modelrelay_protocol::message::Slot;
+use proptest::test_runner::{Config, FileFailurePersistence, RngAlgorithm, TestRng, TestRunner};
 
 use self::ledger::Ledger;
 use self::op::{MODELS, Op, history, models};
 use self::reference::Reference;
 use super::harness::show;
 use crate::dispatch::{
-    Dispatch, Effect, Event, Failure, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
+    Dispatch, Effect, Event, Failure, Gate, Grant, Model, NewMultiplexer, NewRequest, NewWorker, RequestKey, Settings,
+    WorkerKey,
 };
 
 /// The core, the reference and the ledger, side by side.
@@ -30,7 +34,12 @@ struct Play {
     next_key: u64,
     started: HashSet<RequestKey>,
     transitions: u64,
+    /// What has happened that only multiplexers make happen.
+    seen: BTreeSet<&'static str>,
 }
+
+/// What must have happened in a run, or its agreement says nothing about multiplexers.
+const MUST_BE_SEEN: [&str; 5] = ["asked", "passed over", "sent through a gate", "model failed", "model loading"];
 
 impl Play {
     fn new(settings: Settings) -> Self {
@@ -42,6 +51,7 @@ impl Play {
             next_key: 0,
             started: HashSet::new(),
             transitions: 0,
+            seen: BTreeSet::new(),
         }
     }
 
@@ -74,15 +84,35 @@ impl Play {
         self.ledger.before(event);
         rest.iter().for_each(|effect| self.ledger.record(effect, now));
         expected.extend(after);
+        self.note_seen(&actual);
         assert_eq!(in_order(actual), in_order(expected), "the effects of {event:?} at {now:?}");
         let core = &self.core;
         self.ledger.check_demand(&self.reference, now, core.next_timeout().map(|t| t - self.start));
         assert_eq!(core.queue_len(), self.reference.queued().count());
         assert_eq!(core.queue_len() + core.in_flight(), self.reference.requests.len());
-        let known = core.models(self.start + now).len();
+        let known = core.models(self.start + now);
         assert_eq!(core.queue_bytes(), self.reference.queued_bytes());
-        assert_eq!(known, self.reference.models().len(), "a model was kept or lost");
+        assert_eq!(known.len(), self.reference.models().len(), "a model was kept or lost");
+        let asked = known.into_iter().filter_map(|model| Some((model.model, model.asked?)));
+        assert!(asked.eq(self.reference.asked()), "another multiplexer was asked");
         self.ledger.check_alive(self.reference.requests.keys().copied());
+    }
+
+    fn note_seen(&mut self, effects: &[Effect]) {
+        for effect in effects {
+            if let Effect::Send { worker, .. } = effect
+                && self.reference.has_multiplexer(*worker)
+            {
+                self.seen.insert("sent through a gate");
+            }
+            if let Effect::Fail { failure, .. } = effect {
+                let failed = matches!(failure, Failure::ModelFailed { .. }).then_some("model failed");
+                let late = matches!(failure, Failure::ModelLoading { .. }).then_some("model loading");
+                self.seen.extend(failed.into_iter().chain(late));
+            }
+        }
+        self.seen.extend(self.reference.asked().next().map(|_| "asked"));
+        self.seen.extend(self.reference.has_passed_over().then_some("passed over"));
     }
 
     /// What the op means as things stand: one arm each, so it is long.
@@ -98,9 +128,9 @@ impl Play {
                 let live = self.reference.requests.keys().copied().collect::<Vec<_>>();
                 Event::Cancel { request: pick(&live, request)?, reason }
             }
-            Op::Join { models: mask, max_concurrent, load, core1 } => {
-                let (key, models) = (WorkerKey(self.key()), models(mask));
-                Event::WorkerJoined(NewWorker { key, models, max_concurrent, load, core1 })
+            Op::Join { models: mask, max_concurrent, load, core1, slots } => {
+                let key = WorkerKey(self.key());
+                join(NewWorker { key, models: models(mask), max_concurrent, load, core1, multiplexer: None }, slots)
             }
             Op::Lose { worker, cause } => {
                 let worker = self.worker(worker)?;
@@ -112,7 +142,13 @@ impl Play {
                 Event::ModelsUpdated { worker: self.worker(worker)?, models: models(mask), load }
             }
             Op::Load { worker, load } => Event::LoadReported { worker: self.worker(worker)?, load },
-            Op::Grant { worker, grant } => Event::Granted { worker: self.worker(worker)?, grant },
+            Op::Grant { worker, grant } => {
+                let worker = self.worker(worker)?;
+                // A multiplexer never says it without its gates.
+                (!self.reference.has_multiplexer(worker)).then_some(Event::Granted { worker, grant })?
+            }
+            Op::Gates { worker, models: mask, gate } => gates(self.multiplexer(worker)?, mask, gate),
+            Op::Slots { worker, slots } => Event::SlotsReported { worker: self.multiplexer(worker)?, slots },
             Op::Start { request } => {
                 let (_, key, _) = self.running(request)?;
                 self.started.insert(key);
@@ -168,6 +204,12 @@ impl Play {
         self.next_key
     }
 
+    fn multiplexer(&self, index: usize) -> Option<WorkerKey> {
+        let all: Vec<_> = self.reference.workers.keys().copied().collect();
+        let all: Vec<_> = all.into_iter().filter(|worker| self.reference.has_multiplexer(*worker)).collect();
+        pick(&all, index)
+    }
+
     fn worker(&self, index: usize) -> Option<WorkerKey> {
         let workers: Vec<_> = self.reference.workers.keys().copied().collect();
         pick(&workers, index)
@@ -178,6 +220,20 @@ impl Play {
         let running: Vec<_> = requests.filter_map(|(key, r)| r.worker.map(|w| (w, *key, r.attempts))).collect();
         pick(&running, index)
     }
+}
+
+fn join(mut new: NewWorker, slots: Option<Vec<Slot>>) -> Event {
+    let instance = format!("instance {}", new.key.0).into();
+    new.multiplexer = slots.map(|slots| NewMultiplexer { instance, slots });
+    new.core1 |= new.multiplexer.is_some();
+    Event::WorkerJoined(new)
+}
+
+fn gates(worker: WorkerKey, mask: usize, gate: Gate) -> Event {
+    let gates: Vec<_> = models(mask).into_iter().map(|model| (model, gate)).collect();
+    let sum = |part: u32| part * gates.len() as u32;
+    let sums = Grant { slots: sum(gate.slots), others: sum(gate.others), capacity: sum(gate.capacity), links: 1 };
+    Event::GatesSet { worker, sums, gates }
 }
 
 fn pick<T: Copy>(from: &[T], index: usize) -> Option<T> {
@@ -197,6 +253,9 @@ fn in_order(effects: Vec<Effect>) -> Vec<Effect> {
             assert!((1..=60).contains(retry_after_secs));
             *retry_after_secs = 1;
         }
+        if let Effect::Fail { failure: Failure::ModelLoading { retry_after }, .. } = effect {
+            *retry_after = None;
+        }
     }
     effects.sort_by_cached_key(show);
     effects
@@ -206,28 +265,40 @@ fn in_order(effects: Vec<Effect>) -> Vec<Effect> {
 fn random_histories_agree_with_the_reference() {
     let wanted = std::env::var("MODELRELAY_HISTORY_TRANSITIONS")
         .map_or(20_000, |wanted| wanted.parse::<u32>().expect("a number of transitions"));
+    let mut seed = std::env::var("MODELRELAY_HISTORY_SEED")
+        .map_or_else(|_| RandomState::new().hash_one(()), |seed| seed.parse().expect("a number"));
+    say(&format!("seed {seed}"));
     let transitions = Cell::new(0);
+    let seen = RefCell::new(BTreeSet::new());
     while transitions.get() < u64::from(wanted) {
-        let mut runner = TestRunner::new(Config {
+        let config = Config {
             cases: wanted.div_ceil(200).min(500),
             failure_persistence: Some(Box::new(FileFailurePersistence::SourceParallel("proptest-regressions"))),
             source_file: Some(file!()),
             ..Config::default()
-        });
+        };
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&seed.to_le_bytes());
+        let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+        seed = seed.wrapping_add(1);
         let outcome = runner.run(&history(), |(limits, ops)| {
             let mut play = Play::new(limits);
             for op in ops {
                 play.act(op);
             }
             transitions.set(transitions.get() + play.transitions);
+            seen.borrow_mut().append(&mut play.seen);
             Ok(())
         });
         if let Err(failure) = outcome {
             panic!("{failure}");
         }
     }
-    #[expect(clippy::print_stdout, reason = "the number is what this test is asked for")]
-    {
-        println!("{} transitions", transitions.get());
-    }
+    assert_eq!(seen.into_inner(), MUST_BE_SEEN.into(), "what happened in all of it");
+    say(&format!("{} transitions", transitions.get()));
+}
+
+#[expect(clippy::print_stdout, reason = "the numbers are what this test is asked for")]
+fn say(line: &str) {
+    println!("{line}");
 }

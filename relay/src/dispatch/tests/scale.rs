@@ -1,6 +1,7 @@
 //! Sizes at which anything that looks at everything would not come to an end in the time of a test.
 
 use super::harness::{Provider, settings};
+use super::slots::empty;
 use crate::dispatch::Settings;
 
 const MANY: u64 = 100_000;
@@ -44,4 +45,26 @@ fn ten_thousand_workers_share_fifty_models() {
         }
     }
     assert_eq!(p.dispatch.in_flight(), 1_000);
+}
+
+#[test]
+fn five_thousand_multiplexers_are_asked_for_fifty_models_and_serve_them() {
+    let mut p = roomy();
+    let names: Vec<_> = (0..50).map(|number| format!("m{number}")).collect();
+    let models: Vec<_> = names.iter().map(String::as_str).collect();
+    for worker in 0..5_000 {
+        p.join_slots(worker, &models[..worker as usize % 50 + 1], vec![empty(&models)]);
+    }
+    for key in 0..MANY {
+        p.submit(key, models[key as usize % 50]);
+    }
+    let asked = p.dispatch.models(p.instant()).into_iter().filter_map(|model| model.asked).collect::<Vec<_>>();
+    assert_eq!(asked.len(), 50, "one for each model");
+    for worker in asked {
+        p.gates(worker.0, &models.iter().map(|model| (*model, 40)).collect::<Vec<_>>());
+    }
+    assert!(p.dispatch.in_flight() >= 50 * 40, "each model was sent");
+    for key in MANY..MANY + MANY / 4 {
+        p.submit(key, models[key as usize % 50]);
+    }
 }

@@ -18,8 +18,14 @@ fn queue_is_described_in_total_and_per_model() {
     assert_eq!(p.dispatch.queue_bytes(), 300);
     assert_eq!(p.dispatch.in_flight(), 1);
     assert_eq!(p.dispatch.oldest_age(now), Some(secs(1.0)));
-    let model =
-        |model: &str, waiting, oldest, workers| ModelSnapshot { model: Model::from(model), waiting, oldest, workers };
+    let model = |model: &str, waiting, oldest, workers| ModelSnapshot {
+        model: Model::from(model),
+        waiting,
+        oldest,
+        workers,
+        open_workers: workers,
+        asked: None,
+    };
     assert_eq!(
         p.dispatch.models(now),
         [model("a", 0, None, 1), model("b", 2, Some(secs(1.0)), 1), model("c", 1, Some(secs(0.0)), 0)]
@@ -44,9 +50,10 @@ fn workers_are_described() {
         in_flight: vec![RequestKey(1)],
         draining: true,
         grant: Some(Grant { slots: 2, others: 3, capacity: 8, links: 2 }),
+        gates: None,
     };
     assert_eq!(p.dispatch.workers().collect::<Vec<_>>(), [snapshot]);
-    assert_eq!(p.dispatch.worker_count(), 1);
+    assert_eq!(p.dispatch.workers().count(), 1);
     assert_eq!(p.dispatch.worker(WorkerKey(2)), None);
 }
 

@@ -46,6 +46,9 @@ pub(super) fn handle_text(provider: &Arc<Provider>, link: &Arc<WorkerLink>, text
         WorkerToRelay::Pong(pong) => handle_pong(provider, link, pong),
         WorkerToRelay::ModelsUpdate(update) => provider.models_updated(link, update),
         WorkerToRelay::Credit(credit) => link.add_credit(credit.stream, credit.bytes),
+        WorkerToRelay::Grant(grant) if link.info.slots1 => provider.gates_set(link, &grant),
+        WorkerToRelay::Slots(slots) if link.info.slots1 => provider.slots_reported(link, slots.slots),
+        WorkerToRelay::CommandResult(result) if link.info.slots1 => provider.command_ended(link, &result),
         WorkerToRelay::Grant(grant) if link.info.core1 => {
             let grant =
                 Grant { slots: grant.slots, others: grant.others, capacity: grant.capacity, links: grant.links };

@@ -7,4 +7,5 @@ mod dialects;
 mod relays;
 mod rotation;
 mod secrecy;
+mod support;
 mod worker_loss;

@@ -1,45 +1,64 @@
 //! One worker, several relays.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
-use modelrelay_harness::process::Log;
 use modelrelay_harness::relay::{Relay, WORKER_SECRET};
 use modelrelay_harness::worker_process::{WorkerProcess, wait_for_model};
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::support::{Load, eventually};
+
 const CHAT: &str = "/v1/chat/completions";
 
 /// A TCP load balancer that is not sticky: each connection goes to the next relay.
-async fn balancer(relays: Vec<SocketAddr>) -> SocketAddr {
-    balancer_of(&Arc::new(Mutex::new(relays))).await
+struct Balancer {
+    addr: SocketAddr,
+    relays: Arc<Mutex<Vec<SocketAddr>>>,
+    connections: Arc<AtomicUsize>,
 }
 
-/// The same, of relays that may change.
-async fn balancer_of(relays: &Arc<Mutex<Vec<SocketAddr>>>) -> SocketAddr {
-    let relays = Arc::clone(relays);
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let addr = listener.local_addr().expect("a bound socket");
-    tokio::spawn(async move {
-        let next = Arc::new(AtomicUsize::new(0));
-        while let Ok((mut inbound, _)) = listener.accept().await {
-            let relay = {
-                let relays = relays.lock().expect("nobody panicked");
-                relays[next.fetch_add(1, Ordering::SeqCst) % relays.len()]
-            };
-            tokio::spawn(async move {
-                if let Ok(mut outbound) = TcpStream::connect(relay).await {
-                    let _ = tokio::io::copy_bidirectional(&mut inbound, &mut outbound).await;
-                }
-            });
-        }
-    });
-    addr
+impl Balancer {
+    async fn start(relays: &[&Relay]) -> Self {
+        let relays = Arc::new(Mutex::new(relays.iter().map(|relay| relay.addr()).collect::<Vec<_>>()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let addr = listener.local_addr().expect("a bound socket");
+        let balancer = Self { addr, relays, connections: Arc::default() };
+        let (relays, connections) = (Arc::clone(&balancer.relays), Arc::clone(&balancer.connections));
+        tokio::spawn(async move {
+            while let Ok((mut inbound, _)) = listener.accept().await {
+                let relay = {
+                    let relays = relays.lock().expect("nobody panicked");
+                    relays[connections.fetch_add(1, Ordering::SeqCst) % relays.len()]
+                };
+                tokio::spawn(async move {
+                    if let Ok(mut outbound) = TcpStream::connect(relay).await {
+                        let _ = tokio::io::copy_bidirectional(&mut inbound, &mut outbound).await;
+                    }
+                });
+            }
+        });
+        balancer
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// Shows one more relay.
+    fn add(&self, relay: &Relay) {
+        self.relays.lock().expect("nobody panicked").push(relay.addr());
+    }
+
+    /// How often it was dialled.
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
 }
 
 async fn relay_of_two() -> Relay {
@@ -50,8 +69,8 @@ async fn relay_of_two() -> Relay {
 async fn two_relays(slots: u32) -> (Relay, Relay, WorkerProcess, FakeBackend) {
     let (one, two) = tokio::join!(relay_of_two(), relay_of_two());
     let backend = FakeBackend::start().await;
-    let front = balancer(vec![one.addr(), two.addr()]).await;
-    let worker = WorkerProcess::builder().relay(format!("http://{front}")).backend(backend.url());
+    let front = Balancer::start(&[&one, &two]).await;
+    let worker = WorkerProcess::builder().relay(front.url()).backend(backend.url());
     let worker = worker.env("WORKER_SECRET", WORKER_SECRET).concurrency(slots).start().await;
     wait_for_model(&one, "m").await;
     wait_for_model(&two, "m").await;
@@ -67,8 +86,8 @@ async fn a_worker_behind_a_load_balancer_reaches_every_relay_that_is_added() {
     let (one, two, three) = tokio::join!(relay(), relay(), relay());
     let relays = [one, two, three];
     let backend = FakeBackend::start().await;
-    let front = balancer(relays.iter().map(Relay::addr).collect()).await;
-    let worker = WorkerProcess::builder().relay(format!("http://{front}")).backend(backend.url());
+    let front = Balancer::start(&[&relays[0], &relays[1], &relays[2]]).await;
+    let worker = WorkerProcess::builder().relay(front.url()).backend(backend.url());
     let _worker = worker.env("WORKER_SECRET", WORKER_SECRET).concurrency(4).start().await;
     // It is told of one relay, and then of three by the one that it found.
     wait_for_model(&relays[0], "m").await;
@@ -90,64 +109,47 @@ async fn a_relay_that_becomes_ready_long_after_its_siblings_has_the_worker_soon(
     let backend = FakeBackend::start().await;
     backend.answer_with(|_, body| Answer::new(200, &[], body));
     // A Service of Kubernetes: a relay without a worker is ready after 15 s, and has clients from then on.
-    let ready = Arc::new(Mutex::new(vec![one.addr(), two.addr()]));
-    let front = balancer_of(&ready).await;
-    let worker = WorkerProcess::builder().relay(format!("http://{front}")).backend(backend.url());
+    let front = Balancer::start(&[&one, &two]).await;
+    let worker = WorkerProcess::builder().relay(front.url()).backend(backend.url());
     let _worker = worker.env("WORKER_SECRET", WORKER_SECRET).concurrency(40).start().await;
     wait_for_model(&one, "m").await;
     wait_for_model(&two, "m").await;
-    tokio::time::sleep(Duration::from_secs(15)).await;
-    ready.lock().expect("nobody panicked").push(late.addr());
+    // By then the worker has met its two relays many times. Were its pause doubled each time, this alone took 90 s.
+    let linked = front.connections();
+    eventually("eight dials in vain", || async { front.connections() >= linked + 8 }).await;
+    front.add(&late);
     let waiting = late.begin(chat(3));
-    let served = tokio::time::timeout(Duration::from_secs(9), waiting.reply()).await;
-    assert_eq!(served.expect("a worker within nine seconds").with_status(200).json()["number"], 3);
+    let served = tokio::time::timeout(Duration::from_secs(30), waiting.reply()).await;
+    assert_eq!(served.expect("a worker within thirty seconds").with_status(200).json()["number"], 3);
 }
 
 #[tokio::test]
 async fn a_relay_that_joins_two_busy_ones_starves_nobody_and_is_not_starved() {
     // More is asked than there are slots, and then less.
-    tokio::join!(joined_under_load(1), joined_under_load(2), joined_under_load(7), joined_under_load(40));
+    for slots in [1, 2, 7, 40] {
+        joined_under_load(slots).await;
+    }
 }
 
 async fn joined_under_load(slots: u32) {
     const CLIENTS: usize = 8;
-    const LONGEST: Duration = Duration::from_secs(5);
     let relay = || Relay::builder().env("RELAY_COUNT", "3").start();
     let (one, two, third) = tokio::join!(relay(), relay(), relay());
     let backend = FakeBackend::start().await;
     backend.answer_with(|_, body| Answer::new(200, &[], body));
-    let ready = Arc::new(Mutex::new(vec![one.addr(), two.addr()]));
-    let front = balancer_of(&ready).await;
-    let worker = WorkerProcess::builder().relay(format!("http://{front}")).backend(backend.url());
+    let front = Balancer::start(&[&one, &two]).await;
+    let worker = WorkerProcess::builder().relay(front.url()).backend(backend.url());
     let _worker = worker.env("WORKER_SECRET", WORKER_SECRET).concurrency(slots).start().await;
     wait_for_model(&one, "m").await;
     wait_for_model(&two, "m").await;
-    let stop = Arc::new(AtomicBool::new(false));
-    let ask_all_the_time = |relay: &Relay| {
-        let (stop, to) = (Arc::clone(&stop), relay.addr());
-        tokio::spawn(async move {
-            let log = Log::new("a client");
-            let (mut answered, mut longest) = (0, Duration::ZERO);
-            while !stop.load(Ordering::SeqCst) {
-                let asked = Instant::now();
-                let _ = chat(answered).fetch(to, &log).await.with_status(200);
-                answered += 1;
-                longest = longest.max(asked.elapsed());
-            }
-            (answered, longest)
-        })
-    };
-    let mut clients: Vec<_> = (0..CLIENTS).flat_map(|_| [ask_all_the_time(&one), ask_all_the_time(&two)]).collect();
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    ready.lock().expect("nobody panicked").push(third.addr());
-    third.eventually("a link to the third relay", async || third.workers().await.len() == 1).await;
-    clients.extend((0..CLIENTS).map(|_| ask_all_the_time(&third)));
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    stop.store(true, Ordering::SeqCst);
-    for client in clients {
-        let (answered, longest) = client.await.expect("every request was answered with 200");
-        assert!(answered > 1 && longest < LONGEST, "{answered} answers, one after {longest:?}, with {slots} slots");
-    }
+    let mut load = Load::start(&one, CLIENTS);
+    load.add(&two, CLIENTS);
+    load.serves_everyone(3).await;
+    front.add(&third);
+    eventually("a link to the third relay", || async { third.workers().await.len() == 1 }).await;
+    load.add(&third, CLIENTS);
+    load.serves_everyone(10).await;
+    load.end().await;
 }
 
 fn chat(number: usize) -> Request {
@@ -166,8 +168,8 @@ async fn a_worker_behind_a_load_balancer_finds_both_relays() {
 async fn a_balancer_that_returns_to_the_same_relay_is_asked_again() {
     let (one, two) = tokio::join!(relay_of_two(), relay_of_two());
     let backend = FakeBackend::start().await;
-    let front = balancer(vec![one.addr(), one.addr(), two.addr()]).await;
-    let worker = WorkerProcess::builder().relay(format!("http://{front}")).backend(backend.url());
+    let front = Balancer::start(&[&one, &one, &two]).await;
+    let worker = WorkerProcess::builder().relay(front.url()).backend(backend.url());
     let _worker = worker.env("WORKER_SECRET", WORKER_SECRET).start().await;
     wait_for_model(&one, "m").await;
     wait_for_model(&two, "m").await;

@@ -3,7 +3,7 @@
 use modelrelay_harness::{
     client::Request,
     relay::Relay,
-    worker::{FakeWorker, Job},
+    worker::{FakeWorker, Job, core1_registration, new_instance_id},
 };
 use serde_json::{Value, json};
 
@@ -97,6 +97,47 @@ async fn an_unknown_response_goes_to_the_sole_worker_of_the_model() {
     let job = sole.expect_request().await;
     sole.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
+}
+
+/// The older link finishes a long answer meanwhile.
+#[tokio::test]
+async fn a_sole_worker_that_moves_to_another_link_is_one_worker() {
+    let relay = Relay::start().await;
+    let instance = new_instance_id();
+    let mut older = relay.dial().open().await;
+    let ack = older.register_with(core1_registration(&["m"], 2, &instance)).await;
+    older.grant(2).await;
+    let long = relay.begin(chat("m"));
+    let held = older.expect_request().await;
+    let mut newer = relay.dial().open().await;
+    let mut registration = core1_registration(&["m"], 2, &instance);
+    registration["succeeds"] = json!([ack["relay_id"]]);
+    newer.register_with(registration).await;
+    newer.grant(1).await;
+    assert_eq!(older.expect("graceful_shutdown").await["reason"], "succeeded");
+    for probe in ["/health", "/readyz"] {
+        assert_eq!(relay.get(probe).await.json()["workers_connected"], 1, "{probe}");
+    }
+    for _ in 0..2 {
+        let pending = relay.begin(Request::get("/v1/responses/resp_before_a_restart"));
+        let job = newer.expect_request().await;
+        newer.answer(&job, &json!({"id": "resp_before_a_restart"})).await;
+        let _ = pending.reply().await.with_status(200);
+    }
+    older.answer(&held, &json!({})).await;
+    let _ = long.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn of_two_workers_none_is_the_sole_one() {
+    let relay = Relay::start().await;
+    let mut workers = [relay.core1_worker(&["m"], 1).await, relay.core1_worker(&["m"], 1).await];
+    assert_eq!(relay.get("/health").await.json()["workers_connected"], 2);
+    let reply = relay.get("/v1/responses/resp_before_a_restart").await;
+    openai_error(&reply, 404, "invalid_request_error", "previous_response_not_found");
+    for worker in &mut workers {
+        worker.expect_quiet().await;
+    }
 }
 
 #[tokio::test]

@@ -188,3 +188,29 @@ async fn an_empty_demand_withdraws_the_wish() {
     let withdrawn = rig.link.message_within(Duration::ZERO, "grant", |grant: &Value| grant["slots"] == 0).await;
     assert!(withdrawn.is_none(), "the slot was handed to a link that no longer waits");
 }
+
+#[tokio::test]
+async fn a_link_that_only_finishes_is_handed_nothing_whatever_it_asked_for_before() {
+    let (mut rig, mut second) = two_links(3).await;
+    // The older link of a worker that moves: it holds a long answer, and its relay's last word was that five wait.
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let held = rig.backend.call().await;
+    demand(&rig.link, 5);
+    rig.link.send(&json!({"type": "graceful_shutdown", "reason": "succeeded", "drain_timeout_secs": 300}));
+    demand(&rig.link, 5);
+    rig.link.send(&json!({"type": "ping", "timestamp_unix_ms": 1}));
+    rig.link.expect("pong").await;
+    demand(&second, 5);
+    second.expect_where("grant", |grant| grant["slots"] == 2 && grant["others"] == 1).await;
+    let _running = second.ask(&Ask::chat("m"));
+    let _held_too = rig.backend.call().await;
+    for round in 0..4 {
+        let asked = second.ask(&Ask::chat("m"));
+        rig.backend.call().await.answer_json(200, &json!(round)).await;
+        assert_eq!(second.reply(&asked).await.json(), json!(round));
+    }
+    held.answer_json(200, &json!("finished")).await;
+    assert_eq!(rig.link.reply(&asked).await.json(), json!("finished"));
+    rig.link.closed().await;
+    second.expect_where("grant", |grant| grant["slots"] == 3).await;
+}

@@ -50,10 +50,29 @@ async fn backendz_waits_for_a_backend_that_accepts_connections() {
 
 #[tokio::test]
 async fn backendz_waits_for_a_backend_that_has_loaded_its_model() {
+    let backend = FakeBackend::with_models(&["m"]).await;
+    backend.set_healthy(false);
+    let worker = WorkerProcess::builder().relay(nowhere().await).backend(backend.url()).without("MODELS").start().await;
+    backendz(&worker, 503, "the backend is not ready: ").await;
+    backend.set_healthy(true);
+    backendz(&worker, 200, "ok").await;
+}
+
+#[tokio::test]
+async fn backendz_waits_for_a_list_of_models_that_can_be_read() {
+    let backend = FakeBackend::start().await;
+    backend.set_listing(false);
+    let worker = WorkerProcess::builder().relay(nowhere().await).backend(backend.url()).without("MODELS").start().await;
+    backendz(&worker, 503, "the backend does not list its models: ").await;
+    backend.set_listing(true);
+    backendz(&worker, 200, "ok").await;
+}
+
+#[tokio::test]
+async fn backendz_takes_a_healthy_backend_without_a_model_for_one_that_serves() {
+    // An Ollama into which nobody has pulled a model yet: nothing of it is still to load.
     let backend = FakeBackend::with_models(&[]).await;
     let worker = WorkerProcess::builder().relay(nowhere().await).backend(backend.url()).without("MODELS").start().await;
-    backendz(&worker, 503, "the backend serves no model").await;
-    backend.set_models(&["m"]);
     backendz(&worker, 200, "ok").await;
 }
 

@@ -69,21 +69,15 @@ impl Client {
         within(PROBE_TIMEOUT, &url, self.exchange(Method::GET, &url, None, None)).await
     }
 
-    /// Reads something that must be there.
-    pub async fn look_json(&self, path: &str) -> Result<Value, DriverError> {
-        self.look(path).await?.accepted()?.json()
+    /// As [`look`](Self::look), for what must be known to go on: tried again like [`tell`](Self::tell).
+    pub async fn find_out(&self, path: &str) -> Result<Value, DriverError> {
+        persist(|| self.look(path)).await?.accepted()?.json()
     }
 
     /// Tells the backend to do something that may be told again. A broken connection, a silence or a 5xx is tried three
     /// times more; a 4xx is an answer.
     pub async fn tell(&self, path: &str, body: Option<&Value>) -> Result<Reply, DriverError> {
-        let mut pauses = RETRY_PAUSES.iter();
-        loop {
-            let told = self.tell_once(path, body).await;
-            let Some(pause) = pauses.next().filter(|_| is_worth_another(&told)) else { return told };
-            tracing::debug!(path, ?told, "the backend is told again");
-            tokio::time::sleep(*pause).await;
-        }
+        persist(|| self.tell_once(path, body)).await
     }
 
     /// As [`tell`](Self::tell), but only once: where a second time would do harm, or nobody may be there.
@@ -125,7 +119,8 @@ impl Client {
         let (host, port) = host_and_port(url);
         let tls = (url.scheme() == "https").then_some(&self.trust);
         let stream = net::connect(host, port, to, tls).await.map_err(|error| self.unreachable(url, &error))?;
-        let broke = |error: &dyn std::fmt::Display| DriverError::Silent { url: url.to_string(), why: error.to_string() };
+        let broke =
+            |error: &dyn std::fmt::Display| DriverError::Silent { url: url.to_string(), why: error.to_string() };
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| broke(&error))?;
         let exchange = async {
             let answer = sender.send_request(request(method, url, body)).await.map_err(|error| broke(&error))?;
@@ -221,6 +216,22 @@ async fn within<T>(
     })
 }
 
+/// Tries until it is no use, with [`RETRY_PAUSES`] between.
+async fn persist<F>(attempt: impl Fn() -> F) -> Result<Reply, DriverError>
+where
+    F: Future<Output = Result<Reply, DriverError>>,
+{
+    for pause in RETRY_PAUSES {
+        let result = attempt().await;
+        if !is_worth_another(&result) {
+            return result;
+        }
+        tracing::debug!(?result, "the backend is asked again");
+        tokio::time::sleep(pause).await;
+    }
+    attempt().await
+}
+
 fn is_worth_another(told: &Result<Reply, DriverError>) -> bool {
     match told {
         Ok(reply) => reply.status.is_server_error(),
@@ -249,7 +260,8 @@ mod tests {
     #[test]
     fn everything_else_may_not() {
         let metadata_service = "169.254.169.254";
-        for address in [metadata_service, "8.8.8.8", "172.32.0.1", "100.128.0.1", "0.0.0.0", "::", "fe80::1", "2a00::1"] {
+        for address in [metadata_service, "8.8.8.8", "172.32.0.1", "100.128.0.1", "0.0.0.0", "::", "fe80::1", "2a00::1"]
+        {
             assert!(!is_local_network(address.parse().unwrap()), "{address}");
         }
         assert!(!is_local_network("::ffff:8.8.8.8".parse().unwrap()));

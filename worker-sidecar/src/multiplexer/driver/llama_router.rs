@@ -2,12 +2,14 @@
 //!
 //! It is to be started with `--models-max 0 --no-models-autoload`, so that it never loads or unloads by its own choice.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use url::Url;
 
-use super::http::Client;
+use super::http::{Client, Reply};
+use super::sequence::Sequence;
 use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::Model;
 use crate::multiplexer::error::LoadFailure;
@@ -21,7 +23,8 @@ const POLL: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub struct LlamaRouter {
     models: Vec<Model>,
-    client: Client,
+    client: Arc<Client>,
+    orders: Sequence,
 }
 
 /// What the router says of a model.
@@ -39,7 +42,7 @@ enum Status {
 impl LlamaRouter {
     /// The router at `url` and those of its models that are the slot's, by the router's names.
     pub fn new(url: Url, models: Vec<Model>) -> Self {
-        Self { models, client: Client::new(url) }
+        Self { models, client: Arc::new(Client::new(url)), orders: Sequence::default() }
     }
 
     fn find(&self, model: &Model) -> Result<(), DriverError> {
@@ -48,7 +51,7 @@ impl LlamaRouter {
     }
 
     async fn status(&self, model: &Model) -> Result<Status, DriverError> {
-        let list = self.client.look_json("/models").await?;
+        let list = self.client.find_out("/models").await?;
         status_in(&list, model).ok_or_else(|| DriverError::WrongModel {
             expected: model.to_string(),
             found: ids(&list).map(|(id, _)| id.to_owned()).collect(),
@@ -61,7 +64,7 @@ impl LlamaRouter {
             Status::Loaded => return Ok(()),
             Status::Loading => {}
             Status::Unloaded { .. } => {
-                let told = self.client.tell("/models/load", Some(&json!({"model": &**model}))).await?;
+                let told = self.tell("/models/load", model).await?;
                 // 400: it runs already, because somebody else was faster.
                 if told.status.as_u16() != 400 {
                     told.accepted()?;
@@ -77,10 +80,16 @@ impl LlamaRouter {
         }
     }
 
+    async fn tell(&self, path: &'static str, model: &Model) -> Result<Reply, DriverError> {
+        let (client, body) = (Arc::clone(&self.client), json!({"model": &**model}));
+        self.orders.run(async move { client.tell(path, Some(&body)).await }).await
+    }
+
     async fn unload(&self, model: &Model) -> Result<(), DriverError> {
         self.find(model)?;
+        self.orders.settled().await;
         while !matches!(self.status(model).await?, Status::Unloaded { .. }) {
-            let told = self.client.tell("/models/unload", Some(&json!({"model": &**model}))).await?;
+            let told = self.tell("/models/unload", model).await?;
             // 400: it has gone meanwhile.
             if told.status.as_u16() != 400 {
                 told.accepted()?;
@@ -124,13 +133,16 @@ impl Driver for LlamaRouter {
     }
 
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
-        Box::pin(async { self.status(model).await.map(|_| ()) })
+        Box::pin(async {
+            self.find(model)?;
+            self.client.look("/models").await?.accepted().map(|_| ())
+        })
     }
 
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
         Box::pin(async {
             self.find(model)?;
-            let list = self.client.look_json("/models").await?;
+            let list = self.client.look("/models").await?.accepted()?.json()?;
             let loaded = ids(&list).filter(|(_, status)| status["value"] == "loaded");
             let model_ids: Vec<_> = loaded.map(|(id, _)| id.to_owned()).collect();
             let ready = model_ids.iter().any(|id| **id == **model);
@@ -151,8 +163,8 @@ impl Driver for LlamaRouter {
     fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             match self.unload(model).await {
-                // No router, no children of it.
-                Err(DriverError::Unreachable { .. }) => Ok(()),
+                // No router, no children of it; and none of a model that it does not know.
+                Err(DriverError::Unreachable { .. } | DriverError::WrongModel { .. }) => Ok(()),
                 ended => ended,
             }
         })
@@ -162,7 +174,7 @@ impl Driver for LlamaRouter {
 /// Slots of the model that work, where the router was not told to hide them.
 async fn busy_slots(client: &Client, model: &str) -> Option<u32> {
     let query: String = url::form_urlencoded::Serializer::new(String::new()).append_pair("model", model).finish();
-    let slots = client.look_json(&format!("/slots?{query}")).await.ok()?;
+    let slots = client.look(&format!("/slots?{query}")).await.ok()?.accepted().ok()?.json().ok()?;
     let busy = slots.as_array()?.iter().filter(|slot| slot["is_processing"] == true).count();
     u32::try_from(busy).ok()
 }

@@ -75,6 +75,7 @@ impl Meter for Nvidia {
 #[derive(Debug)]
 pub struct SlotMemory {
     meter: Arc<dyn Meter>,
+    patience: Duration,
     /// Never held over an await.
     seen: Mutex<HashMap<Model, Seen>>,
 }
@@ -93,7 +94,7 @@ struct Seen {
 impl SlotMemory {
     /// Nothing was seen yet.
     pub fn new(meter: Arc<dyn Meter>) -> Self {
-        Self { meter, seen: Mutex::default() }
+        Self { meter, patience: MEMORY_FREE_TIMEOUT, seen: Mutex::default() }
     }
 
     /// A load begins. One that repeats a load without an eviction between them says nothing about what was free before.
@@ -145,7 +146,7 @@ impl SlotMemory {
                 tokio::time::sleep(FREE_POLL).await;
             }
         };
-        tokio::time::timeout(MEMORY_FREE_TIMEOUT, coming).await.is_ok()
+        tokio::time::timeout(self.patience, coming).await.is_ok()
     }
 
     async fn free(&self) -> Option<u64> {
@@ -216,21 +217,22 @@ mod tests {
         memory.note_evict(model).await;
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn memory_that_comes_back_late_is_waited_for() {
         let (gpu, memory, model) = slot();
         load_and_evict(&gpu, &memory, &model).await;
         let freed = memory.is_freed(&model, Returns::ALL);
         let coming = async {
-            tokio::time::sleep(Duration::from_secs(3)).await;
+            tokio::task::yield_now().await;
             gpu.set(92); // nine tenths of 80 above 20
         };
         assert!(tokio::join!(freed, coming).0);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn memory_that_does_not_come_back_is_told() {
         let (gpu, memory, model) = slot();
+        let memory = SlotMemory { patience: Duration::from_millis(1), ..memory };
         load_and_evict(&gpu, &memory, &model).await;
         gpu.set(91);
         // A second attempt at the eviction must not take what is left for all there was.

@@ -1,6 +1,8 @@
 //! Ollama, told what to keep: `OLLAMA_MAX_LOADED_MODELS=1 OLLAMA_KEEP_ALIVE=-1` keep it from having ideas of its own.
 
-use std::time::Duration;
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use url::Url;
@@ -15,6 +17,10 @@ use crate::multiplexer::event::Left;
 /// The list of loaded models is small, and its server is beside us.
 const POLL: Duration = Duration::from_millis(250);
 
+/// A load whose client is gone is called off by Ollama, but only once it has looked at the GPU and the file; until then
+/// `/api/ps` does not know of it.
+const ABANDONED_FOR: Duration = Duration::from_secs(3);
+
 /// Ollama itself takes three quarters for enough, after having waited five seconds for them.
 const RETURNS: Returns = Returns { residual: 0, percent: 75 };
 
@@ -23,12 +29,26 @@ const RETURNS: Returns = Returns { residual: 0, percent: 75 };
 pub struct Ollama {
     models: Vec<Model>,
     client: Client,
+    /// Models whose load was given up, and not unloaded since. Never held over an await.
+    abandoned: Mutex<HashSet<Model>>,
+}
+
+/// Notes a load that was given up.
+struct NoteAbandoned<'a> {
+    ollama: &'a Ollama,
+    model: &'a Model,
+}
+
+impl Drop for NoteAbandoned<'_> {
+    fn drop(&mut self) {
+        self.ollama.abandoned().insert(Model::clone(self.model));
+    }
 }
 
 impl Ollama {
     /// The server at `url` and those of its models that are the slot's, by Ollama's names.
     pub fn new(url: Url, models: Vec<Model>) -> Self {
-        Self { models, client: Client::new(url) }
+        Self { models, client: Client::new(url), abandoned: Mutex::default() }
     }
 
     fn find(&self, model: &Model) -> Result<(), DriverError> {
@@ -37,9 +57,7 @@ impl Ollama {
     }
 
     async fn loaded(&self) -> Result<Vec<String>, DriverError> {
-        let list = self.client.look_json("/api/ps").await?;
-        let models = list["models"].as_array().map(Vec::as_slice).unwrap_or_default();
-        Ok(models.iter().filter_map(|model| model["name"].as_str().map(str::to_owned)).collect())
+        Ok(names(&self.client.find_out("/api/ps").await?))
     }
 
     async fn is_loaded(&self, model: &Model) -> Result<bool, DriverError> {
@@ -48,6 +66,14 @@ impl Ollama {
 
     async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
         self.find(model)?;
+        let note = NoteAbandoned { ollama: self, model };
+        let loaded = self.keep_loaded(model).await;
+        // It was not given up, but waited for.
+        std::mem::forget(note);
+        loaded
+    }
+
+    async fn keep_loaded(&self, model: &Model) -> Result<(), DriverError> {
         let keep = json!({"model": &**model, "keep_alive": -1, "stream": false});
         let told = self.client.tell("/api/generate", Some(&keep)).await?;
         let told = match told.status.as_u16() {
@@ -66,8 +92,22 @@ impl Ollama {
         Err(DriverError::WrongModel { expected: model.to_string(), found: loaded })
     }
 
+    /// Unloads it, and if a load of it was given up, again, should that load come out of Ollama's queue only now.
     async fn unload(&self, model: &Model) -> Result<(), DriverError> {
         self.find(model)?;
+        self.unload_what_is_there(model).await?;
+        if self.abandoned().contains(model) {
+            let quiet_since = Instant::now();
+            while quiet_since.elapsed() < ABANDONED_FOR {
+                tokio::time::sleep(POLL).await;
+                self.unload_what_is_there(model).await?;
+            }
+            self.abandoned().remove(model);
+        }
+        Ok(())
+    }
+
+    async fn unload_what_is_there(&self, model: &Model) -> Result<(), DriverError> {
         while self.is_loaded(model).await? {
             let drop = json!({"model": &**model, "keep_alive": 0, "stream": false});
             let told = self.client.tell("/api/generate", Some(&drop)).await?;
@@ -78,6 +118,15 @@ impl Ollama {
         }
         Ok(())
     }
+
+    fn abandoned(&self) -> MutexGuard<'_, HashSet<Model>> {
+        self.abandoned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn names(list: &Value) -> Vec<String> {
+    let models = list["models"].as_array().map(Vec::as_slice).unwrap_or_default();
+    models.iter().filter_map(|model| model["name"].as_str().map(str::to_owned)).collect()
 }
 
 /// `tiny` and `tiny:latest` are the same model.
@@ -115,7 +164,7 @@ impl Driver for Ollama {
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
         Box::pin(async {
             self.find(model)?;
-            let model_ids = self.loaded().await?;
+            let model_ids = names(&self.client.look("/api/ps").await?.accepted()?.json()?);
             let ready = model_ids.iter().any(|name| is_same(name, model));
             Ok(Probed { ready, model_ids, busy: None })
         })

@@ -116,7 +116,8 @@ mod tests {
 
     #[test]
     fn gauges_are_summed_over_their_labels_and_over_their_names() {
-        let page = "# HELP a:running x\na:running{engine=\"0\"} 1.0\na:running{engine=\"1\"} 2\na:waiting 4\na:runningx 9\n";
+        let page =
+            "# HELP a:running x\na:running{engine=\"0\"} 1.0\na:running{engine=\"1\"} 2\na:waiting 4\na:runningx 9\n";
         assert_eq!(gauges(page, &["a:running", "a:waiting"]), Some(7.0));
         assert_eq!(gauges(page, &["a:running", "a:missing"]), None);
     }

@@ -8,9 +8,9 @@
 //!   server that was released by somebody else is not known as such.
 //! - A paused server generates nothing until `/continue_generation`.
 
-use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 use url::Url;
@@ -18,6 +18,7 @@ use url::Url;
 use super::http::Client;
 use super::launch::{Children, Launch};
 use super::process::served_by;
+use super::sequence::Sequence;
 use super::served::{Served, port_of};
 use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::Model;
@@ -44,10 +45,8 @@ pub struct SaverModel {
 /// The `sglang` driver.
 #[derive(Debug)]
 pub struct Sglang {
-    models: Vec<Known>,
+    models: Vec<Arc<Known>>,
     children: Children,
-    /// Never held over an await.
-    released: Mutex<HashSet<Model>>,
 }
 
 #[derive(Debug)]
@@ -56,22 +55,21 @@ struct Known {
     client: Client,
     launch: Option<Launch>,
     reload_from: Option<String>,
+    orders: Sequence,
+    is_released: AtomicBool,
 }
 
 impl Sglang {
     /// `supervisor`: this very program.
     pub fn new(models: impl IntoIterator<Item = SaverModel>, supervisor: PathBuf) -> Self {
-        let known = |SaverModel { served, url, launch, reload_from }| Known {
-            served,
-            client: Client::new(url),
-            launch,
-            reload_from,
+        let known = |SaverModel { served, url, launch, reload_from }| {
+            let (client, orders) = (Client::new(url), Sequence::default());
+            Arc::new(Known { served, client, launch, reload_from, orders, is_released: AtomicBool::new(false) })
         };
-        let models = models.into_iter().map(known).collect();
-        Self { models, children: Children::new(supervisor), released: Mutex::default() }
+        Self { models: models.into_iter().map(known).collect(), children: Children::new(supervisor) }
     }
 
-    fn find(&self, model: &Model) -> Result<&Known, DriverError> {
+    fn find(&self, model: &Model) -> Result<&Arc<Known>, DriverError> {
         let found = self.models.iter().find(|known| known.served.id == *model);
         found.ok_or_else(|| DriverError::UnknownModel(model.to_string()))
     }
@@ -82,11 +80,11 @@ impl Sglang {
 
     async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
         let known = self.find(model)?;
-        let Known { served, client, launch, .. } = known;
+        let Known { served, client, launch, .. } = &**known;
         match (launch, self.children.alive(model)) {
             (Some(launch), None) => {
                 self.children.kill(model).await?;
-                self.released().remove(model);
+                known.is_released.store(false, Ordering::Relaxed);
                 let running = self.children.start(model, launch, port_of(Some(client.base())))?;
                 let guard = running.kill_on_drop();
                 served_by(&running, served, client).await?;
@@ -102,18 +100,10 @@ impl Sglang {
         }
     }
 
-    async fn resume_and_wait(&self, known: &Known) -> Result<(), DriverError> {
-        let Known { served, client, reload_from, .. } = known;
-        if self.released().contains(&served.id) {
-            // Once: a second time would resume what is resumed. So it counts as resumed from here on.
-            self.released().remove(&served.id);
-            client.tell_once("/resume_memory_occupation", Some(&both())).await?.accepted()?;
-            if let Some(path) = reload_from {
-                let from = json!({"model_path": path});
-                client.tell("/update_weights_from_disk", Some(&from)).await?.accepted()?;
-            }
-            client.tell("/continue_generation", Some(&json!({}))).await?.accepted()?;
-        }
+    async fn resume_and_wait(&self, known: &Arc<Known>) -> Result<(), DriverError> {
+        let resumed = Arc::clone(known);
+        known.orders.run(async move { resumed.resume().await }).await?;
+        let Known { served, client, .. } = &**known;
         served.become_ready(client).await?;
         // What comes back from host memory shows only in an answer whether it is whole.
         if served.warm_up { Ok(()) } else { served.warm(client).await }
@@ -124,14 +114,8 @@ impl Sglang {
         if self.is_absent(known) {
             return Ok(Left::Nothing);
         }
-        if self.released().contains(model) {
-            // Somebody may have ended it in its sleep.
-            known.client.look("/v1/models").await?;
-            return Ok(Left::Asleep);
-        }
-        known.client.tell("/pause_generation", Some(&json!({}))).await?.accepted()?;
-        known.client.tell_once("/release_memory_occupation", Some(&both())).await?.accepted()?;
-        self.released().insert(Model::clone(model));
+        let released = Arc::clone(known);
+        known.orders.run(async move { released.release().await }).await?;
         Ok(Left::Asleep)
     }
 
@@ -139,13 +123,15 @@ impl Sglang {
         let known = self.find(model)?;
         if known.launch.is_some() {
             self.children.kill(model).await?;
-            self.released().remove(model);
+            // Nothing that was meant for the dead must reach its successor.
+            known.orders.settled().await;
+            known.is_released.store(false, Ordering::Relaxed);
             return Ok(());
         }
         match self.release(model).await {
             Ok(_) => Ok(()),
             Err(DriverError::Unreachable { .. }) => {
-                self.released().remove(model);
+                known.is_released.store(false, Ordering::Relaxed);
                 Ok(())
             }
             Err(error) => Err(DriverError::NotOurs(format!(
@@ -153,9 +139,31 @@ impl Sglang {
             ))),
         }
     }
+}
 
-    fn released(&self) -> MutexGuard<'_, HashSet<Model>> {
-        self.released.lock().unwrap_or_else(PoisonError::into_inner)
+impl Known {
+    async fn resume(&self) -> Result<(), DriverError> {
+        // Once: a second time would resume what is resumed. So it counts as resumed from here on.
+        if !self.is_released.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.client.tell_once("/resume_memory_occupation", Some(&both())).await?.accepted()?;
+        if let Some(path) = &self.reload_from {
+            let from = json!({"model_path": path});
+            self.client.tell("/update_weights_from_disk", Some(&from)).await?.accepted()?;
+        }
+        self.client.tell("/continue_generation", Some(&json!({}))).await?.accepted().map(|_| ())
+    }
+
+    async fn release(&self) -> Result<(), DriverError> {
+        if self.is_released.load(Ordering::Relaxed) {
+            // Somebody may have ended it in its sleep.
+            return self.client.look("/v1/models").await.map(|_| ());
+        }
+        self.client.tell("/pause_generation", Some(&json!({}))).await?.accepted()?;
+        self.client.tell_once("/release_memory_occupation", Some(&both())).await?.accepted()?;
+        self.is_released.store(true, Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -184,7 +192,7 @@ impl Driver for Sglang {
                 return Ok(Probed::default());
             }
             let probed = known.served.look(&known.client).await;
-            if self.released().contains(model) {
+            if known.is_released.load(Ordering::Relaxed) {
                 return Ok(Probed::default());
             }
             probed

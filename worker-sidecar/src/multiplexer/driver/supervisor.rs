@@ -7,6 +7,10 @@
 //! ever started stays in its tree. The supervisor is in a group of its own too: Ctrl-C in a terminal is the worker's to
 //! handle.
 //!
+//! A supervisor that is killed itself takes the command with it, too (Linux): the command is told to the kernel as one that
+//! dies with its parent. That can only be said from inside the new process, before it becomes the command, so this program
+//! is also what the command is started through.
+//!
 //! Orders come over standard input: a byte is "SIGTERM to the group", the end is "SIGKILL to everything". The supervisor
 //! ends when nothing of the command is left, with the command's exit code, or 128 and the signal that ended it.
 
@@ -27,6 +31,9 @@ pub const SUBCOMMAND: &str = "supervise";
 /// Leaves alone what a command has started, if the command itself succeeds.
 pub const LEAVE_ON_SUCCESS: &str = "--leave-on-success";
 
+#[cfg(target_os = "linux")]
+const WITH_PARENT: &str = "--with-parent";
+
 /// What a shell says when a command cannot be started.
 const CANNOT_START: u8 = 127;
 
@@ -39,6 +46,9 @@ pub struct SuperviseArgs {
     /// Leave what the command has started alone, if the command itself succeeds
     #[arg(long)]
     pub leave_on_success: bool,
+    /// Become the command instead, and die with the process of this id, which must be the parent
+    #[arg(long, value_name = "PID")]
+    pub with_parent: Option<i32>,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -47,6 +57,12 @@ pub struct SuperviseArgs {
 /// Runs the command to its end, or until standard input closes.
 #[allow(clippy::print_stderr)] // Its standard error is the worker's log.
 pub fn run(args: &SuperviseArgs) -> ExitCode {
+    #[cfg(target_os = "linux")]
+    if let Some(parent) = args.with_parent {
+        let error = become_command(parent, &args.command);
+        eprintln!("cannot run {}: {error}", args.command[0].display());
+        return ExitCode::from(CANNOT_START);
+    }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -70,8 +86,7 @@ async fn supervise(args: &SuperviseArgs) -> io::Result<ExitStatus> {
     adopt_orphans();
     let (mut hangup, mut interrupt) = (signal(SignalKind::hangup())?, signal(SignalKind::interrupt())?);
     let (mut terminate, mut orphan) = (signal(SignalKind::terminate())?, signal(SignalKind::child())?);
-    let mut child =
-        Command::new(&args.command[0]).args(&args.command[1..]).stdin(Stdio::null()).process_group(0).spawn()?;
+    let mut child = command(&args.command).stdin(Stdio::null()).process_group(0).spawn()?;
     let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)).ok_or(io::ErrorKind::NotFound)?;
 
     let mut orders = tokio::io::stdin();
@@ -96,6 +111,38 @@ async fn supervise(args: &SuperviseArgs) -> io::Result<ExitStatus> {
         Some(status) if status.success() && args.leave_on_success => Ok(status),
         ended => kill_everything(&mut child, group, ended).await,
     }
+}
+
+/// This program still, until it has said with whom it dies. The path is that of the running program, even where the file
+/// was replaced.
+#[cfg(target_os = "linux")]
+fn command(words: &[OsString]) -> Command {
+    let parent = rustix::process::getpid().as_raw_nonzero().to_string();
+    let mut command = Command::new("/proc/self/exe");
+    command.args([SUBCOMMAND, WITH_PARENT, &parent, "--"]).args(words);
+    command
+}
+
+#[cfg(not(target_os = "linux"))]
+fn command(words: &[OsString]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
+}
+
+/// Comes back only if that is not possible.
+#[cfg(target_os = "linux")]
+fn become_command(parent: i32, words: &[OsString]) -> io::Error {
+    use std::os::unix::process::CommandExt;
+
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
+        return error.into();
+    }
+    // It may have died before the kernel was told.
+    if rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent) {
+        return io::Error::other("its supervisor is gone");
+    }
+    std::process::Command::new(&words[0]).args(&words[1..]).exec()
 }
 
 /// Until nothing is left: what is killed may have forked a moment before.
@@ -181,7 +228,8 @@ mod descendants {
     fn table() -> HashMap<i32, Process> {
         let Ok(entries) = std::fs::read_dir("/proc") else { return HashMap::new() };
         let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        pids.filter_map(|pid| Some((pid, parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?))).collect()
+        pids.filter_map(|pid| Some((pid, parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?)))
+            .collect()
     }
 
     /// `pid (name) state parent …`, where the name may hold anything, parentheses too.

@@ -7,6 +7,7 @@
 //! - All parameters are in the query; `mode` is `abort` unless it is said.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
@@ -15,6 +16,7 @@ use url::Url;
 use super::http::Client;
 use super::launch::{Children, Launch};
 use super::process::served_by;
+use super::sequence::Sequence;
 use super::served::{self, Served, flag, port_of};
 use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::Model;
@@ -26,7 +28,7 @@ use crate::multiplexer::event::Left;
 const RETURNS: Returns = Returns { residual: 3 << 29, percent: 90 };
 
 /// Requests that have just been cut off are still counted for a moment.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(250);
 
 const COUNTED: [&str; 2] = ["vllm:num_requests_running", "vllm:num_requests_waiting"];
@@ -54,7 +56,7 @@ pub struct SleeperModel {
 /// The `vllm-sleep` driver.
 #[derive(Debug)]
 pub struct VllmSleep {
-    models: Vec<Known>,
+    models: Vec<Arc<Known>>,
     level: Level,
     children: Children,
 }
@@ -64,16 +66,19 @@ struct Known {
     served: Served,
     client: Client,
     launch: Option<Launch>,
+    orders: Sequence,
 }
 
 impl VllmSleep {
     /// `supervisor`: this very program.
     pub fn new(models: impl IntoIterator<Item = SleeperModel>, level: Level, supervisor: PathBuf) -> Self {
-        let known = |SleeperModel { served, url, launch }| Known { served, client: Client::new(url), launch };
+        let known = |SleeperModel { served, url, launch }| {
+            Arc::new(Known { served, client: Client::new(url), launch, orders: Sequence::default() })
+        };
         Self { models: models.into_iter().map(known).collect(), level, children: Children::new(supervisor) }
     }
 
-    fn find(&self, model: &Model) -> Result<&Known, DriverError> {
+    fn find(&self, model: &Model) -> Result<&Arc<Known>, DriverError> {
         let found = self.models.iter().find(|known| known.served.id == *model);
         found.ok_or_else(|| DriverError::UnknownModel(model.to_string()))
     }
@@ -85,7 +90,7 @@ impl VllmSleep {
 
     async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
         let known = self.find(model)?;
-        let Known { served, client, launch } = known;
+        let Known { served, client, launch, .. } = &**known;
         match (launch, self.children.alive(model)) {
             (Some(launch), None) => {
                 self.children.kill(model).await?;
@@ -105,33 +110,19 @@ impl VllmSleep {
         }
     }
 
-    async fn wake_and_wait(&self, Known { served, client, .. }: &Known) -> Result<(), DriverError> {
-        if is_asleep(client).await.unwrap_or(false) {
-            self.wake(client).await?;
-            if is_asleep(client).await? {
+    async fn wake_and_wait(&self, known: &Arc<Known>) -> Result<(), DriverError> {
+        known.orders.settled().await;
+        if is_asleep(&known.client).await.unwrap_or(false) {
+            let (level, woken) = (self.level, Arc::clone(known));
+            known.orders.run(async move { wake(&woken.client, level).await }).await?;
+            if is_asleep(&known.client).await? {
                 return Err(DriverError::Unexpected {
-                    url: client.base().to_string(),
+                    url: known.client.base().to_string(),
                     why: "it sleeps still, after having been woken".to_owned(),
                 });
             }
         }
-        served.become_ready(client).await
-    }
-
-    async fn wake(&self, client: &Client) -> Result<(), DriverError> {
-        let tell = async |path: &str| client.tell(path, None).await?.accepted().map(|_| ());
-        match self.level {
-            Level::One => tell("/wake_up").await,
-            // Memory for the weights, the weights, and only then memory for the cache: both at once may not fit while the
-            // weights are read.
-            Level::Two => {
-                tell("/wake_up?tags=weights").await?;
-                let reload = json!({"method": "reload_weights"});
-                client.tell("/collective_rpc", Some(&reload)).await?.accepted()?;
-                tell("/wake_up?tags=kv_cache").await?;
-                tell("/reset_prefix_cache").await
-            }
-        }
+        known.served.become_ready(&known.client).await
     }
 
     async fn put_to_sleep(&self, model: &Model) -> Result<Left, DriverError> {
@@ -140,15 +131,13 @@ impl VllmSleep {
             return Ok(Left::Nothing);
         }
         let client = &known.client;
+        known.orders.settled().await;
         if is_asleep(client).await? {
             return Ok(Left::Asleep);
         }
         wait_until_idle(client).await?;
-        let level = match self.level {
-            Level::One => 1,
-            Level::Two => 2,
-        };
-        client.tell(&format!("/sleep?level={level}&mode=wait"), None).await?.accepted()?;
+        let (path, put_to_sleep) = (self.sleep_path("wait"), Arc::clone(known));
+        known.orders.run(async move { put_to_sleep.client.tell(&path, None).await?.accepted().map(|_| ()) }).await?;
         if is_asleep(client).await? {
             return Ok(Left::Asleep);
         }
@@ -158,17 +147,29 @@ impl VllmSleep {
         })
     }
 
+    fn sleep_path(&self, mode: &str) -> String {
+        let level = match self.level {
+            Level::One => 1,
+            Level::Two => 2,
+        };
+        format!("/sleep?level={level}&mode={mode}")
+    }
+
     async fn end(&self, model: &Model) -> Result<(), DriverError> {
         let known = self.find(model)?;
         if known.launch.is_some() {
-            return self.children.kill(model).await;
+            self.children.kill(model).await?;
+            // Nothing that was meant for the dead must reach its successor.
+            known.orders.settled().await;
+            return Ok(());
         }
         // Not ours to kill. Cutting its requests off and putting it to sleep is what is left.
+        known.orders.settled().await;
         match is_asleep(&known.client).await {
             Ok(true) | Err(DriverError::Unreachable { .. }) => return Ok(()),
             Ok(false) | Err(_) => {}
         }
-        drop(known.client.tell_once("/sleep?level=2&mode=abort", None).await);
+        drop(known.client.tell_once(&self.sleep_path("abort"), None).await);
         match is_asleep(&known.client).await {
             Ok(true) | Err(DriverError::Unreachable { .. }) => Ok(()),
             Ok(false) | Err(_) => Err(DriverError::NotOurs(format!(
@@ -177,6 +178,25 @@ impl VllmSleep {
             ))),
         }
     }
+}
+
+async fn wake(client: &Client, level: Level) -> Result<(), DriverError> {
+    match level {
+        Level::One => obeyed(client, "/wake_up").await,
+        // Memory for the weights, the weights, and only then memory for the cache: both at once may not fit while the
+        // weights are read.
+        Level::Two => {
+            obeyed(client, "/wake_up?tags=weights").await?;
+            let reload = json!({"method": "reload_weights"});
+            client.tell("/collective_rpc", Some(&reload)).await?.accepted()?;
+            obeyed(client, "/wake_up?tags=kv_cache").await?;
+            obeyed(client, "/reset_prefix_cache").await
+        }
+    }
+}
+
+async fn obeyed(client: &Client, path: &str) -> Result<(), DriverError> {
+    client.tell(path, None).await?.accepted().map(|_| ())
 }
 
 async fn is_asleep(client: &Client) -> Result<bool, DriverError> {

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::reference::Reference;
-use crate::dispatch::{Effect, Event, Grant, Model, NewWorker, RequestKey, WorkerKey};
+use modelrelay_protocol::message::SlotModelStatus;
+
+use crate::dispatch::{Effect, Event, Gate, Grant, Model, NewWorker, RequestKey, WorkerKey};
 
 const PACE: Duration = Duration::from_millis(50);
 
@@ -20,10 +22,18 @@ struct Account {
     new: NewWorker,
     models: Vec<Model>,
     grant: Option<Grant>,
+    gates: BTreeMap<Model, Gate>,
     draining: bool,
     /// What it takes to be waiting here, and when it was told.
     believed: BTreeMap<Model, u32>,
     told_at: Option<Duration>,
+}
+
+impl Account {
+    /// Whether it is told what waits here.
+    fn is_told(&self) -> bool {
+        self.new.multiplexer.is_some() || self.new.core1 && self.grant.is_some_and(|grant| grant.links > 1)
+    }
 }
 
 impl Ledger {
@@ -38,6 +48,7 @@ impl Ledger {
                     new: new.clone(),
                     models: new.models.clone(),
                     grant: None,
+                    gates: BTreeMap::new(),
                     draining: false,
                     believed: BTreeMap::new(),
                     told_at: None,
@@ -48,6 +59,21 @@ impl Ledger {
                 self.worker(*worker).models = models.clone();
             }
             Event::Granted { worker, grant } => self.worker(*worker).grant = Some(*grant),
+            Event::GatesSet { worker, sums, gates } => {
+                let account = self.worker(*worker);
+                account.grant = Some(*sums);
+                account.gates = gates.iter().cloned().collect();
+            }
+            Event::SlotsReported { worker, slots } => {
+                let account = self.worker(*worker);
+                for model in slots.iter().flat_map(|slot| &slot.models) {
+                    // With its failure it says that it forgot who waits.
+                    let failed = model.status == SlotModelStatus::Failed;
+                    if failed && !account.gates.contains_key(&*model.id) {
+                        account.believed.remove(&*model.id);
+                    }
+                }
+            }
             Event::WorkerDraining { worker } => self.worker(*worker).draining = true,
             Event::WorkerLost { worker, .. } => {
                 self.workers.remove(worker);
@@ -90,8 +116,7 @@ impl Ledger {
             }
             Effect::Demand { worker, demand } => {
                 let account = self.worker(*worker);
-                assert!(account.new.core1 && !account.draining, "nobody else is told");
-                assert!(account.grant.is_some_and(|grant| grant.links > 1));
+                assert!(account.is_told() && !account.draining, "nobody else is told");
                 assert!(account.told_at.is_none_or(|told| now >= told + PACE), "too often");
                 account.told_at = Some(now);
                 account.believed = demand.iter().map(|entry| (entry.model.clone(), entry.waiting)).collect();
@@ -109,11 +134,18 @@ impl Ledger {
         assert!(account.models.contains(model), "sent to a worker without the model");
         assert!(!account.draining, "sent to a draining worker");
         let may_have = match account.grant {
+            _ if account.new.multiplexer.is_some() => u32::MAX,
             Some(grant) if account.new.core1 => grant.slots,
             None if account.new.core1 => 0,
             Some(_) | None => account.new.max_concurrent,
         };
         assert!(own <= may_have as usize, "worker {to:?} has {own} of {may_have}");
+        if account.new.multiplexer.is_some() {
+            let of_model = |key: &RequestKey| self.requests[key] == *model;
+            let own = self.running.iter().filter(|(key, (on, _))| *on == to && of_model(key)).count();
+            let gate = account.gates.get(model).expect("sent through a shut gate");
+            assert!(own <= gate.slots as usize, "worker {to:?} has {own} of {gate:?}");
+        }
         if let Some(count) = account.believed.get_mut(model) {
             *count -= 1;
         }
@@ -124,13 +156,14 @@ impl Ledger {
     pub(super) fn check_demand(&self, reference: &Reference, now: Duration, next_timeout: Option<Duration>) {
         let mut next = reference.next_timeout();
         for (key, account) in &self.workers {
-            let told = account.new.core1 && account.grant.is_some_and(|grant| grant.links > 1);
-            if !told || reference.workers[key].draining {
+            if !account.is_told() || reference.workers[key].draining {
                 continue;
             }
             let may_be_told = account.told_at.map_or(now, |told| told + PACE);
-            if account.believed != reference.waiting_for(*key) {
-                assert!(may_be_told > now, "worker {key:?} is not told what waits");
+            let waiting = reference.waiting_for(*key);
+            if account.believed != waiting {
+                let believed = &account.believed;
+                assert!(may_be_told > now, "worker {key:?} believes {believed:?} and is not told {waiting:?}");
                 next = next.into_iter().chain([may_be_told]).min();
             } else if next_timeout == Some(may_be_told) && may_be_told > now {
                 // It will be looked at, to find that nothing has changed.

@@ -1,11 +1,15 @@
 //! What may happen in a history, and how likely.
 
+mod slots;
+
 use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::dispatch::{AttemptFailure, CancelReason, Grant, LoadFailure, LossCause, Model, Settings};
+use modelrelay_protocol::message::Slot;
+
+use crate::dispatch::{AttemptFailure, CancelReason, Gate, Grant, LoadFailure, LossCause, Model, Settings};
 
 const SHORTEST: usize = 60;
 const LONGEST: usize = 240;
@@ -29,6 +33,8 @@ pub(super) enum Op {
         max_concurrent: u32,
         load: u32,
         core1: bool,
+        /// The slots of its multiplexer, if it has one.
+        slots: Option<Vec<Slot>>,
     },
     Lose {
         worker: usize,
@@ -46,6 +52,16 @@ pub(super) enum Op {
     Grant {
         worker: usize,
         grant: Grant,
+    },
+    /// A multiplexer opens the gates of these models, and shuts all others.
+    Gates {
+        worker: usize,
+        models: usize,
+        gate: Gate,
+    },
+    Slots {
+        worker: usize,
+        slots: Vec<Slot>,
     },
     /// The response head of a running request goes to the client.
     Start {
@@ -92,6 +108,7 @@ fn op() -> impl Strategy<Value = Op> {
         44 => of_a_request(),
         31 => of_a_worker(),
         1 => limits().prop_map(Op::Settings),
+        1 => Just(Op::Pass { millis: 61_000 }),
         12 => millis.clone().prop_map(|millis| Op::Pass { millis }),
         1 => millis.prop_map(|millis| Op::Oversleep { millis }),
     ]
@@ -121,8 +138,10 @@ fn of_a_request() -> impl Strategy<Value = Op> {
 }
 
 fn of_a_worker() -> impl Strategy<Value = Op> {
-    let join = (1..8_usize, 1..4_u32, 0..2_u32, any::<bool>())
-        .prop_map(|(models, max_concurrent, load, core1)| Op::Join { models, max_concurrent, load, core1 });
+    let multiplexer = prop::option::weighted(0.5, slots::slots());
+    let join = (1..8_usize, 1..4_u32, 0..2_u32, any::<bool>(), multiplexer).prop_map(
+        |(models, max_concurrent, load, core1, slots)| Op::Join { models, max_concurrent, load, core1, slots },
+    );
     let causes = [LossCause::Disconnected, LossCause::HeartbeatTimeout];
     let lose =
         (any_index(), prop::sample::select(causes.to_vec())).prop_map(|(worker, cause)| Op::Lose { worker, cause });
@@ -140,6 +159,7 @@ fn of_a_worker() -> impl Strategy<Value = Op> {
         4 => lose,
         5 => models,
         4 => (any_index(), 0..4_u32).prop_map(|(worker, load)| Op::Load { worker, load }),
+        14 => slots::of_a_multiplexer(),
         10 => (any_index(), grant).prop_map(|(worker, grant)| Op::Grant { worker, grant }),
         1 => stray,
         1 => any_index().prop_map(|worker| Op::Drain { worker }),

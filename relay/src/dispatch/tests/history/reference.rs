@@ -2,10 +2,12 @@
 //! time passes. Slow, and independent of everything that makes the core fast.
 
 mod events;
+mod multiplexer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use self::multiplexer::{Choice, Multiplexer};
 use crate::dispatch::{
     CancelReason, Effect, Event, Failure, Grant, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
 };
@@ -18,6 +20,9 @@ pub(super) struct Reference {
     pub(super) requests: BTreeMap<RequestKey, Request>,
     pub(super) workers: BTreeMap<WorkerKey, Worker>,
     turn: u64,
+    /// Who was asked to load which model, and who had been asked before in vain.
+    choices: BTreeMap<Model, Choice>,
+    passed_over: BTreeMap<Model, WorkerKey>,
     out: Vec<Effect>,
 }
 
@@ -28,6 +33,8 @@ pub(super) struct Request {
     /// When this wait began.
     since: Duration,
     cold_waited: Duration,
+    /// Whether a multiplexer had the model when it came.
+    in_slot: bool,
     requeues: u32,
     severed: u32,
     pub(super) attempts: u32,
@@ -47,6 +54,7 @@ pub(super) struct Worker {
     pub(super) draining: bool,
     idle_told: bool,
     turn: u64,
+    multiplexer: Option<Multiplexer>,
 }
 
 impl Reference {
@@ -59,6 +67,8 @@ impl Reference {
             requests: BTreeMap::new(),
             workers: BTreeMap::new(),
             turn: 0,
+            choices: BTreeMap::new(),
+            passed_over: BTreeMap::new(),
             out: Vec::new(),
         }
     }
@@ -78,19 +88,26 @@ impl Reference {
         self.apply(event);
         self.settle();
         self.expire();
+        self.choose();
         (due, std::mem::take(&mut self.out))
     }
 
     /// The earliest deadline, if nothing else happens before.
     pub(super) fn next_timeout(&self) -> Option<Duration> {
-        self.requests.keys().filter_map(|key| self.time_left(*key)).min().map(|left| self.now + left)
+        let left = self.requests.keys().filter_map(|key| self.time_left(*key)).min().map(|left| self.now + left);
+        left.into_iter().chain(self.choices.values().map(|choice| choice.until)).min()
     }
 
     /// How many requests of each model this worker could be sent, if it had room.
     pub(super) fn waiting_for(&self, worker: WorkerKey) -> BTreeMap<Model, u32> {
-        let mut waiting = BTreeMap::new();
+        let mut waiting: BTreeMap<Model, u32> = BTreeMap::new();
         for key in self.queued().filter(|key| self.could_serve(worker, *key)) {
-            *waiting.entry(self.requests[&key].new.model.clone()).or_default() += 1;
+            if self.tells(worker, key) {
+                *waiting.entry(self.requests[&key].new.model.clone()).or_default() += 1;
+            }
+        }
+        for (model, count) in &mut waiting {
+            *count = (*count).min(self.most_told(worker, model));
         }
         waiting
     }
@@ -122,21 +139,26 @@ impl Reference {
         u32::try_from(self.running_on(worker).count()).unwrap()
     }
 
-    fn load(&self, key: WorkerKey) -> u32 {
+    fn load(&self, key: WorkerKey, model: &Model) -> u32 {
+        if let Some(load) = self.load_of_model(key, model) {
+            return load;
+        }
         let worker = &self.workers[&key];
         let others =
             if worker.new.core1 { worker.grant.map_or(worker.foreign, |grant| grant.others) } else { worker.foreign };
         self.own(key) + others
     }
 
-    fn has_room(&self, key: WorkerKey) -> bool {
+    fn has_room(&self, key: WorkerKey, model: &Model) -> bool {
         let worker = &self.workers[&key];
         if worker.draining {
             false
+        } else if let Some(multiplexer) = &worker.multiplexer {
+            multiplexer.gates.get(model).is_some_and(|gate| self.own_of_model(key, model) < gate.slots)
         } else if worker.new.core1 {
             worker.grant.is_some_and(|grant| self.own(key) < grant.slots)
         } else {
-            self.load(key) < worker.new.max_concurrent
+            self.load(key, model) < worker.new.max_concurrent
         }
     }
 
@@ -151,16 +173,19 @@ impl Reference {
     }
 
     fn best_for(&self, request: RequestKey) -> Option<WorkerKey> {
+        let model = &self.requests[&request].new.model;
         self.workers
             .iter()
-            .filter(|(key, _)| self.could_serve(**key, request) && self.has_room(**key))
-            .min_by_key(|(key, worker)| (self.load(**key), worker.turn, **key))
+            .filter(|(key, _)| self.could_serve(**key, request) && self.has_room(**key, model))
+            .min_by_key(|(key, worker)| (self.load(**key, model), worker.turn, **key))
             .map(|(key, _)| *key)
     }
 
     fn is_warm(&self, request: RequestKey) -> bool {
         let model = &self.requests[&request].new.model;
-        self.workers.values().any(|worker| !worker.draining && worker.models.contains(model))
+        self.workers
+            .values()
+            .any(|worker| !worker.draining && worker.models.contains(model) && worker.is_open_for(model))
     }
 
     /// Brings together what fits, oldest first, and ends what has no hope left.
@@ -256,7 +281,7 @@ impl Reference {
     fn expire(&mut self) {
         for key in self.queued().collect::<Vec<_>>() {
             if self.time_left(key) == Some(Duration::ZERO) {
-                let failure = self.requests[&key].waiting_failure(self.now);
+                let failure = self.requests[&key].waiting_failure(self.now, self.is_to_be_loaded(key));
                 self.fail(key, failure);
             }
         }
@@ -283,19 +308,21 @@ impl Reference {
 
 impl Request {
     fn cold_timeout(&self) -> Option<Duration> {
-        let declared = self.limits.cold_models.contains(&self.new.model);
+        let declared = self.in_slot || self.limits.cold_models.contains(&self.new.model);
         let default = self.limits.queue_timeout.max(Duration::from_secs(300));
         self.limits.cold_timeout.or(declared.then_some(default))
     }
 
     /// How its wait ends.
-    fn waiting_failure(&self, now: Duration) -> Failure {
+    fn waiting_failure(&self, now: Duration, to_be_loaded: bool) -> Failure {
         let counted = now - self.arrived - self.cold_waited;
         let limits = &self.limits;
         if let Some(trouble) = self.trouble {
             trouble
         } else if counted >= limits.request_timeout && limits.request_timeout < limits.queue_timeout {
             Failure::RequestTimeout
+        } else if to_be_loaded {
+            Failure::ModelLoading { retry_after: None }
         } else {
             Failure::QueueTimeout { retry_after_secs: 1 }
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
-use super::{Reference, Request, Worker};
+use super::{Multiplexer, Reference, Request, Worker};
 use crate::dispatch::{
     AttemptFailure, CancelReason, Effect, Event, Failure, LossCause, Model, NewRequest, NewWorker, RequestKey,
     RequeueReason, Stage, WorkerKey,
@@ -25,6 +25,8 @@ impl Reference {
                     running.for_each(|request| request.granted_since = true);
                 }
             }
+            Event::GatesSet { worker, sums, gates } => self.set_gates(worker, sums, gates),
+            Event::SlotsReported { worker, slots } => self.set_slots(worker, slots),
             Event::Completed { worker, request, attempt } => {
                 if self.is_current(worker, request, attempt) {
                     self.requests.remove(&request);
@@ -100,6 +102,7 @@ impl Reference {
 
     fn submit(&mut self, new: NewRequest) {
         let key = new.key;
+        let in_slot = self.multiplexers(&new.model).next().is_some();
         let full = self.queued().count() >= self.settings.max_queue_len
             || self.queued_bytes() + new.bytes > self.settings.max_queue_bytes;
         self.requests.insert(
@@ -110,6 +113,7 @@ impl Reference {
                 arrived: self.now,
                 since: self.now,
                 cold_waited: Duration::ZERO,
+                in_slot,
                 requeues: 0,
                 severed: 0,
                 attempts: 0,
@@ -132,7 +136,8 @@ impl Reference {
             let full = full && self.best_for(key).is_none();
             full.then_some(Failure::QueueFull { retry_after_secs: 1 })
         };
-        if let Some(failure) = refused.or_else(no_place) {
+        let no_load = || self.best_for(key).is_none().then(|| self.no_load(key)).flatten();
+        if let Some(failure) = refused.or_else(no_load).or_else(no_place) {
             self.fail(key, failure);
         }
     }
@@ -164,6 +169,7 @@ impl Reference {
             draining: self.deleted,
             idle_told: false,
             turn: 0,
+            multiplexer: new.multiplexer.clone().map(|new| Multiplexer::new(new, self.now)),
             new,
         };
         self.workers.insert(worker.new.key, worker);
@@ -231,17 +237,7 @@ impl Reference {
         self.request(key).worker = None;
         match failure {
             AttemptFailure::AtCapacity => {
-                let own = self.own(worker);
-                let granted_since = self.requests[&key].granted_since;
-                let known = self.workers.get_mut(&worker).unwrap();
-                match &mut known.grant {
-                    Some(_) if known.new.core1 && granted_since => {}
-                    Some(grant) if known.new.core1 => grant.slots = grant.slots.min(own),
-                    _ => {
-                        let free = known.new.max_concurrent.saturating_sub(own);
-                        known.foreign = known.foreign.max(free);
-                    }
-                }
+                self.refused(worker, key);
                 self.again(key, RequeueReason::AtCapacity, Failure::RequeueExhausted);
             }
             AttemptFailure::Draining => {
@@ -290,9 +286,32 @@ impl Reference {
         }
     }
 
+    /// A worker had no slot for a request.
+    fn refused(&mut self, worker: WorkerKey, key: RequestKey) {
+        let own = self.own(worker);
+        let model = self.requests[&key].new.model.clone();
+        let own_of_model = self.own_of_model(worker, &model);
+        let granted_since = self.requests[&key].granted_since;
+        let known = self.workers.get_mut(&worker).unwrap();
+        match &mut known.grant {
+            Some(_) if known.new.core1 && granted_since => {}
+            _ if known.multiplexer.is_some() => {
+                let gates = &mut known.multiplexer.as_mut().unwrap().gates;
+                if let Some(gate) = gates.get_mut(&model) {
+                    gate.slots = gate.slots.min(own_of_model);
+                }
+            }
+            Some(grant) if known.new.core1 => grant.slots = grant.slots.min(own),
+            _ => {
+                let free = known.new.max_concurrent.saturating_sub(own);
+                known.foreign = known.foreign.max(free);
+            }
+        }
+    }
+
     fn again(&mut self, key: RequestKey, reason: RequeueReason, otherwise: Failure) {
         let new = &self.requests[&key].new;
-        let stranded = new.pin.is_some_and(|pin| self.workers[&pin].draining);
+        let stranded = new.pin.is_some_and(|pin| self.workers.get(&pin).is_none_or(|worker| worker.draining));
         let ended = if new.resendable {
             self.no_queue().or(stranded.then_some(Failure::AffinityLost))
         } else {

@@ -1,0 +1,134 @@
+//! Orders to multiplexers: load, unload, pin and unpin a model. The worker alone decides what is loaded, and may refuse.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use http_body_util::{BodyExt, Limited};
+use modelrelay_protocol::message::Command;
+use serde_json::{Map, Value, json};
+
+use super::{accepted, find, no_worker, problem, problem_in};
+use crate::operations::Progress;
+use crate::provider::Provider;
+use crate::relay::Relay;
+use crate::socket::link::WorkerLink;
+
+/// An order is a few words.
+const MAX_BODY_BYTES: usize = 64 << 10;
+
+const COMMANDS: [&str; 4] = ["load", "unload", "pin", "unpin"];
+
+const MODES: [&str; 2] = ["drain", "now"];
+
+/// A field of an order that cannot be obeyed, and why.
+struct Unfit(&'static str, String);
+
+/// `POST /admin/workers/{id}/command`
+pub(super) async fn command(State(relay): State<Arc<Relay>>, Path(id): Path<String>, body: Body) -> Response {
+    let Some((provider, link)) = find(&relay, &id) else { return no_worker() };
+    if !link.info.slots1 {
+        let name = &link.info.name;
+        let message = format!("worker {name} has no multiplexer: models cannot be loaded or unloaded there");
+        return problem(StatusCode::CONFLICT, "no_multiplexer", message);
+    }
+    let asked = match read(body).await {
+        Ok(asked) => asked,
+        Err(why) => return problem(StatusCode::BAD_REQUEST, "invalid_json", why),
+    };
+    let order = match Order::new(&asked, &provider, &link) {
+        Ok(order) => order,
+        Err(Unfit(field, why)) => return problem_in(StatusCode::BAD_REQUEST, "invalid_command", why, Some(field)),
+    };
+    let Some(op_id) = relay.shared.operations.begin(link.info.key, Instant::now()) else {
+        let message = "too many orders have not been carried out yet; try again later";
+        return problem(StatusCode::TOO_MANY_REQUESTS, "too_many_operations", message);
+    };
+    provider.command(&link, order.named(&op_id));
+    accepted(json!({ "op_id": &*op_id }))
+}
+
+/// `GET /admin/ops/{id}`
+pub(super) async fn operation(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
+    let Some(progress) = relay.shared.operations.progress(&id, Instant::now()) else {
+        return problem(StatusCode::NOT_FOUND, "not_found", "no operation of this id");
+    };
+    let body = match progress {
+        Progress::Running => json!({ "done": false, "ok": false }),
+        Progress::Done => json!({ "done": true, "ok": true }),
+        Progress::Failed(error) => json!({ "done": true, "ok": false, "error": error }),
+    };
+    Json(body).into_response()
+}
+
+async fn read(body: Body) -> Result<Map<String, Value>, String> {
+    let body = Limited::new(body, MAX_BODY_BYTES).collect().await;
+    let body = body.map_err(|_| "the body could not be read, or is larger than 64 KiB".to_owned())?;
+    match serde_json::from_slice(&body.to_bytes()) {
+        Ok(Value::Object(asked)) => Ok(asked),
+        Ok(_) => Err("the body is not a JSON object".to_owned()),
+        Err(error) => Err(format!("the body is not JSON: {error}")),
+    }
+}
+
+/// An order that the worker can understand.
+struct Order {
+    command: String,
+    model: String,
+    slot: Option<String>,
+    mode: String,
+}
+
+impl Order {
+    fn new(asked: &Map<String, Value>, provider: &Provider, link: &WorkerLink) -> Result<Self, Unfit> {
+        let command =
+            one_of(asked, "command", &COMMANDS)?.ok_or_else(|| Unfit("command", must_be("command", &COMMANDS)))?;
+        let model = text(asked, "model")?.filter(|model| !model.is_empty());
+        let model = model.ok_or_else(|| Unfit("model", "model must name a model of the worker".to_owned()))?;
+        if !provider.worker_has_model(link, model) {
+            let shown: String = model.chars().take(256).collect();
+            return Err(Unfit("model", format!("model {shown} is none that worker {} advertises", link.info.name)));
+        }
+        let slot = text(asked, "slot")?;
+        if let Some(slot) = slot.filter(|slot| !link.slots().0.iter().any(|known| known.id == **slot)) {
+            let shown: String = slot.chars().take(128).collect();
+            return Err(Unfit("slot", format!("slot {shown} is none of worker {}", link.info.name)));
+        }
+        let mode = one_of(asked, "mode", &MODES)?.unwrap_or("drain");
+        Ok(Self {
+            command: command.to_owned(),
+            model: model.to_owned(),
+            slot: slot.map(str::to_owned),
+            mode: mode.to_owned(),
+        })
+    }
+
+    fn named(self, op_id: &str) -> Command {
+        let Self { command, model, slot, mode } = self;
+        Command { op_id: op_id.to_owned(), command, model, slot, mode: Some(mode) }
+    }
+}
+
+/// A field that is text, or absent, or null.
+fn text<'a>(asked: &'a Map<String, Value>, field: &'static str) -> Result<Option<&'a str>, Unfit> {
+    match asked.get(field) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(Unfit(field, format!("{field} must be a string"))),
+    }
+}
+
+fn one_of<'a>(asked: &'a Map<String, Value>, field: &'static str, known: &[&str]) -> Result<Option<&'a str>, Unfit> {
+    match text(asked, field)? {
+        Some(text) if !known.contains(&text) => Err(Unfit(field, must_be(field, known))),
+        other => Ok(other),
+    }
+}
+
+fn must_be(field: &str, known: &[&str]) -> String {
+    format!("{field} must be one of {}", known.join(", "))
+}

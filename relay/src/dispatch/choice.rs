@@ -1,0 +1,232 @@
+//! Whom to ask for a model that nobody serves who could: one multiplexer, so that one request makes one load.
+//!
+//! The relay only tells one worker that something waits; the worker decides. A choice stays until the model opens, the
+//! worker says that it cannot load it, drains or leaves, or a time has passed in which it should have been there: were it
+//! made anew with each word of each slot, one request would make a load on every worker in turn.
+//!
+//! A model needs a choice while something waits for it that nobody who serves it can be sent: usually because nobody
+//! serves it, but a worker that speaks only the seeds, or one that failed the very request, helps no more than none.
+//! Where every multiplexer that has the model said that it cannot load it now, such requests end at once.
+
+use std::cmp::Reverse;
+
+use sha2::{Digest, Sha256};
+
+use super::Dispatch;
+use super::clock::{Moment, Span, duration};
+use super::effect::{Effect, Failure};
+use super::event::{Model, RequestKey, WorkerKey};
+use super::models::{Group, ModelId};
+use super::queue::LaneKey;
+use super::registry::Worker;
+use super::residency::{Failed, Nearness, Standing};
+
+/// The least time that a choice stays if nothing comes of it.
+const LEAST_PATIENCE: Span = 60_000_000_000;
+
+/// How often the time that it first said a chosen worker is waited for.
+const ETA_PATIENCE: Span = 2;
+
+/// The worker that was asked for a model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Choice {
+    pub(super) worker: WorkerKey,
+    since: Moment,
+    pub(super) until: Moment,
+    /// Whether the worker has said how long it will take, which it may do once.
+    has_eta: bool,
+}
+
+impl Choice {
+    fn new(worker: WorkerKey, now: Moment) -> Self {
+        Self { worker, since: now, until: now.plus(LEAST_PATIENCE), has_eta: false }
+    }
+
+    fn handle_eta(mut self, eta: Option<Span>) -> Self {
+        if let Some(eta) = eta.filter(|_| !self.has_eta) {
+            self.has_eta = true;
+            self.until = self.since.plus(eta.saturating_mul(ETA_PATIENCE).max(LEAST_PATIENCE));
+        }
+        self
+    }
+}
+
+impl Dispatch {
+    /// Brings the choices of all models up to date that something has happened to. Last in every event, before what
+    /// waits is told.
+    pub(super) fn settle_choices(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        while let Some((_, model)) = self.models.choice_dues.first().copied().filter(|(due, _)| *due <= now) {
+            self.models.choice_dues.pop_first();
+            self.models.touch(model);
+        }
+        while let Some(model) = self.models.touched.pop_first() {
+            self.models.hold(model);
+            self.fail_unloadable(model, now, out);
+            let choice = self.next_choice(model, now);
+            self.set_choice(model, choice, now);
+            self.models.let_go(model);
+        }
+    }
+
+    /// What to say to a request that would have to wait for a load, where nobody can load its model now.
+    pub(super) fn refuses_to_load(&self, model: ModelId, lane: &LaneKey, now: Moment) -> Option<Failure> {
+        let group = &self.models[model];
+        if group.multiplexers.is_empty() || self.is_open_to(group, lane) {
+            return None;
+        }
+        let mut first: Option<(WorkerKey, &Failed)> = None;
+        for worker in self.multiplexers_for(group, lane) {
+            match worker.standing(&group.name, now)? {
+                Standing::Able(_) => return None,
+                Standing::Leaving => {}
+                Standing::Failed(failed) => {
+                    if first.is_none_or(|(_, sooner)| failed.sooner(sooner).is_lt()) {
+                        first = Some((worker.key, failed));
+                    }
+                }
+            }
+        }
+        first.map(|(worker, failed)| failure(worker, failed, now))
+    }
+
+    /// The same for a request that only this worker may serve.
+    pub(super) fn refuses_to_load_pinned(&self, model: ModelId, pin: WorkerKey, now: Moment) -> Option<Failure> {
+        let (group, worker) = (&self.models[model], self.workers.get(&pin)?);
+        if !group.multiplexers.contains(&pin) || group.open.core1.contains(&pin) {
+            return None;
+        }
+        match worker.standing(&group.name, now)? {
+            Standing::Failed(failed) => Some(failure(pin, failed, now)),
+            Standing::Able(_) | Standing::Leaving => None,
+        }
+    }
+
+    /// Whether nobody serves the model, and a multiplexer could.
+    pub(super) fn is_to_be_loaded(&self, model: ModelId) -> bool {
+        let group = &self.models[model];
+        group.clock.is_cold() && !group.multiplexers.is_empty()
+    }
+
+    /// How long until the chosen worker has the model, if it said.
+    pub(super) fn eta(&self, model: ModelId, now: Moment) -> Option<Span> {
+        let group = &self.models[model];
+        let worker = self.workers.get(&group.choice?.worker)?;
+        worker.multiplexer.as_ref()?.eta(&group.name, now)
+    }
+
+    /// Whether some worker that serves the model now could be sent what is in this lane.
+    fn is_open_to(&self, group: &Group, lane: &LaneKey) -> bool {
+        let mut open = group.open.able(lane.needs_core1);
+        open.any(|key| self.workers.get(&key).is_some_and(|worker| lane.admits(worker)))
+    }
+
+    /// The multiplexers that could be sent what is in this lane if they loaded the model.
+    fn multiplexers_for<'a>(&'a self, group: &'a Group, lane: &'a LaneKey) -> impl Iterator<Item = &'a Worker> {
+        group.multiplexers.iter().filter_map(|key| self.workers.get(key)).filter(|worker| lane.admits(worker))
+    }
+
+    /// Ends what waits for a load where nobody can load it now.
+    fn fail_unloadable(&mut self, model: ModelId, now: Moment, out: &mut Vec<Effect>) {
+        let group = &self.models[model];
+        if group.multiplexers.is_empty() {
+            return;
+        }
+        let mut failures: Vec<(RequestKey, Failure)> = Vec::new();
+        for (lane, waiting) in group.queue.open_lanes() {
+            if let Some(failure) = self.refuses_to_load(model, lane, now) {
+                failures.extend(waiting.keys().map(|key| (key, failure)));
+            }
+        }
+        for pin in group.queue.pins() {
+            if let Some(failure) = self.refuses_to_load_pinned(model, pin, now) {
+                failures.extend(group.queue.pinned_to(pin).into_iter().map(|key| (key, failure)));
+            }
+        }
+        failures.sort_unstable_by_key(|(key, _)| *key);
+        for (key, failure) in failures {
+            self.dequeue(key, now);
+            self.fail(key, failure, now, out);
+        }
+    }
+
+    fn next_choice(&self, model: ModelId, now: Moment) -> Option<Choice> {
+        let group = &self.models[model];
+        if group.multiplexers.is_empty() {
+            return None;
+        }
+        let lanes = group.queue.open_lanes().map(|(lane, _)| lane);
+        let stranded: Vec<_> = lanes.filter(|lane| !self.is_open_to(group, lane)).collect();
+        if stranded.is_empty() {
+            return None;
+        }
+        let near = |key: WorkerKey| {
+            let worker = self.workers.get(&key)?;
+            let is_shut = group.multiplexers.contains(&key) && !group.open.core1.contains(&key);
+            let could = is_shut && stranded.iter().any(|lane| lane.admits(worker));
+            match worker.standing(&group.name, now).filter(|_| could)? {
+                Standing::Able(nearness) => Some(nearness),
+                Standing::Failed(_) | Standing::Leaving => None,
+            }
+        };
+        let kept = group.choice.filter(|choice| now < choice.until && near(choice.worker).is_some());
+        let choice = kept.or_else(|| {
+            let overdue = group.choice.filter(|choice| now >= choice.until).map(|choice| choice.worker);
+            let overdue = overdue.or(group.passed_over);
+            let worker = self.nearest(group, near, overdue)?;
+            Some(Choice::new(worker, now))
+        })?;
+        let eta =
+            self.workers.get(&choice.worker).and_then(|worker| worker.multiplexer.as_ref()?.eta(&group.name, now));
+        Some(choice.handle_eta(eta))
+    }
+
+    /// The nearest worker, `overdue` last: it had its time. Ties are broken as every other relay does.
+    fn nearest(
+        &self,
+        group: &Group,
+        near: impl Fn(WorkerKey) -> Option<Nearness>,
+        overdue: Option<WorkerKey>,
+    ) -> Option<WorkerKey> {
+        let place = |key: WorkerKey| Some((Some(key) == overdue, near(key)?));
+        let places: Vec<_> = group.multiplexers.iter().filter_map(|key| Some((place(*key)?, *key))).collect();
+        let best = places.iter().map(|(place, _)| *place).min()?;
+        let tied = places.into_iter().filter(|(place, _)| *place == best).map(|(_, key)| key);
+        tied.min_by_key(|key| (Reverse(self.affinity(*key, &group.name)), *key))
+    }
+
+    fn affinity(&self, key: WorkerKey, model: &Model) -> u64 {
+        let multiplexer = self.workers.get(&key).and_then(|worker| worker.multiplexer.as_ref());
+        multiplexer.map_or(0, |multiplexer| affinity(&multiplexer.instance, model))
+    }
+
+    fn set_choice(&mut self, model: ModelId, choice: Option<Choice>, now: Moment) {
+        let group = &mut self.models[model];
+        let old = std::mem::replace(&mut group.choice, choice);
+        group.passed_over = match (old, choice) {
+            (_, None) => None,
+            (Some(old), Some(new)) if old.worker != new.worker && now >= old.until => Some(old.worker),
+            (_, Some(_)) => group.passed_over,
+        };
+        if let Some(old) = old {
+            self.models.choice_dues.remove(&(old.until, model));
+        }
+        self.models.choice_dues.extend(choice.map(|choice| (choice.until, model)));
+        let (before, after) = (old.map(|choice| choice.worker), choice.map(|choice| choice.worker));
+        if before != after {
+            for worker in before.into_iter().chain(after) {
+                self.mark(worker, now);
+            }
+        }
+    }
+}
+
+/// The rendezvous hash: relays agree, each worker gets few models, and one that comes or goes moves few.
+pub(super) fn affinity(instance: &str, model: &str) -> u64 {
+    let hash = Sha256::new().chain_update(instance).chain_update([0]).chain_update(model).finalize();
+    hash.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+fn failure(worker: WorkerKey, failed: &Failed, now: Moment) -> Failure {
+    let retry_after = failed.until.map(|until| duration(until.since(now)));
+    Failure::ModelFailed { worker, code: failed.code, retry_after }
+}

@@ -1,0 +1,350 @@
+//! Whom of several multiplexers is asked to load a model.
+
+use modelrelay_protocol::message::{Slot, SlotState};
+
+use super::harness::{Provider, secs};
+use super::slots::{asleep, busy, empty, failed, idle, loading, with};
+use crate::dispatch::choice::affinity;
+use crate::dispatch::{AttemptFailure, LoadFailure, Model, WorkerKey};
+
+const NOTHING: [&str; 0] = [];
+
+/// Workers 1, 2 … with a slot each, all for a and b.
+fn workers(slots: Vec<Slot>) -> Provider {
+    let mut p = Provider::new();
+    for (key, slot) in (1..).zip(slots) {
+        p.join_slots(key, &["a", "b"], vec![slot]);
+    }
+    p
+}
+
+fn asked(p: &Provider, model: &str) -> Option<u64> {
+    let models = p.dispatch.models(p.instant());
+    models.into_iter().find(|entry| *entry.model == *model)?.asked.map(|worker| worker.0)
+}
+
+/// Which of two slots is asked for b, whichever worker has which.
+fn prefers(better: &Slot, worse: &Slot) {
+    for turned in [false, true] {
+        let slots = if turned { vec![worse.clone(), better.clone()] } else { vec![better.clone(), worse.clone()] };
+        let mut p = workers(slots);
+        p.submit(1, "b");
+        assert_eq!(asked(&p, "b"), Some(if turned { 2 } else { 1 }), "{better:?} before {worse:?}");
+    }
+}
+
+#[test]
+fn one_worker_alone_is_told_of_a_model_that_nobody_serves() {
+    let mut p = workers(vec![empty(&["a", "b"]), empty(&["a", "b"]), empty(&["a", "b"])]);
+    assert_eq!(p.submit(1, "a").len(), 1);
+    assert_eq!(p.pass(1.0), NOTHING);
+    p.submit(2, "a");
+    assert_eq!(p.pass(1.0), NOTHING, "the first change was told at once");
+}
+
+#[test]
+fn the_nearest_slot_is_asked() {
+    let models = ["a", "b"];
+    let order = [
+        Slot { state: SlotState::Draining, resident: Some("a".to_owned()), ..loading(&models, 9_000) },
+        asleep(idle(&models, 9_000), "b", 3_000),
+        empty(&models),
+        idle(&models, 9_000),
+        idle(&models, 3_000),
+        busy(&models, 0),
+        busy(&models, 3),
+        with(idle(&models, 9_000), "a", |entry| entry.pinned = true),
+    ];
+    for (place, better) in order.iter().enumerate() {
+        for worse in &order[place + 1..] {
+            prefers(better, worse);
+        }
+    }
+}
+
+#[test]
+fn all_states_on_the_way_to_a_model_are_as_good() {
+    let on_its_way = |state| Slot { state, ..loading(&["a", "b"], 1_000) };
+    for state in [SlotState::Draining, SlotState::Severing, SlotState::Evicting, SlotState::Loading] {
+        prefers(&on_its_way(state), &asleep(empty(&["a", "b"]), "b", 0));
+    }
+    let mut away = loading(&["a", "b"], 1_000);
+    away.target = Some("c".to_owned());
+    prefers(&idle(&["a", "b"], 1), &away);
+}
+
+#[test]
+fn sleeper_in_a_slot_that_was_at_work_just_now_is_not_woken_before_an_empty_slot() {
+    prefers(&empty(&["a", "b"]), &asleep(idle(&["a", "b"], 8_999), "b", 3_000));
+}
+
+#[test]
+fn idle_time_goes_on_after_it_was_told() {
+    let mut p = workers(vec![idle(&["a", "b"], 5_000)]);
+    p.pass(10.0);
+    p.join_slots(2, &["a", "b"], vec![idle(&["a", "b"], 14_000)]);
+    p.submit(1, "b");
+    assert_eq!(asked(&p, "b"), Some(1));
+}
+
+#[test]
+fn nearest_of_several_slots_counts() {
+    let mut p = workers(vec![idle(&["a", "b"], 9_000)]);
+    p.join_slots(2, &["a", "b"], vec![busy(&["a", "b"], 9), empty(&["b"])]);
+    p.submit(1, "b");
+    assert_eq!(asked(&p, "b"), Some(2));
+}
+
+#[test]
+fn worker_that_says_nothing_of_a_model_is_asked_last_and_asked_all_the_same() {
+    let mut p = workers(vec![empty(&["a"])]);
+    assert_eq!(p.submit(1, "b"), ["demand w1: b 1 0 0"]);
+    let mut p = workers(vec![empty(&["a"]), busy(&["a", "b"], 7)]);
+    assert_eq!(p.submit(1, "b"), ["demand w2: b 1 0 0"]);
+}
+
+#[test]
+fn equals_are_told_apart_by_a_hash_that_all_relays_share() {
+    // The first 8 bytes of SHA-256 over instance, a zero byte and model.
+    assert_eq!(affinity("i1", "a"), 0x3ec1_ec09_4b12_e417);
+    for model in ["a", "b"] {
+        let mut p = workers(vec![empty(&["a", "b"]); 3]);
+        p.submit(1, model);
+        let highest = (1..=3).max_by_key(|key| affinity(&format!("i{key}"), model));
+        assert_eq!(asked(&p, model), highest);
+    }
+}
+
+#[test]
+fn choice_stays_whoever_comes_nearer() {
+    let mut p = workers(vec![busy(&["a", "b"], 0)]);
+    p.submit(1, "b");
+    p.join_slots(2, &["a", "b"], vec![empty(&["a", "b"])]);
+    p.pass(1.0);
+    assert_eq!(p.submit(2, "b"), ["demand w1: b 2 1000 1000"]);
+    assert_eq!(asked(&p, "b"), Some(1));
+}
+
+#[test]
+fn model_that_opens_elsewhere_ends_the_choice() {
+    let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
+    p.submit(1, "b");
+    p.pass(1.0);
+    assert_eq!(p.gates(2, &[("b", 0)]), ["demand w1:", "demand w2: b 1 1000 1000"]);
+    assert_eq!(asked(&p, "b"), None);
+}
+
+#[test]
+fn model_that_opens_where_it_was_asked_for_is_sent_there() {
+    let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
+    p.submit(1, "b");
+    p.submit(2, "b");
+    p.pass(1.0);
+    assert_eq!(p.gates(1, &[("b", 1)]), ["send r1 to w1 #1", "demand w1: b 1 1000 1000"]);
+}
+
+#[test]
+fn nothing_that_waits_means_no_choice() {
+    let mut p = workers(vec![empty(&["a", "b"])]);
+    p.submit(1, "b");
+    p.pass(1.0);
+    assert_eq!(p.cancel(1), ["cancelled r1 Queued: ClientDisconnect", "demand w1:"]);
+    assert_eq!(p.next_timeout(), None);
+}
+
+#[test]
+fn worker_that_fails_is_left_for_another() {
+    let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
+    p.submit(1, "b");
+    p.pass(1.0);
+    let told = p.slots(1, vec![failed(empty(&["a", "b"]), "b", "backend_unavailable", Some(4_000))]);
+    assert_eq!(told, ["demand w1:", "demand w2: b 1 1000 1000"]);
+}
+
+#[test]
+fn worker_that_drains_or_leaves_is_left_for_another() {
+    for leaves in [false, true] {
+        let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
+        p.submit(1, "b");
+        let lines = if leaves { p.lose(1, &[]) } else { p.drain(1) };
+        assert_eq!(lines.last().map(String::as_str), Some("demand w2: b 1 0 0"));
+    }
+}
+
+#[test]
+fn worker_that_withdraws_the_model_is_left_for_another() {
+    let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
+    p.submit(1, "b");
+    assert_eq!(p.models(1, &["a"]), ["demand w2: b 1 0 0"]);
+}
+
+#[test]
+fn worker_that_does_nothing_for_a_minute_is_left_for_another_and_comes_back_last() {
+    let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
+    p.submit(1, "b");
+    assert_eq!(p.pass(59.9), NOTHING);
+    assert_eq!(p.pass(0.1), ["demand w1:", "demand w2: b 1 60000 60000"]);
+    assert_eq!(p.pass(60.0), ["demand w1: b 1 120000 120000", "demand w2:"]);
+}
+
+#[test]
+fn the_only_worker_is_asked_on_and_on() {
+    let mut p = workers(vec![empty(&["a", "b"])]);
+    p.submit(1, "b");
+    assert_eq!(p.pass(200.0), NOTHING, "it knows");
+    assert_eq!(asked(&p, "b"), Some(1));
+}
+
+#[test]
+fn load_that_takes_long_is_waited_for_twice_as_long_as_it_first_said() {
+    let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);
+    p.submit(1, "b");
+    p.pass(1.0);
+    p.slots(1, vec![loading(&["a", "b"], 50_000)]);
+    p.slots(1, vec![loading(&["a", "b"], 500_000)]);
+    p.pass(98.0);
+    assert_eq!(asked(&p, "b"), Some(1));
+    p.pass(1.0);
+    assert_eq!(asked(&p, "b"), Some(2));
+}
+
+#[test]
+fn failed_worker_is_asked_again_when_it_is_ready_to_try() {
+    let mut p =
+        workers(vec![failed(empty(&["a", "b"]), "b", "insufficient_memory", Some(4_000)), busy(&["a", "b"], 0)]);
+    p.submit(1, "b");
+    assert_eq!(asked(&p, "b"), Some(2));
+    p.cancel(1);
+    p.pass(4.0);
+    p.submit(2, "b");
+    assert_eq!(asked(&p, "b"), Some(1));
+}
+
+#[test]
+fn requests_end_at_once_when_all_have_failed() {
+    let mut p = workers(vec![empty(&["a", "b"]), empty(&["a", "b"])]);
+    p.submit(1, "b");
+    p.submit(2, "a");
+    p.slots(1, vec![failed(empty(&["a", "b"]), "b", "insufficient_memory", Some(9_000))]);
+    let lines = p.slots(2, vec![failed(empty(&["a", "b"]), "b", "backend_unavailable", Some(4_000))]);
+    let failure = "fail r1: ModelFailed { worker: WorkerKey(2), code: BackendUnavailable, retry_after: Some(4s) }";
+    assert_eq!(lines[0], failure, "the one that tries again first");
+    assert_eq!(p.dispatch.load_problem(WorkerKey(2), &Model::from("b"), p.instant()).as_deref(), Some("no b here"));
+    assert_eq!(p.dispatch.queue_len(), 1, "nothing else ends");
+}
+
+#[test]
+fn requests_that_come_while_all_have_failed_end_at_once_until_one_tries_again() {
+    let mut p = workers(vec![failed(empty(&["a", "b"]), "b", "insufficient_memory", Some(4_000))]);
+    p.pass(1.0);
+    let failure = "fail r1: ModelFailed { worker: WorkerKey(1), code: InsufficientMemory, retry_after: Some(3s) }";
+    assert_eq!(p.submit(1, "b"), [failure]);
+    p.pass(3.0);
+    assert_eq!(p.submit(2, "b"), ["demand w1: b 1 0 0"]);
+}
+
+#[test]
+fn quarantined_slot_is_a_failure_that_does_not_pass() {
+    let mut p = workers(vec![Slot { state: SlotState::Quarantined, ..empty(&["a", "b"]) }]);
+    p.pass(1000.0);
+    let failure = "fail r1: ModelFailed { worker: WorkerKey(1), code: SlotQuarantined, retry_after: None }";
+    assert_eq!(p.submit(1, "b"), [failure]);
+    assert!(p.dispatch.load_problem(WorkerKey(1), &Model::from("b"), p.instant()).unwrap().contains("gpu0"));
+}
+
+#[test]
+fn one_slot_that_failed_does_not_fail_its_worker() {
+    let broken = failed(empty(&["a", "b"]), "b", "backend_unavailable", None);
+    let mut p = workers(vec![]);
+    p.join_slots(1, &["a", "b"], vec![broken, busy(&["a", "b"], 0)]);
+    assert_eq!(p.submit(1, "b"), ["demand w1: b 1 0 0"]);
+}
+
+#[test]
+fn unknown_code_of_a_failure_is_that_of_a_backend() {
+    let mut p = workers(vec![failed(empty(&["a", "b"]), "b", "moon_phase", None)]);
+    let failure = "fail r1: ModelFailed { worker: WorkerKey(1), code: BackendUnavailable, retry_after: None }";
+    assert_eq!(p.submit(1, "b"), [failure]);
+}
+
+#[test]
+fn stopping_worker_is_not_asked_and_nothing_ends_for_it() {
+    let mut p = workers(vec![Slot { state: SlotState::Stopping, ..empty(&["a", "b"]) }]);
+    assert_eq!(p.submit(1, "b"), NOTHING);
+    assert_eq!(p.dispatch.queue_len(), 1);
+}
+
+#[test]
+fn what_a_failed_worker_forgot_is_told_again_later() {
+    let mut p = workers(vec![empty(&["a", "b"])]);
+    p.submit(1, "b");
+    p.pass(1.0);
+    let failing = failed(empty(&["a", "b"]), "b", "backend_unavailable", Some(0));
+    assert_eq!(p.slots(1, vec![failing]), ["demand w1: b 1 1000 1000"]);
+}
+
+#[test]
+fn worker_that_serves_without_a_multiplexer_leaves_nothing_to_choose() {
+    for core1 in [false, true] {
+        let mut p = workers(vec![empty(&["a", "b"])]);
+        if core1 {
+            p.join_core1(2, &["b"]);
+        } else {
+            p.join(2, &["b"], 1);
+            p.load(2, 1);
+        }
+        assert_eq!(p.submit(1, "b"), NOTHING, "it waits warm");
+        assert_eq!(p.next_timeout(), Some(secs(30.0)));
+    }
+}
+
+#[test]
+fn open_gate_goes_before_a_load() {
+    let mut p = workers(vec![empty(&["a", "b"]), busy(&["b", "a"], 0)]);
+    p.gates(2, &[("b", 4)]);
+    assert_eq!(p.submit(1, "b"), ["send r1 to w2 #1"]);
+}
+
+#[test]
+fn request_that_the_open_worker_cannot_be_sent_is_loaded_for() {
+    let mut p = workers(vec![empty(&["a", "b"])]);
+    p.join(2, &["b"], 1);
+    assert_eq!(p.submit_core1(1, "b"), ["demand w1: b 1 0 0"]);
+}
+
+#[test]
+fn request_that_failed_at_the_open_worker_is_loaded_for() {
+    let mut p = workers(vec![empty(&["a", "b"])]);
+    p.join(2, &["b"], 1);
+    p.submit(1, "b");
+    assert_eq!(p.fail(1, AttemptFailure::BackendReset), ["requeued r1 #1: BackendReset", "demand w1: b 1 0 0"]);
+}
+
+#[test]
+fn request_that_only_one_worker_may_serve_is_told_to_it() {
+    let mut p = workers(vec![busy(&["a", "b"], 9), empty(&["a", "b"])]);
+    assert_eq!(p.submit_pinned(1, "b", 1), ["demand w1: b 1 0 0"]);
+    assert_eq!(asked(&p, "b"), None);
+    let failing = failed(empty(&["a", "b"]), "b", "backend_unavailable", None);
+    let failure = "fail r1: ModelFailed { worker: WorkerKey(1), code: BackendUnavailable, retry_after: None }";
+    assert_eq!(p.slots(1, vec![failing])[0], failure);
+}
+
+#[test]
+fn failure_of_the_request_itself_is_tried_elsewhere() {
+    let mut p = workers(vec![busy(&["a", "b"], 0), busy(&["a", "b"], 0)]);
+    p.gates(1, &[("b", 1)]);
+    p.submit(1, "b");
+    let (code, retry_after) = (LoadFailure::BackendUnavailable, None);
+    let lines = p.fail(1, AttemptFailure::LoadFailed { code, retry_after });
+    assert_eq!(lines, ["requeued r1 #1: LoadFailed", "demand w2: b 1 0 0"]);
+}
+
+#[test]
+fn later_changes_are_told_every_50_ms() {
+    let mut p = workers(vec![empty(&["a", "b"])]);
+    p.submit(1, "b");
+    p.pass(0.010);
+    assert_eq!(p.submit(2, "b"), NOTHING);
+    assert_eq!(p.pass(0.040), ["demand w1: b 2 50 90"]);
+}

@@ -1,0 +1,303 @@
+//! What multiplexers are sent, told and asked, once more and as plainly as possible: nothing is remembered of a slot but
+//! its last word, and every question looks at all of it again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState};
+use sha2::{Digest, Sha256};
+
+use super::{Reference, Worker};
+use crate::dispatch::{Failure, Gate, Grant, LoadFailure, Model, NewMultiplexer, RequestKey, WorkerKey};
+
+pub(super) struct Multiplexer {
+    pub(super) gates: BTreeMap<Model, Gate>,
+    slots: Vec<Slot>,
+    said_at: Duration,
+    instance: Arc<str>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Choice {
+    pub(super) worker: WorkerKey,
+    since: Duration,
+    pub(super) until: Duration,
+    has_eta: bool,
+}
+
+/// What a worker's slots say about a model.
+#[derive(Clone, Copy, PartialEq)]
+enum Word {
+    /// How far it is: a group of the order, and a number within it.
+    Near(u8, i128),
+    Failed {
+        code: LoadFailure,
+        left: Option<Duration>,
+    },
+    Leaving,
+}
+
+impl Worker {
+    pub(super) fn is_open_for(&self, model: &Model) -> bool {
+        self.multiplexer.as_ref().is_none_or(|multiplexer| multiplexer.gates.contains_key(model))
+    }
+}
+
+impl Multiplexer {
+    pub(super) fn new(new: NewMultiplexer, now: Duration) -> Self {
+        Self { gates: BTreeMap::new(), slots: new.slots, said_at: now, instance: new.instance }
+    }
+
+    fn entries<'a>(&'a self, model: &'a Model) -> impl Iterator<Item = (&'a Slot, &'a SlotModel)> {
+        self.slots
+            .iter()
+            .flat_map(|slot| slot.models.iter().map(move |entry| (slot, entry)))
+            .filter(move |(_, entry)| *entry.id == **model)
+    }
+
+    fn word(&self, model: &Model, now: Duration) -> Word {
+        let age = now - self.said_at;
+        if self.entries(model).next().is_none() {
+            return Word::Near(5, 0);
+        }
+        let near = self.entries(model).filter(|(slot, entry)| failure(slot, entry, age).is_none());
+        let near = near.filter_map(|(slot, entry)| nearness(slot, entry, age)).min();
+        let failed = self.entries(model).filter_map(|(slot, entry)| {
+            if slot.state == SlotState::Quarantined {
+                return Some((LoadFailure::SlotQuarantined, None));
+            }
+            let left = entry.retry_ms.map(|retry| Duration::from_millis(retry).saturating_sub(age));
+            (entry.status == SlotModelStatus::Failed).then(|| (code(entry), left))
+        });
+        let failed = failed.min_by_key(|(_, left)| (left.is_none(), *left));
+        match (near, failed) {
+            (Some((group, within)), _) => Word::Near(group, within),
+            (None, Some((code, left))) => Word::Failed { code, left },
+            (None, None) => Word::Leaving,
+        }
+    }
+
+    fn eta(&self, model: &Model, now: Duration) -> Option<Duration> {
+        let age = now - self.said_at;
+        let coming = self.entries(model).filter(|(slot, _)| is_on_its_way(slot, model));
+        let etas = coming.filter_map(|(slot, _)| slot.eta_ms);
+        etas.min().map(|eta| Duration::from_millis(eta).saturating_sub(age))
+    }
+}
+
+fn is_on_its_way(slot: &Slot, model: &str) -> bool {
+    use SlotState::{Draining, Evicting, Loading, RollingBack, Severing};
+    slot.target.as_deref() == Some(model) && [Draining, Severing, Evicting, Loading, RollingBack].contains(&slot.state)
+}
+
+fn code(entry: &SlotModel) -> LoadFailure {
+    match entry.code.as_deref() {
+        Some("insufficient_memory") => LoadFailure::InsufficientMemory,
+        Some("slot_quarantined") => LoadFailure::SlotQuarantined,
+        _ => LoadFailure::BackendUnavailable,
+    }
+}
+
+fn failure(slot: &Slot, entry: &SlotModel, age: Duration) -> Option<()> {
+    let in_back_off = entry.retry_ms.is_none_or(|retry| age < Duration::from_millis(retry));
+    (slot.state == SlotState::Quarantined || entry.status == SlotModelStatus::Failed && in_back_off).then_some(())
+}
+
+/// "already draining or loading towards it > asleep and idle ≥ 3 × swap cost > empty slot > idle slot, longest first >
+/// fewest wanted".
+fn nearness(slot: &Slot, entry: &SlotModel, age: Duration) -> Option<(u8, i128)> {
+    let (sleeps, idle) = (entry.status == SlotModelStatus::Sleeping, Duration::from_millis(slot.idle_ms) + age);
+    let is_ready = slot.state == SlotState::Ready;
+    let resident = slot.resident.as_deref();
+    let is_idle = is_ready && slot.idle_ms > 0;
+    let is_pinned = || slot.models.iter().any(|other| other.pinned && Some(&*other.id) == resident);
+    Some(if slot.state == SlotState::Stopping {
+        return None;
+    } else if is_on_its_way(slot, &entry.id) || is_ready && resident == Some(&entry.id) {
+        (0, 0)
+    } else if matches!(slot.state, SlotState::Empty | SlotState::Backoff) {
+        (if sleeps { 1 } else { 2 }, 0)
+    } else if is_ready && is_pinned() {
+        (5, 0)
+    } else if is_idle && sleeps && idle >= Duration::from_millis(entry.swap_cost_ms) * 3 {
+        (1, 0)
+    } else if is_idle {
+        (3, -i128::from(idle.as_secs()))
+    } else {
+        (4, i128::from(slot.wanted))
+    })
+}
+
+impl Reference {
+    pub(in super::super) fn has_multiplexer(&self, worker: WorkerKey) -> bool {
+        self.workers.get(&worker).is_some_and(|worker| worker.multiplexer.is_some())
+    }
+
+    /// Who was asked to load which model.
+    pub(in super::super) fn asked(&self) -> impl Iterator<Item = (Model, WorkerKey)> {
+        self.choices.iter().map(|(model, choice)| (model.clone(), choice.worker))
+    }
+
+    pub(in super::super) fn has_passed_over(&self) -> bool {
+        !self.passed_over.is_empty()
+    }
+
+    pub(super) fn set_gates(&mut self, worker: WorkerKey, sums: Grant, gates: Vec<(Model, Gate)>) {
+        let Some(known) = self.workers.get_mut(&worker) else {
+            return;
+        };
+        let Some(multiplexer) = &mut known.multiplexer else {
+            return;
+        };
+        known.grant = Some(sums);
+        let running = self.requests.values_mut().filter(|request| request.worker == Some(worker));
+        running.for_each(|request| request.granted_since = true);
+        let opened = gates.iter().any(|(model, _)| !multiplexer.gates.contains_key(model));
+        multiplexer.gates = gates.into_iter().collect();
+        if opened {
+            for request in self.requests.values_mut() {
+                request.failed_on.remove(&worker);
+            }
+        }
+    }
+
+    pub(super) fn set_slots(&mut self, worker: WorkerKey, slots: Vec<Slot>) {
+        let now = self.now;
+        if let Some(multiplexer) = self.workers.get_mut(&worker).and_then(|worker| worker.multiplexer.as_mut()) {
+            (multiplexer.slots, multiplexer.said_at) = (slots, now);
+        }
+    }
+
+    /// Multiplexers that may be sent requests for the model, at least after a swap.
+    pub(super) fn multiplexers(&self, model: &Model) -> impl Iterator<Item = WorkerKey> {
+        let may = |worker: &Worker| worker.multiplexer.is_some() && !worker.draining && worker.models.contains(model);
+        self.workers.iter().filter(move |(_, worker)| may(worker)).map(|(key, _)| *key)
+    }
+
+    pub(super) fn own_of_model(&self, worker: WorkerKey, model: &Model) -> u32 {
+        u32::try_from(self.running_on(worker).filter(|key| self.requests[key].new.model == *model).count()).unwrap()
+    }
+
+    pub(super) fn load_of_model(&self, key: WorkerKey, model: &Model) -> Option<u32> {
+        let multiplexer = self.workers[&key].multiplexer.as_ref()?;
+        let others = multiplexer.gates.get(model).map_or(0, |gate| gate.others);
+        Some(self.own_of_model(key, model) + others)
+    }
+
+    pub(super) fn is_to_be_loaded(&self, request: RequestKey) -> bool {
+        !self.is_warm(request) && self.multiplexers(&self.requests[&request].new.model).next().is_some()
+    }
+
+    /// Whether a worker is told of a request that it could be sent.
+    pub(super) fn tells(&self, worker: WorkerKey, request: RequestKey) -> bool {
+        let new = &self.requests[&request].new;
+        self.workers[&worker].is_open_for(&new.model)
+            || new.pin == Some(worker)
+            || self.choices.get(&new.model).is_some_and(|choice| choice.worker == worker)
+    }
+
+    pub(super) fn most_told(&self, worker: WorkerKey, model: &Model) -> u32 {
+        let multiplexer = self.workers[&worker].multiplexer.as_ref();
+        let capacity = multiplexer.and_then(|multiplexer| multiplexer.gates.get(model)).map_or(0, |gate| gate.capacity);
+        if capacity == 0 { u32::MAX } else { 2 * capacity }
+    }
+
+    fn word(&self, worker: WorkerKey, model: &Model) -> Option<Word> {
+        self.workers.get(&worker)?.multiplexer.as_ref().map(|multiplexer| multiplexer.word(model, self.now))
+    }
+
+    fn is_stranded(&self, request: RequestKey) -> bool {
+        let model = &self.requests[&request].new.model;
+        !self.workers.iter().any(|(key, worker)| worker.is_open_for(model) && self.could_serve(*key, request))
+    }
+
+    /// How a request that waits for a load ends, where nobody can load its model now.
+    pub(super) fn no_load(&self, request: RequestKey) -> Option<Failure> {
+        let new = &self.requests[&request].new;
+        let able = |worker: &WorkerKey| match new.pin {
+            Some(pin) => pin == *worker,
+            None => self.could_serve(*worker, request),
+        };
+        if !self.is_stranded(request) {
+            return None;
+        }
+        let asked: Vec<_> = self.multiplexers(&new.model).filter(able).collect();
+        if asked.iter().any(|worker| matches!(self.word(*worker, &new.model), Some(Word::Near(..)))) {
+            return None;
+        }
+        let failed = asked.into_iter().filter_map(|worker| match self.word(worker, &new.model)? {
+            Word::Failed { code, left } => Some((worker, code, left)),
+            Word::Near(..) | Word::Leaving => None,
+        });
+        let (worker, code, retry_after) = failed.min_by_key(|(_, _, left)| (left.is_none(), *left))?;
+        Some(Failure::ModelFailed { worker, code, retry_after })
+    }
+
+    /// Ends what has nobody to be loaded by, and makes a choice for all else that waits for a load.
+    pub(super) fn choose(&mut self) {
+        for key in self.queued().collect::<Vec<_>>() {
+            if let Some(failure) = self.no_load(key) {
+                self.fail(key, failure);
+            }
+        }
+        let mut choices = BTreeMap::new();
+        for model in self.models() {
+            let stranded = self.queued().filter(|key| {
+                let new = &self.requests[key].new;
+                new.model == model && new.pin.is_none() && self.is_stranded(*key)
+            });
+            let stranded: Vec<_> = stranded.collect();
+            if let Some(choice) = self.choice_for(&model, &stranded) {
+                let before = self.choices.get(&model);
+                if let Some(before) = before.filter(|old| old.until <= self.now && old.worker != choice.worker) {
+                    self.passed_over.insert(model.clone(), before.worker);
+                }
+                choices.insert(model, choice);
+            }
+        }
+        self.passed_over.retain(|model, _| choices.contains_key(model));
+        self.choices = choices;
+    }
+
+    fn choice_for(&self, model: &Model, stranded: &[RequestKey]) -> Option<Choice> {
+        let candidates = self.multiplexers(model).filter_map(|key| {
+            let is_open = self.workers[&key].is_open_for(model);
+            let could = !is_open && stranded.iter().any(|request| self.could_serve(key, *request));
+            match self.word(key, model).filter(|_| could)? {
+                Word::Near(group, within) => Some((key, (group, within))),
+                Word::Failed { .. } | Word::Leaving => None,
+            }
+        });
+        let candidates: Vec<_> = candidates.collect();
+        let before = self.choices.get(model).copied();
+        let is_candidate = |choice: &Choice| candidates.iter().any(|(key, _)| *key == choice.worker);
+        let kept = before.filter(|choice| self.now < choice.until).filter(is_candidate);
+        let overdue = before.filter(|choice| self.now >= choice.until).map(|choice| choice.worker);
+        let overdue = overdue.or_else(|| self.passed_over.get(model).copied());
+        let mut choice = match kept {
+            Some(choice) => choice,
+            None => {
+                let place = |(key, near): &(WorkerKey, (u8, i128))| {
+                    let hash = self.workers[key].multiplexer.as_ref().unwrap().hash(model);
+                    (Some(*key) == overdue, *near, std::cmp::Reverse(hash), *key)
+                };
+                let worker = candidates.iter().min_by_key(|candidate| place(candidate))?.0;
+                Choice { worker, since: self.now, until: self.now + Duration::from_secs(60), has_eta: false }
+            }
+        };
+        let eta = self.workers[&choice.worker].multiplexer.as_ref().unwrap().eta(model, self.now);
+        if let Some(eta) = eta.filter(|_| !choice.has_eta) {
+            choice.has_eta = true;
+            choice.until = choice.since + (eta * 2).max(Duration::from_secs(60));
+        }
+        Some(choice)
+    }
+}
+
+impl Multiplexer {
+    fn hash(&self, model: &str) -> u64 {
+        let hash = Sha256::digest([self.instance.as_bytes(), &[0], model.as_bytes()].concat());
+        u64::from_be_bytes(hash[..8].try_into().unwrap())
+    }
+}

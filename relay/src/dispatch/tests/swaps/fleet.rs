@@ -1,0 +1,486 @@
+//! The fleet: relays, workers, and messages that take their time.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use modelrelay_protocol::grants::{Admission, Divider, GrantValues, LinkKind};
+use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState};
+
+use crate::dispatch::tests::harness::{request, settings, worker};
+use crate::dispatch::{
+    AttemptFailure, CancelReason, Dispatch, Effect, Event, Gate, Grant, LossCause, Model, NewMultiplexer, RequestKey,
+    WorkerKey,
+};
+
+pub(super) const MODELS: [&str; 3] = ["a", "b", "c"];
+
+const CAPACITY: u32 = 2;
+const SERVICE: Duration = Duration::from_millis(40);
+const LOAD: Duration = Duration::from_millis(300);
+/// How long a model stays at least while something waits for it.
+const QUANTUM: Duration = Duration::from_millis(900);
+const BACK_OFF: Duration = Duration::from_millis(800);
+const STEP: Duration = Duration::from_millis(2);
+const SLOWEST: u64 = 12;
+
+enum Down {
+    Request { request: RequestKey, attempt: u32, model: usize },
+    Cancel { request: RequestKey, attempt: u32 },
+    Demand(BTreeMap<usize, u32>),
+}
+
+enum Up {
+    Gates(Vec<(Model, Gate)>),
+    Slots(Vec<Slot>),
+    Done { request: RequestKey, attempt: u32 },
+    Refused { request: RequestKey, attempt: u32 },
+}
+
+/// A worker's socket to one relay.
+struct Link {
+    key: WorkerKey,
+    down: VecDeque<(Duration, Down)>,
+    up: VecDeque<(Duration, Up)>,
+}
+
+struct Job {
+    relay: usize,
+    request: RequestKey,
+    attempt: u32,
+    until: Duration,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    Empty,
+    Ready { model: usize, since: Duration },
+    Draining { model: usize, to: usize },
+    Loading { to: usize, until: Duration },
+}
+
+/// A worker with one slot.
+pub(super) struct Node {
+    state: State,
+    dividers: Vec<Divider<usize>>,
+    granted: Vec<BTreeMap<usize, GrantValues>>,
+    /// What each relay said that waits for models that are not here.
+    wanted: Vec<BTreeMap<usize, u32>>,
+    failed_until: Vec<Duration>,
+    jobs: Vec<Job>,
+    /// A model that it cannot load.
+    pub(super) broken: Option<usize>,
+    pub(super) loads: u32,
+}
+
+pub(super) struct Fleet {
+    start: Instant,
+    pub(super) now: Duration,
+    relays: Vec<Dispatch>,
+    alive: Vec<BTreeMap<RequestKey, usize>>,
+    pub(super) nodes: Vec<Node>,
+    /// Link `node * relays + relay`.
+    links: Vec<Link>,
+    last_key: u64,
+    chance: u64,
+}
+
+impl Fleet {
+    pub(super) fn new(relays: usize, nodes: usize, seed: u64) -> Self {
+        let mut limits = settings();
+        (limits.queue_timeout, limits.request_timeout) = (Duration::from_secs(9_000), Duration::from_secs(9_000));
+        (limits.cold_timeout, limits.max_queue_len) = (Some(Duration::from_secs(9_000)), 10_000);
+        let mut fleet = Self {
+            start: Instant::now(),
+            now: Duration::ZERO,
+            relays: (0..relays).map(|_| Dispatch::new(limits.clone())).collect(),
+            alive: vec![BTreeMap::new(); relays],
+            nodes: (0..nodes).map(|_| Node::new()).collect(),
+            links: Vec::new(),
+            last_key: 0,
+            chance: seed | 1,
+        };
+        for link in 0..relays * nodes {
+            let key = fleet.key();
+            fleet.links.push(Link::new(key));
+            fleet.join(link);
+        }
+        fleet
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.alive.iter().map(BTreeMap::len).sum()
+    }
+
+    pub(super) fn loads(&self) -> u32 {
+        self.nodes.iter().map(|node| node.loads).sum()
+    }
+
+    pub(super) fn submit(&mut self, r: usize, model: usize) {
+        let key = self.key().0;
+        self.alive[r].insert(RequestKey(key), model);
+        self.relay(r, Event::Submit(request(key, MODELS[model])));
+    }
+
+    pub(super) fn cancel(&mut self, r: usize, index: usize) {
+        let live: Vec<_> = self.alive[r].keys().copied().collect();
+        if let Some(request) = live.get(index % live.len().max(1)).copied() {
+            self.relay(r, Event::Cancel { request, reason: CancelReason::ClientDisconnect });
+        }
+    }
+
+    pub(super) fn rejoin(&mut self, link: usize) {
+        let (w, r) = self.ends(link);
+        let now = self.instant();
+        let worker = self.links[link].key;
+        self.nodes[w].forget(r, now);
+        self.links[link] = Link::new(self.key());
+        self.relay_at(r, Event::WorkerLost { worker, started: HashSet::new(), cause: LossCause::Disconnected });
+        self.join(link);
+        self.tell(w, false);
+    }
+
+    pub(super) fn run(&mut self, time: Duration) {
+        let until = self.now + time;
+        while self.now < until {
+            self.now += STEP;
+            for r in 0..self.relays.len() {
+                if self.relays[r].next_timeout().is_some_and(|due| due <= self.instant()) {
+                    self.relay(r, Event::Tick);
+                }
+            }
+            for link in 0..self.links.len() {
+                self.carry(link);
+            }
+            for w in 0..self.nodes.len() {
+                self.work(w);
+            }
+        }
+    }
+
+    fn join(&mut self, link: usize) {
+        let (w, r) = self.ends(link);
+        let mut new = worker(self.links[link].key.0, &MODELS, CAPACITY, true);
+        let slots = vec![self.nodes[w].slot(self.now)];
+        new.multiplexer = Some(NewMultiplexer { instance: format!("node {w}").into(), slots });
+        let now = self.instant();
+        self.nodes[w].dividers.iter_mut().for_each(|divider| divider.add_link(r, LinkKind::Granted, now));
+        self.relay_at(r, Event::WorkerJoined(new));
+        self.tell(w, false);
+    }
+
+    /// What has arrived by now, in either direction.
+    fn carry(&mut self, link: usize) {
+        let (w, r) = self.ends(link);
+        while self.links[link].down.front().is_some_and(|(at, _)| *at <= self.now) {
+            let (_, message) = self.links[link].down.pop_front().unwrap();
+            self.read_down(w, r, message);
+        }
+        while self.links[link].up.front().is_some_and(|(at, _)| *at <= self.now) {
+            let (_, message) = self.links[link].up.pop_front().unwrap();
+            self.read_up(link, message);
+        }
+    }
+
+    fn read_down(&mut self, w: usize, r: usize, message: Down) {
+        let (now, until) = (self.instant(), self.now + SERVICE);
+        let node = &mut self.nodes[w];
+        match message {
+            Down::Request { request, attempt, model } => {
+                let runs = node.serves(model) && node.dividers[model].on_request(r, now) == Admission::Run;
+                if runs {
+                    node.jobs.push(Job { relay: r, request, attempt, until });
+                    self.tell(w, false);
+                } else {
+                    // First what is so, then what it means for the request.
+                    self.tell(w, true);
+                    self.say(w, r, Up::Refused { request, attempt });
+                }
+            }
+            Down::Cancel { request, attempt } => {
+                let job =
+                    node.jobs.iter().position(|job| (job.relay, job.request, job.attempt) == (r, request, attempt));
+                if let Some(job) = job {
+                    node.jobs.remove(job);
+                    node.finish(r, now);
+                }
+                self.tell(w, false);
+            }
+            Down::Demand(demand) => {
+                for model in 0..MODELS.len() {
+                    let waiting = demand.get(&model).copied().unwrap_or(0);
+                    node.wanted[model].insert(r, waiting);
+                    if node.serves(model) {
+                        node.dividers[model].on_demand(r, waiting, now);
+                    }
+                }
+                self.tell(w, false);
+            }
+        }
+    }
+
+    fn read_up(&mut self, link: usize, message: Up) {
+        let (worker, r) = (self.links[link].key, self.ends(link).1);
+        self.relay_at(
+            r,
+            match message {
+                Up::Gates(gates) => {
+                    let sums = Grant { slots: 0, others: 0, capacity: CAPACITY, links: 1 };
+                    Event::GatesSet { worker, sums, gates }
+                }
+                Up::Slots(slots) => Event::SlotsReported { worker, slots },
+                Up::Done { request, attempt } => Event::Completed { worker, request, attempt },
+                Up::Refused { request, attempt } => {
+                    Event::AttemptFailed { worker, request, attempt, failure: AttemptFailure::AtCapacity }
+                }
+            },
+        );
+    }
+
+    /// A worker's own affairs.
+    fn work(&mut self, w: usize) {
+        let now = self.instant();
+        while let Some(done) = self.nodes[w].jobs.iter().position(|job| job.until <= self.now) {
+            let Job { relay, request, attempt, .. } = self.nodes[w].jobs.remove(done);
+            self.nodes[w].finish(relay, now);
+            self.tell(w, false);
+            self.say(w, relay, Up::Done { request, attempt });
+        }
+        for divider in &mut self.nodes[w].dividers {
+            if divider.next_timeout().is_some_and(|due| due <= now) {
+                divider.on_timeout(now);
+            }
+        }
+        let moved = self.nodes[w].advance(self.now, now);
+        self.tell(w, moved);
+    }
+
+    /// Says what has changed: gates to whom they concern, slots to all after a step of the slot.
+    fn tell(&mut self, w: usize, moved: bool) {
+        let relays = self.relays.len();
+        let node = &mut self.nodes[w];
+        let mut concerned: HashSet<usize> = if moved { (0..relays).collect() } else { HashSet::new() };
+        for (model, divider) in node.dividers.iter_mut().enumerate() {
+            for (r, values) in divider.changes() {
+                node.granted[model].insert(r, values);
+                concerned.insert(r);
+            }
+        }
+        for r in (0..relays).filter(|r| concerned.contains(r)) {
+            let gates = self.nodes[w].gates(r);
+            let slot = self.nodes[w].slot(self.now);
+            self.say(w, r, Up::Gates(gates));
+            if moved {
+                self.say(w, r, Up::Slots(vec![slot]));
+            }
+        }
+    }
+
+    fn say(&mut self, w: usize, r: usize, message: Up) {
+        let at = self.arrival();
+        let link = &mut self.links[w * self.relays.len() + r];
+        let last = link.up.back().map_or(Duration::ZERO, |(last, _)| *last);
+        link.up.push_back((at.max(last), message));
+    }
+
+    fn relay(&mut self, r: usize, event: Event) {
+        self.relay_at(r, event);
+    }
+
+    fn relay_at(&mut self, r: usize, event: Event) {
+        let mut out = Vec::new();
+        let now = self.instant();
+        self.relays[r].handle(event, now, &mut out);
+        for effect in out {
+            self.obey(r, effect);
+        }
+    }
+
+    fn obey(&mut self, r: usize, effect: Effect) {
+        let (worker, message) = match effect {
+            Effect::Send { worker, request, attempt, .. } => {
+                let model = self.alive[r][&request];
+                (worker, Down::Request { request, attempt, model })
+            }
+            Effect::CancelSent { worker, request, attempt, .. } => (worker, Down::Cancel { request, attempt }),
+            Effect::Demand { worker, demand } => {
+                let index = |name: &Model| MODELS.iter().position(|model| **model == **name).unwrap();
+                let demand = demand.iter().map(|entry| (index(&entry.model), entry.waiting)).collect();
+                (worker, Down::Demand(demand))
+            }
+            Effect::Finished { request, .. } | Effect::Cancelled { request, .. } => {
+                self.alive[r].remove(&request);
+                return;
+            }
+            Effect::Fail { request, failure, .. } => panic!("request {request:?} failed: {failure:?}"),
+            Effect::Severed { .. } | Effect::Requeued { .. } | Effect::DrainedIdle { .. } => return,
+        };
+        let at = self.arrival();
+        let link = self.links.iter_mut().find(|link| link.key == worker).expect("a live link");
+        let last = link.down.back().map_or(Duration::ZERO, |(last, _)| *last);
+        link.down.push_back((at.max(last), message));
+    }
+
+    fn arrival(&mut self) -> Duration {
+        self.chance = self.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.now + Duration::from_millis(1 + (self.chance >> 33) % SLOWEST)
+    }
+
+    fn key(&mut self) -> WorkerKey {
+        self.last_key += 1;
+        WorkerKey(self.last_key)
+    }
+
+    fn ends(&self, link: usize) -> (usize, usize) {
+        (link / self.relays.len(), link % self.relays.len())
+    }
+
+    fn instant(&self) -> Instant {
+        self.start + self.now
+    }
+}
+
+impl Link {
+    fn new(key: WorkerKey) -> Self {
+        Self { key, down: VecDeque::new(), up: VecDeque::new() }
+    }
+}
+
+impl Node {
+    fn new() -> Self {
+        Self {
+            state: State::Empty,
+            dividers: MODELS.iter().map(|_| Divider::new(0)).collect(),
+            granted: vec![BTreeMap::new(); MODELS.len()],
+            wanted: vec![BTreeMap::new(); MODELS.len()],
+            failed_until: vec![Duration::ZERO; MODELS.len()],
+            jobs: Vec::new(),
+            broken: None,
+            loads: 0,
+        }
+    }
+
+    fn serves(&self, model: usize) -> bool {
+        matches!(self.state, State::Ready { model: resident, .. } if resident == model)
+    }
+
+    fn finish(&mut self, r: usize, now: Instant) {
+        if let State::Ready { model, .. } | State::Draining { model, .. } = self.state {
+            self.dividers[model].on_finished(r, now);
+        }
+    }
+
+    fn forget(&mut self, r: usize, now: Instant) {
+        self.jobs.retain(|job| job.relay != r);
+        self.dividers.iter_mut().for_each(|divider| divider.remove_link(r, now));
+        self.wanted.iter_mut().for_each(|wanted| {
+            wanted.remove(&r);
+        });
+        self.granted.iter_mut().for_each(|granted| {
+            granted.remove(&r);
+        });
+    }
+
+    fn gates(&self, r: usize) -> Vec<(Model, Gate)> {
+        let State::Ready { model, .. } = self.state else {
+            return Vec::new();
+        };
+        let values = self.granted[model].get(&r);
+        let gate = values.map(|values| Gate { slots: values.slots, others: values.others, capacity: values.capacity });
+        gate.into_iter().map(|gate| (MODELS[model].into(), gate)).collect()
+    }
+
+    fn is_wanted(&self, model: usize) -> bool {
+        self.wanted[model].values().sum::<u32>() > 0
+    }
+
+    /// The next model in turn that something waits for.
+    fn next_wanted(&self, after: usize, now: Duration) -> Option<usize> {
+        let turn = (1..=MODELS.len()).map(|step| (after + step) % MODELS.len());
+        turn.filter(|model| *model != after).find(|model| self.is_wanted(*model) && self.failed_until[*model] <= now)
+    }
+
+    /// Takes the slot one step on; whether it took one.
+    fn advance(&mut self, now: Duration, instant: Instant) -> bool {
+        match self.state {
+            State::Empty => {
+                let any = (0..MODELS.len()).find(|model| self.is_wanted(*model) && self.failed_until[*model] <= now);
+                let Some(to) = any else { return false };
+                self.state = State::Loading { to, until: now + LOAD };
+            }
+            State::Ready { model, since } => {
+                let Some(to) = self.next_wanted(model, now) else { return false };
+                let is_idle = self.jobs.is_empty() && self.relays_wait_for(model) == 0;
+                if !is_idle && now < since + QUANTUM {
+                    return false;
+                }
+                for (r, waiting) in &mut self.wanted[model] {
+                    *waiting = self.dividers[model].waiting(*r);
+                }
+                self.dividers[model].set_capacity(0, instant);
+                self.state = State::Draining { model, to };
+            }
+            State::Draining { to, .. } => {
+                if !self.jobs.is_empty() {
+                    return false;
+                }
+                self.state = State::Loading { to, until: now + LOAD };
+            }
+            State::Loading { to, until } => {
+                if now < until {
+                    return false;
+                }
+                self.end_load(to, now, instant);
+            }
+        }
+        true
+    }
+
+    fn end_load(&mut self, model: usize, now: Duration, instant: Instant) {
+        if self.broken == Some(model) {
+            self.failed_until[model] = now + BACK_OFF;
+            self.wanted[model].clear();
+            self.state = State::Empty;
+            return;
+        }
+        self.loads += 1;
+        self.state = State::Ready { model, since: now };
+        self.dividers[model].set_capacity(CAPACITY, instant);
+        for (r, waiting) in &self.wanted[model] {
+            self.dividers[model].on_demand(*r, *waiting, instant);
+        }
+    }
+
+    fn relays_wait_for(&self, model: usize) -> u32 {
+        self.wanted[model].keys().map(|r| self.dividers[model].waiting(*r)).sum()
+    }
+
+    fn slot(&self, now: Duration) -> Slot {
+        let (state, resident, target) = match self.state {
+            State::Empty => (SlotState::Empty, None, None),
+            State::Ready { model, .. } => (SlotState::Ready, Some(model), None),
+            State::Draining { model, to } => (SlotState::Draining, Some(model), Some(to)),
+            State::Loading { to, .. } => (SlotState::Loading, None, Some(to)),
+        };
+        let name = |model: usize| MODELS[model].to_owned();
+        let wanted = (0..MODELS.len()).filter(|model| resident != Some(*model) && self.is_wanted(*model)).count();
+        let models = (0..MODELS.len()).map(|model| {
+            let back_off = self.failed_until[model].saturating_sub(now);
+            let failed = !back_off.is_zero();
+            SlotModel {
+                id: name(model),
+                status: if failed { SlotModelStatus::Failed } else { SlotModelStatus::Unloaded },
+                retry_ms: failed.then_some(back_off.as_millis() as u64),
+                ..SlotModel::default()
+            }
+        });
+        Slot {
+            id: "gpu0".to_owned(),
+            state,
+            resident: resident.map(name),
+            target: target.map(name),
+            wanted: wanted as u32,
+            models: models.collect(),
+            ..Slot::default()
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What admins ordered multiplexers to do, until they have asked how it went.
+//!
+//! An order is carried out by its worker, which may take minutes, so the admin gets an id at once. Orders and results are
+//! forgotten after an hour, and there is room for so many: a worker that never reports costs no memory for ever.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::dispatch::WorkerKey;
+use crate::ids;
+
+/// Orders that are remembered at once.
+const MOST: usize = 1_024;
+
+/// How long an order is waited for, and then how long its result is kept.
+const KEPT_FOR: Duration = Duration::from_secs(3_600);
+
+/// A worker's words about its failure.
+const MAX_ERROR_CHARS: usize = 1_024;
+
+/// How an order stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Its worker has not reported yet.
+    Running,
+    /// It was carried out.
+    Done,
+    /// It was not; why.
+    Failed(String),
+}
+
+struct Operation {
+    worker: WorkerKey,
+    /// When its progress last changed.
+    since: Instant,
+    progress: Progress,
+}
+
+/// All orders of one relay.
+#[derive(Default)]
+pub struct Operations {
+    /// Held for one look or change.
+    all: Mutex<HashMap<Arc<str>, Operation>>,
+}
+
+impl Operations {
+    /// Notes an order to a worker and names it; `None` while too many are running.
+    pub fn begin(&self, worker: WorkerKey, now: Instant) -> Option<Arc<str>> {
+        let mut all = self.current(now);
+        if all.len() >= MOST {
+            let ended = all.iter().filter(|(_, operation)| operation.progress != Progress::Running);
+            let oldest = ended.min_by_key(|(_, operation)| operation.since).map(|(id, _)| Arc::clone(id))?;
+            all.remove(&oldest);
+        }
+        let id: Arc<str> = ids::operation_id().into();
+        all.insert(Arc::clone(&id), Operation { worker, since: now, progress: Progress::Running });
+        Some(id)
+    }
+
+    /// A worker reports on an order. Nothing happens, and `false` comes back, for one that it does not have.
+    pub fn finish(&self, worker: WorkerKey, id: &str, result: Result<(), &str>, now: Instant) -> bool {
+        let mut all = self.current(now);
+        let running =
+            |operation: &&mut Operation| operation.worker == worker && operation.progress == Progress::Running;
+        let Some(operation) = all.get_mut(id).filter(running) else { return false };
+        operation.since = now;
+        operation.progress = match result {
+            Ok(()) => Progress::Done,
+            Err(error) => {
+                let error: String = error.chars().filter(|c| !c.is_control()).take(MAX_ERROR_CHARS).collect();
+                Progress::Failed(if error.is_empty() { "the worker did not say why".to_owned() } else { error })
+            }
+        };
+        true
+    }
+
+    /// A worker is gone, and will report nothing more.
+    pub fn worker_left(&self, worker: WorkerKey, now: Instant) {
+        let mut all = self.current(now);
+        for operation in all.values_mut().filter(|operation| operation.worker == worker) {
+            if operation.progress == Progress::Running {
+                operation.since = now;
+                operation.progress = Progress::Failed("the worker left before it had reported".to_owned());
+            }
+        }
+    }
+
+    /// How an order stands; `None` for one that never was or is forgotten.
+    pub fn progress(&self, id: &str, now: Instant) -> Option<Progress> {
+        self.current(now).get(id).map(|operation| operation.progress.clone())
+    }
+
+    /// What is still remembered.
+    fn current(&self, now: Instant) -> MutexGuard<'_, HashMap<Arc<str>, Operation>> {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_old = |operation: &Operation| now.saturating_duration_since(operation.since) >= KEPT_FOR;
+        all.retain(|_, operation| !is_old(operation) || operation.progress == Progress::Running);
+        for operation in all.values_mut().filter(|operation| is_old(operation)) {
+            operation.since = now;
+            operation.progress = Progress::Failed("the worker did not report within an hour".to_owned());
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: WorkerKey = WorkerKey(1);
+    const TWO: WorkerKey = WorkerKey(2);
+
+    #[test]
+    fn only_its_own_worker_ends_an_order_and_only_once() {
+        let (all, now) = (Operations::default(), Instant::now());
+        let id = all.begin(ONE, now).expect("room");
+        assert_eq!(all.progress(&id, now), Some(Progress::Running));
+        assert!(!all.finish(TWO, &id, Ok(()), now));
+        assert!(all.finish(ONE, &id, Err("no\nroom"), now));
+        assert!(!all.finish(ONE, &id, Ok(()), now));
+        assert_eq!(all.progress(&id, now), Some(Progress::Failed("noroom".into())));
+        assert_eq!(all.progress("another", now), None);
+    }
+
+    #[test]
+    fn a_worker_that_leaves_fails_what_it_has_not_done() {
+        let (all, now) = (Operations::default(), Instant::now());
+        let (done, open, other) =
+            (all.begin(ONE, now).unwrap(), all.begin(ONE, now).unwrap(), all.begin(TWO, now).unwrap());
+        all.finish(ONE, &done, Ok(()), now);
+        all.worker_left(ONE, now);
+        assert_eq!(all.progress(&done, now), Some(Progress::Done));
+        assert!(matches!(all.progress(&open, now), Some(Progress::Failed(_))));
+        assert_eq!(all.progress(&other, now), Some(Progress::Running));
+    }
+
+    #[test]
+    fn results_are_kept_for_an_hour_and_orders_waited_for_as_long() {
+        let (all, start) = (Operations::default(), Instant::now());
+        let (done, open) = (all.begin(ONE, start).unwrap(), all.begin(ONE, start).unwrap());
+        all.finish(ONE, &done, Ok(()), start);
+        let later = start + KEPT_FOR;
+        assert_eq!(all.progress(&done, later), None);
+        assert!(matches!(all.progress(&open, later), Some(Progress::Failed(_))));
+        assert_eq!(all.progress(&open, later + KEPT_FOR), None);
+    }
+
+    #[test]
+    fn results_make_way_for_new_orders_and_running_orders_do_not() {
+        let (all, start) = (Operations::default(), Instant::now());
+        let first = all.begin(ONE, start).unwrap();
+        all.finish(ONE, &first, Ok(()), start);
+        for _ in 1..MOST {
+            all.begin(ONE, start).unwrap();
+        }
+        assert!(all.begin(ONE, start).is_some());
+        assert_eq!(all.progress(&first, start), None);
+        assert_eq!(all.begin(ONE, start), None);
+    }
+}

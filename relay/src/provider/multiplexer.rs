@@ -1,0 +1,76 @@
+//! What a worker with a multiplexer says, and what it is ordered to do.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use modelrelay_protocol::message::{self as wire, Command, CommandResult, RelayToWorker, Slot};
+use tracing::{debug, info, warn};
+
+use super::Provider;
+use crate::dispatch::{Event, Grant, NewMultiplexer};
+use crate::socket::link::WorkerLink;
+use crate::socket::slots::{clean_gates, clean_slots, most_models};
+
+/// What the core is told of a new worker's multiplexer.
+pub(super) fn registered(link: &WorkerLink) -> Option<NewMultiplexer> {
+    link.info.slots1.then(|| NewMultiplexer {
+        // Without a name of its own it is chosen all the same, only not alike by all relays.
+        instance: Arc::clone(link.info.instance.as_ref().unwrap_or(&link.info.id)),
+        slots: link.slots().0.to_vec(),
+    })
+}
+
+impl Provider {
+    /// The worker says which models it serves now, and how much of each is this relay's.
+    pub fn gates_set(&self, link: &WorkerLink, grant: &wire::Grant) {
+        let said = grant.models.as_deref().unwrap_or_default();
+        let gates = clean_gates(said, most_models(self.config().max_models_per_worker)).unwrap_or_else(|why| {
+            warn!(provider = %self.name, worker = %link.info.name, why, "gates refused: nothing is sent there");
+            Vec::new()
+        });
+        let sums = Grant { slots: grant.slots, others: grant.others, capacity: grant.capacity, links: grant.links };
+        self.apply(Event::GatesSet { worker: link.info.key, sums, gates });
+    }
+
+    /// The worker says what its slots are doing.
+    pub fn slots_reported(&self, link: &WorkerLink, slots: Vec<Slot>) {
+        match clean_slots(slots, most_models(self.config().max_models_per_worker)) {
+            Ok(slots) => {
+                link.set_slots(slots.clone());
+                self.apply(Event::SlotsReported { worker: link.info.key, slots });
+            }
+            Err(why) => warn!(provider = %self.name, worker = %link.info.name, why, "slots refused"),
+        }
+    }
+
+    /// Orders a multiplexer to do something; `op_id` names the order. Whether the worker is still there to do it.
+    pub fn command(&self, link: &WorkerLink, command: Command) {
+        info!(
+            provider = %self.name,
+            worker = %link.info.name,
+            command = command.command,
+            model = command.model,
+            op_id = command.op_id,
+            "an admin orders a worker"
+        );
+        link.push(&RelayToWorker::Command(command));
+        if self.link(&link.info.id).is_none() {
+            // It left between the order and now, and nobody else would end the order.
+            self.shared.operations.worker_left(link.info.key, Instant::now());
+        }
+    }
+
+    /// Whether the worker advertises the model.
+    pub fn worker_has_model(&self, link: &WorkerLink, model: &str) -> bool {
+        let worker = self.lock().core.worker(link.info.key);
+        worker.is_some_and(|worker| worker.models.iter().any(|known| **known == *model))
+    }
+
+    /// The worker has carried out an order, or not.
+    pub fn command_ended(&self, link: &WorkerLink, result: &CommandResult) {
+        let outcome = if result.ok { Ok(()) } else { Err(result.error.as_deref().unwrap_or_default()) };
+        if !self.shared.operations.finish(link.info.key, &result.op_id, outcome, Instant::now()) {
+            debug!(worker = %link.info.name, "the result of an order that the worker does not have dropped");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What a worker says about its multiplexer, before any of it is believed: bounded, or refused as a whole.
+//!
+//! A word that makes no sense is no reason to lose a worker's running requests. Slots that are refused leave the last good
+//! ones standing, for they only inform a choice; gates that are refused leave none open, for they let requests through.
+
+use std::collections::HashSet;
+
+use modelrelay_protocol::limits::{MAX_ID_BYTES, MAX_MODEL_CHARS, MAX_MODELS_PER_WORKER, MAX_SLOTS_PER_WORKER};
+use modelrelay_protocol::message::{ModelGrant, Slot, SlotModel};
+
+use crate::dispatch::{Gate, Model};
+
+/// What a worker may say to people about a failure.
+const MAX_MESSAGE_CHARS: usize = 1_024;
+
+/// A failure's code.
+const MAX_CODE_CHARS: usize = 64;
+
+/// How many models a multiplexer may speak of: those that a provider's own limit leaves out may be among them.
+pub fn most_models(max_models_per_worker: usize) -> usize {
+    max_models_per_worker.max(MAX_MODELS_PER_WORKER)
+}
+
+/// The slots, if they make sense; else why they do not. `most` is how many models a worker may have.
+pub fn clean_slots(mut slots: Vec<Slot>, most: usize) -> Result<Vec<Slot>, String> {
+    if slots.len() > MAX_SLOTS_PER_WORKER {
+        return Err(format!("{} slots, more than {MAX_SLOTS_PER_WORKER}", slots.len()));
+    }
+    let mut seen = HashSet::new();
+    for slot in &slots {
+        if slot.id.is_empty() || slot.id.len() > MAX_ID_BYTES || slot.id.contains(char::is_control) {
+            return Err(format!("the id of a slot is empty, longer than {MAX_ID_BYTES} bytes or not printable"));
+        }
+        if !seen.insert(&*slot.id) {
+            return Err(format!("two slots are named {}", slot.id));
+        }
+        let named = slot.resident.iter().chain(&slot.target);
+        check_models(named.map(String::as_str), usize::MAX, false)?;
+        check_models(slot.models.iter().map(|model| &*model.id), most, true)
+            .map_err(|why| format!("slot {}: {why}", slot.id))?;
+    }
+    let models: usize = slots.iter().map(|slot| slot.models.len()).sum();
+    if models > most.saturating_mul(2) {
+        return Err(format!("{models} models in all slots, more than twice the {most} that a worker may have"));
+    }
+    slots.iter_mut().flat_map(|slot| &mut slot.models).for_each(clean_words);
+    Ok(slots)
+}
+
+/// The gates, if they make sense; else why they do not.
+pub fn clean_gates(models: &[ModelGrant], most: usize) -> Result<Vec<(Model, Gate)>, String> {
+    check_models(models.iter().map(|model| &*model.id), most, true)?;
+    let gate = |model: &ModelGrant| Gate { slots: model.slots, others: model.others, capacity: model.capacity };
+    Ok(models.iter().map(|model| (model.id.as_str().into(), gate(model))).collect())
+}
+
+fn check_models<'a>(models: impl Iterator<Item = &'a str>, most: usize, once: bool) -> Result<(), String> {
+    let mut seen = HashSet::new();
+    let mut count = 0;
+    for model in models {
+        count += 1;
+        if model.is_empty() || model.chars().count() > MAX_MODEL_CHARS {
+            return Err(format!("the name of a model is empty or longer than {MAX_MODEL_CHARS} characters"));
+        }
+        if !seen.insert(model) && once {
+            return Err(format!("model {} is there twice", model.escape_debug()));
+        }
+    }
+    if count > most {
+        return Err(format!("{count} models, more than {most}"));
+    }
+    Ok(())
+}
+
+/// What is for people is cut, never a reason to refuse.
+fn clean_words(model: &mut SlotModel) {
+    let cut = |text: &mut String, most: usize| {
+        *text = text.chars().filter(|c| !c.is_control()).take(most).collect();
+    };
+    model.message.iter_mut().for_each(|message| cut(message, MAX_MESSAGE_CHARS));
+    model.code.iter_mut().for_each(|code| cut(code, MAX_CODE_CHARS));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(id: &str, models: &[&str]) -> Slot {
+        let models = models.iter().map(|id| SlotModel { id: (*id).to_owned(), ..SlotModel::default() });
+        Slot { id: id.to_owned(), models: models.collect(), ..Slot::default() }
+    }
+
+    fn refusal(slots: Vec<Slot>) -> String {
+        clean_slots(slots, 4).expect_err("refused")
+    }
+
+    #[test]
+    fn slots_of_sense_stay_as_they_are() {
+        let slots = vec![slot("gpu0", &["a", "b"]), slot("gpu1", &["a"])];
+        assert_eq!(clean_slots(slots.clone(), 4), Ok(slots));
+        assert_eq!(clean_slots(vec![], 4), Ok(vec![]));
+    }
+
+    #[test]
+    fn a_refusal_names_what_is_wrong() {
+        let many = (0..=MAX_SLOTS_PER_WORKER).map(|number| slot(&number.to_string(), &[])).collect();
+        assert!(refusal(many).contains("65 slots"));
+        assert!(refusal(vec![slot("x", &[]), slot("x", &[])]).contains("two slots are named x"));
+        assert!(refusal(vec![slot("", &[])]).contains("id of a slot"));
+        assert!(refusal(vec![slot("x", &["a", "a"])]).contains("slot x: model a is there twice"));
+        assert!(refusal(vec![slot("x", &["1", "2", "3", "4", "5"])]).contains("5 models, more than 4"));
+        assert!(refusal(vec![slot("x", &[&"n".repeat(257)])]).contains("longer than 256"));
+        let three = ["x", "y", "z"].map(|id| slot(id, &["1", "2", "3"]));
+        assert!(refusal(three.into()).contains("9 models in all slots"));
+        let resident = Slot { resident: Some(String::new()), ..slot("x", &[]) };
+        assert!(refusal(vec![resident]).contains("name of a model"));
+    }
+
+    #[test]
+    fn a_slot_may_be_on_its_way_to_what_it_holds() {
+        let slot = Slot { resident: Some("a".into()), target: Some("a".into()), ..slot("x", &["a"]) };
+        assert!(clean_slots(vec![slot], 4).is_ok());
+    }
+
+    #[test]
+    fn words_for_people_are_cut() {
+        let mut failed = slot("x", &["a"]);
+        failed.models[0].message = Some(format!("one\ntwo{}", "x".repeat(2_000)));
+        let cleaned = clean_slots(vec![failed], 4).expect("sense");
+        let message = cleaned[0].models[0].message.as_deref().expect("a message");
+        assert!(message.starts_with("onetwo") && message.chars().count() == MAX_MESSAGE_CHARS);
+    }
+
+    #[test]
+    fn gates_are_one_for_each_model() {
+        let grant = |id: &str| ModelGrant { id: id.to_owned(), slots: 1, others: 2, capacity: 3 };
+        let gate = Gate { slots: 1, others: 2, capacity: 3 };
+        assert_eq!(clean_gates(&[grant("a")], 4), Ok(vec![("a".into(), gate)]));
+        assert!(clean_gates(&[grant("a"), grant("a")], 4).is_err());
+        assert!(clean_gates(&["1", "2", "3", "4", "5"].map(grant), 4).is_err());
+    }
+}

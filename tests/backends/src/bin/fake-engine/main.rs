@@ -1,0 +1,119 @@
+//! `fake-engine vllm|sglang MODEL PORT [DEFECT…]`: the endpoints of vLLM and SGLang that load and unload, and their ways of
+//! failing, each with where it is documented. No model: a completion is one word.
+//!
+//! Defects: `fails-to-start` (exit code 3 after a line), `never-ready`, `deaf` (does not sleep, and says that it did),
+//! `no-dev-mode`, `slow-wake` (half a second), `no-backup` (SGLang without `--enable-weights-cpu-backup`).
+
+mod sglang;
+mod vllm;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+/// What both fakes are made of.
+#[derive(Debug)]
+struct Engine {
+    model: String,
+    defects: Vec<String>,
+    running: AtomicU32,
+    memory: Mutex<Memory>,
+}
+
+#[derive(Debug)]
+struct Memory {
+    has_weights: bool,
+    has_cache: bool,
+    /// Whether the weights are those of the model.
+    weights_are_good: bool,
+    is_paused: bool,
+}
+
+impl Engine {
+    fn has(&self, defect: &str) -> bool {
+        self.defects.iter().any(|known| known == defect)
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn running(&self) -> u32 {
+        self.running.load(Ordering::SeqCst)
+    }
+
+    fn models(&self) -> Json<Value> {
+        Json(json!({"object": "list", "data": [{"id": self.model, "object": "model"}]}))
+    }
+
+    /// As many pauses of 100 ms as tokens were asked for.
+    async fn complete(&self, body: &Value) -> (StatusCode, Json<Value>) {
+        if body["model"] != self.model.as_str() {
+            return (StatusCode::NOT_FOUND, Json(json!({"error": {"message": "no such model"}})));
+        }
+        let _one_more = Counted::new(&self.running);
+        for _ in 1..body["max_tokens"].as_u64().unwrap_or(1) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        if !self.memory().weights_are_good {
+            return (StatusCode::INTERNAL_SERVER_ERROR, Json(json!({"error": {"message": "garbage"}})));
+        }
+        (StatusCode::OK, Json(json!({"choices": [{"text": "word"}]})))
+    }
+
+    async fn wait_until_idle(&self) {
+        while self.running() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// A request that runs, until its client has gone too.
+struct Counted<'a>(&'a AtomicU32);
+
+impl<'a> Counted<'a> {
+    fn new(running: &'a AtomicU32) -> Self {
+        running.fetch_add(1, Ordering::SeqCst);
+        Self(running)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The engine is dead, a moment after it may have answered.
+#[allow(clippy::print_stderr)]
+fn crash(why: &'static str) {
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        eprintln!("EngineDeadError: {why}");
+        std::process::exit(1);
+    });
+}
+
+#[tokio::main(flavor = "current_thread")]
+#[allow(clippy::print_stderr)]
+async fn main() {
+    let mut args = std::env::args().skip(1);
+    let (Some(kind), Some(model), Some(port)) = (args.next(), args.next(), args.next()) else {
+        eprintln!("fake-engine vllm|sglang MODEL PORT [DEFECT…]");
+        std::process::exit(2);
+    };
+    let memory = Memory { has_weights: true, has_cache: true, weights_are_good: true, is_paused: false };
+    let engine =
+        Arc::new(Engine { model, defects: args.collect(), running: AtomicU32::new(0), memory: Mutex::new(memory) });
+    if engine.has("fails-to-start") {
+        eprintln!("torch.OutOfMemoryError: CUDA out of memory");
+        std::process::exit(3);
+    }
+    let router = if kind == "sglang" { sglang::router(engine) } else { vllm::router(engine) };
+    let listener = tokio::net::TcpListener::bind(format!("127.0.0.1:{port}")).await.expect("the port is free");
+    axum::serve(listener, router).await.expect("it serves");
+}

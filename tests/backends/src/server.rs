@@ -1,0 +1,133 @@
+//! Servers that a test starts itself, and what the operating system says about processes.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use modelrelay_harness::PATIENCE;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use url::Url;
+
+use crate::worker_program;
+
+/// A server and everything that it starts. Dropping it kills all of that: it runs under our own supervisor.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    /// Where it listens.
+    pub url: Url,
+    log: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Server {
+    /// Starts a command that listens on `port` of loopback and waits until somebody does.
+    ///
+    /// # Panics
+    /// When it does not within [`PATIENCE`].
+    pub async fn start(command: &[String], env: &[(&str, String)], port: u16) -> Self {
+        let folder = tempfile::tempdir().expect("a folder for a log can be made");
+        let log = folder.path().join("log");
+        let file = File::create(&log).expect("a log can be made");
+        let mut started = Command::new(worker_program());
+        started.arg("supervise").arg("--").args(command).envs(env.iter().map(|(name, value)| (name, value)));
+        started.stdin(Stdio::piped()).stdout(file.try_clone().expect("a file can be shared")).stderr(file);
+        let child = started.spawn().expect("the supervisor starts");
+        let url = format!("http://127.0.0.1:{port}").parse().expect("this is a URL");
+        let server = Self { child, url, log, _folder: folder };
+        until(&format!("{} listens: {}", command[0], server.log()), async || is_listening(port).await).await;
+        server
+    }
+
+    /// Kills it, and waits until nothing of it is left.
+    pub async fn kill(&mut self) {
+        drop(self.child.stdin.take());
+        let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        assert!(ended.is_ok(), "the supervisor ends after its standard input");
+    }
+
+    /// What it printed.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+/// A port that was free a moment ago.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+    listener.local_addr().expect("it has an address").port()
+}
+
+/// Whether somebody listens on that port of loopback.
+pub async fn is_listening(port: u16) -> bool {
+    TcpStream::connect(("127.0.0.1", port)).await.is_ok()
+}
+
+/// Waits until it is so.
+///
+/// # Panics
+/// After [`PATIENCE`], saying `what` was waited for.
+pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+    let waiting = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, waiting).await.is_ok(), "waited {PATIENCE:?} in vain until {what}");
+}
+
+/// Whether a process runs, by its id. A zombie does not.
+#[must_use]
+pub fn runs(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+/// The processes whose command line holds this text, supervisors left out.
+#[must_use]
+pub fn processes_with(text: &str) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_it = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        line.contains(text) && !line.contains(" supervise ") && runs(*pid)
+    };
+    pids.filter(is_it).collect()
+}
+
+/// Waits until a file has a line, and reads that.
+pub async fn line_of(file: &Path) -> String {
+    until(&format!("{} is written", file.display()), async || {
+        std::fs::read_to_string(file).is_ok_and(|text| text.ends_with('\n'))
+    })
+    .await;
+    std::fs::read_to_string(file).unwrap_or_default().trim().to_owned()
+}
+
+/// Sends a request to a server and reads its status; `None` where nobody answers.
+pub async fn post(url: &Url, path: &str, body: &serde_json::Value) -> Option<(u16, String)> {
+    let address = url.socket_addrs(|| None).ok()?;
+    let mut stream = TcpStream::connect(address.first()?).await.ok()?;
+    let body = body.to_string();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        url.authority(),
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes()).await.ok()?;
+    let mut answer = Vec::new();
+    tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.ok()?.ok()?;
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let status = answer.split(' ').nth(1)?.parse().ok()?;
+    Some((status, answer))
+}

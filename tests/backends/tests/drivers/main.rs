@@ -1,0 +1,47 @@
+//! Every driver of the multiplexer, in one table of tests, and beside it what only one kind of backend does.
+//!
+//! Real: llama-server alone and as a router, Ollama, the demo backend, shell commands. Fakes: vLLM and SGLang.
+
+mod hooks;
+mod llama_router;
+mod process;
+mod rig;
+mod sglang;
+mod table;
+mod vllm;
+
+/// One module per driver, with every row of the table in it.
+macro_rules! every_driver {
+    ($($driver:ident),* $(,)?) => {
+        $(mod $driver {
+            every_driver!(@rows $driver: a_loaded_model_serves, loading_again_changes_nothing,
+                an_unloaded_model_is_gone_and_unloading_again_is_no_error, what_was_never_loaded_can_be_unloaded,
+                another_model_takes_the_place_and_the_first_comes_back, the_wrong_model_is_a_load_failure,
+                a_model_that_nobody_configured_is_named, a_dead_backend_is_noticed,
+                a_forced_eviction_works_from_every_state, an_abandoned_load_leaves_nothing);
+        })*
+    };
+    (@rows $driver:ident: $($row:ident),*) => {
+        $(#[tokio::test]
+        async fn $row() {
+            if let Some(rig) = crate::rig::$driver().await {
+                crate::table::$row(rig).await;
+            }
+        })*
+    };
+}
+
+mod every {
+    every_driver!(
+        static_url,
+        process,
+        llama_router,
+        ollama,
+        vllm_started_by_us,
+        vllm_started_by_others,
+        vllm_at_level_two,
+        sglang_started_by_us,
+        sglang_started_by_others,
+        hooks,
+    );
+}

@@ -1,0 +1,197 @@
+//! Processes that the worker starts: how they end, whatever happens.
+
+use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use modelrelay_backends::server::{line_of, runs, until};
+use modelrelay_backends::worker_program;
+use modelrelay_worker::multiplexer::Model;
+use modelrelay_worker::multiplexer::driver::launch::{Launch, TERM_GRACE};
+use modelrelay_worker::multiplexer::driver::process::{Process, ProcessModel};
+use modelrelay_worker::multiplexer::driver::served::Served;
+use modelrelay_worker::multiplexer::driver::{Driver, DriverError};
+use modelrelay_worker::multiplexer::error::LoadFailure;
+use modelrelay_worker::multiplexer::estimate::LoadKind;
+use tokio::process::Command;
+
+use crate::rig::{FAKE, folder, on_port};
+
+fn shell(script: &str) -> (Process, Model) {
+    let command = ["sh", "-c", script].map(str::to_owned).to_vec();
+    let env = BTreeMap::from([("ADDRESS".to_owned(), "127.0.0.1:${PORT}".to_owned())]);
+    let launch = Launch { command, env, leave_on_success: false };
+    let model = ProcessModel { served: Served::new("m"), launch, url: None };
+    (Process::new(vec![model], worker_program()), "m".into())
+}
+
+fn pid(text: &str) -> u32 {
+    text.parse().unwrap_or_else(|_| panic!("{text} is no process id"))
+}
+
+#[tokio::test]
+async fn a_process_that_ends_while_loading_fails_the_load_at_once_with_its_code_and_last_words() {
+    let (driver, model) = shell("echo starting; echo 'no such file: model.gguf' >&2; exit 7");
+    let began = Instant::now();
+    let failure = driver.load(&model, LoadKind::Cold).await.unwrap_err();
+    let LoadFailure::Exited(last_words) = failure else { panic!("{failure:?}") };
+    assert!(last_words.starts_with("exit code 7: ") && last_words.contains("no such file: model.gguf"), "{last_words}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_command_that_does_not_exist_is_named() {
+    let launch = Launch { command: vec!["/no/such/program".to_owned()], ..Launch::default() };
+    let model = ProcessModel { served: Served::new("m"), launch, url: None };
+    let driver = Process::new(vec![model], worker_program());
+    let failure = driver.load(&"m".into(), LoadKind::Cold).await.unwrap_err().to_string();
+    assert!(failure.contains("/no/such/program") && failure.contains("127"), "{failure}");
+}
+
+#[tokio::test]
+async fn a_port_that_somebody_else_has_is_not_taken_for_ours() {
+    let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = stranger.local_addr().unwrap().port();
+    let launch = Launch { command: vec!["true".to_owned()], ..Launch::default() };
+    let model = ProcessModel { served: Served::new("m"), launch, url: Some(on_port(port)) };
+    let failure = Process::new(vec![model], worker_program()).load(&"m".into(), LoadKind::Cold).await.unwrap_err();
+    assert!(failure.to_string().contains(&port.to_string()), "{failure}");
+}
+
+#[tokio::test]
+async fn port_and_environment_reach_the_command_and_our_secrets_do_not() {
+    let folder = folder();
+    let seen = folder.path().join("seen");
+    let script = format!("echo ${{PORT}} $ADDRESS ${{WORKER_SECRET:-none}} > {}; sleep 1000", seen.display());
+    let (driver, model) = shell(&script);
+    let _ = tokio::time::timeout(Duration::from_millis(500), driver.load(&model, LoadKind::Cold)).await;
+    let line = line_of(&seen).await;
+    let port = line.split(' ').next().unwrap().to_owned();
+    assert_ne!(port, "0");
+    assert_eq!(line, format!("{port} 127.0.0.1:{port} none"));
+}
+
+/// Loads a server whose script notes process ids, and gives the driver with them.
+async fn loaded(script: &str, folder: &Path) -> (Process, Model) {
+    let script =
+        script.replace("PIDS", &folder.to_string_lossy()).replace("SERVER", &format!("{FAKE} vllm m ${{PORT}}"));
+    let (driver, model) = shell(&script);
+    driver.load(&model, LoadKind::Cold).await.unwrap_or_else(|failure| panic!("{failure}"));
+    (driver, model)
+}
+
+#[tokio::test]
+async fn eviction_takes_what_left_the_process_group_too() {
+    let folder = folder();
+    // A daemon: a session of its own, and its parent is gone.
+    let script = "(setsid sh -c 'echo $$ > PIDS/daemon; exec sleep 1000' &); echo $$ > PIDS/main; exec SERVER";
+    let (driver, model) = loaded(script, folder.path()).await;
+    let (main, daemon) =
+        (pid(&line_of(&folder.path().join("main")).await), pid(&line_of(&folder.path().join("daemon")).await));
+    assert!(runs(main) && runs(daemon));
+    driver.evict(&model).await.unwrap();
+    assert!(!runs(main) && !runs(daemon), "nothing is left when the eviction has answered");
+}
+
+#[tokio::test]
+async fn what_does_not_end_on_sigterm_is_killed_after_its_grace() {
+    let folder = folder();
+    let script = "trap '' TERM; echo $$ > PIDS/main; SERVER & wait; sleep 1000";
+    let (driver, model) = loaded(script, folder.path()).await;
+    let main = pid(&line_of(&folder.path().join("main")).await);
+    let began = Instant::now();
+    driver.evict(&model).await.unwrap();
+    assert!(began.elapsed() >= TERM_GRACE, "{:?}", began.elapsed());
+    assert!(!runs(main));
+}
+
+#[tokio::test]
+async fn a_forced_eviction_gives_no_grace() {
+    let folder = folder();
+    let (driver, model) = loaded("trap '' TERM; SERVER & wait", folder.path()).await;
+    let began = Instant::now();
+    driver.force_evict(&model).await.unwrap();
+    assert!(began.elapsed() < TERM_GRACE / 2, "{:?}", began.elapsed());
+    assert!(matches!(driver.probe(&model).await, Ok(probed) if !probed.ready));
+}
+
+#[tokio::test]
+async fn a_driver_that_is_dropped_leaves_nothing() {
+    let folder = folder();
+    let (driver, _) = loaded("echo $$ > PIDS/main; exec SERVER", folder.path()).await;
+    let main = pid(&line_of(&folder.path().join("main")).await);
+    drop(driver);
+    until("the process is gone", async || !runs(main)).await;
+}
+
+/// Stands for a worker that is killed: a shell holds the supervisor's standard input, as a worker would.
+#[tokio::test]
+async fn a_killed_parent_leaves_no_orphan() {
+    let folder = folder();
+    let (fifo, seen) = (folder.path().join("input"), folder.path().join("grandchild"));
+    let script = format!(
+        "mkfifo {fifo}; {supervisor} supervise -- sh -c 'echo $$ > {seen}; trap \"\" HUP TERM; sleep 1000 & wait' < {fifo} & \
+         exec 3> {fifo}; wait",
+        fifo = fifo.display(),
+        seen = seen.display(),
+        supervisor = worker_program().display(),
+    );
+    let mut parent = Command::new("sh").arg("-c").arg(script).stdin(Stdio::null()).spawn().unwrap();
+    let grandchild = pid(&line_of(&seen).await);
+    assert!(runs(grandchild));
+    parent.start_kill().unwrap();
+    let status = parent.wait().await.unwrap();
+    assert_eq!(status.signal(), Some(9));
+    until("the grandchild is gone", async || !runs(grandchild)).await;
+}
+
+#[tokio::test]
+async fn a_killed_supervisor_takes_its_command_with_it() {
+    let folder = folder();
+    let seen = folder.path().join("command");
+    let mut supervisor = Command::new(worker_program());
+    let script = format!("echo $$ > {}; exec sleep 1000", seen.display());
+    supervisor.args(["supervise", "--", "sh", "-c", &script]).stdin(Stdio::piped());
+    let mut supervisor = supervisor.spawn().unwrap();
+    let command = pid(&line_of(&seen).await);
+    assert!(runs(command));
+    supervisor.kill().await.unwrap();
+    until("the command is gone", async || !runs(command)).await;
+}
+
+#[tokio::test]
+async fn a_process_that_was_told_to_end_is_not_taken_for_a_loaded_one() {
+    let folder = folder();
+    let main = folder.path().join("main");
+    let (driver, model) = loaded("trap '' TERM; echo $$ > PIDS/main; SERVER & wait; sleep 1000", folder.path()).await;
+    let doomed = pid(&line_of(&main).await);
+    let eviction = tokio::time::timeout(Duration::from_millis(100), driver.evict(&model)).await;
+    assert!(eviction.is_err(), "it does not listen");
+    driver.load(&model, LoadKind::Cold).await.unwrap();
+    assert_ne!(pid(&line_of(&main).await), doomed);
+    assert!(!runs(doomed));
+}
+
+#[tokio::test]
+async fn a_supervisor_tells_how_its_command_ended() {
+    let ended = async |script: &str| {
+        let mut supervisor = Command::new(worker_program());
+        supervisor.args(["supervise", "--", "sh", "-c", script]).stdin(Stdio::piped());
+        let mut child = supervisor.spawn().unwrap();
+        let _input = child.stdin.take();
+        child.wait().await.unwrap().code()
+    };
+    assert_eq!(ended("exit 5").await, Some(5));
+    assert_eq!(ended("kill -KILL $$").await, Some(137));
+}
+
+#[tokio::test]
+async fn a_busy_or_hanging_server_can_be_given_up_while_it_loads() {
+    let (driver, model) = shell("sleep 1000");
+    let load = tokio::time::timeout(Duration::from_millis(300), driver.load(&model, LoadKind::Cold)).await;
+    assert!(load.is_err());
+    driver.force_evict(&model).await.unwrap();
+    assert!(!matches!(driver.probe(&model).await, Err(DriverError::UnknownModel(_))));
+}

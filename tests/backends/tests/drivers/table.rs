@@ -1,0 +1,168 @@
+//! What every driver does, whatever its backend is.
+
+use std::time::Duration;
+
+use modelrelay_backends::server::{post, processes_with, until};
+use modelrelay_worker::multiplexer::Model;
+use modelrelay_worker::multiplexer::driver::DriverError;
+use modelrelay_worker::multiplexer::driver::memory::{Meter, SlotMemory};
+use modelrelay_worker::multiplexer::driver::slot::SlotDriver;
+use modelrelay_worker::multiplexer::error::LoadFailure;
+use modelrelay_worker::multiplexer::estimate::LoadKind;
+use modelrelay_worker::multiplexer::event::{Found, Left, Outcome};
+use serde_json::json;
+
+use crate::rig::Rig;
+
+/// Long enough for a load to have begun, and nowhere near a long one's end.
+const MIDWAY: Duration = Duration::from_millis(300);
+
+#[derive(Debug)]
+struct NoMeter;
+
+impl Meter for NoMeter {
+    fn free(&self) -> Option<u64> {
+        None
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        None
+    }
+}
+
+pub(crate) async fn a_loaded_model_serves(rig: Rig) {
+    load(&rig, 0).await;
+    let probed = rig.driver.probe(&rig.models[0]).await.unwrap();
+    assert!(probed.ready, "{probed:?}");
+    assert!(probed.model_ids.iter().any(|id| id.starts_with(rig.names[0])), "{probed:?}");
+    assert_serves(&rig, 0).await;
+}
+
+pub(crate) async fn loading_again_changes_nothing(rig: Rig) {
+    load(&rig, 0).await;
+    let before = (rig.driver.url(&rig.models[0]), processes_with(&rig.mark));
+    load(&rig, 0).await;
+    assert_eq!((rig.driver.url(&rig.models[0]), processes_with(&rig.mark)), before);
+    assert_serves(&rig, 0).await;
+}
+
+pub(crate) async fn an_unloaded_model_is_gone_and_unloading_again_is_no_error(rig: Rig) {
+    load(&rig, 0).await;
+    for _ in 0..2 {
+        let left = rig.driver.evict(&rig.models[0]).await.unwrap();
+        assert_eq!(left, rig.driver.capabilities().leaves);
+        assert_eq!(is_ready(&rig, 0).await, rig.stays);
+    }
+}
+
+pub(crate) async fn what_was_never_loaded_can_be_unloaded(rig: Rig) {
+    rig.driver.evict(&rig.models[0]).await.unwrap();
+    assert_eq!(is_ready(&rig, 0).await, rig.stays);
+}
+
+pub(crate) async fn another_model_takes_the_place_and_the_first_comes_back(rig: Rig) {
+    for (round, nth) in [0, 1, 0, 1].into_iter().enumerate() {
+        let kind =
+            if round > 1 && rig.driver.capabilities().leaves == Left::Asleep { LoadKind::Wake } else { LoadKind::Cold };
+        rig.driver.load(&rig.models[nth], kind).await.unwrap();
+        assert_serves(&rig, nth).await;
+        rig.driver.evict(&rig.models[nth]).await.unwrap();
+    }
+}
+
+pub(crate) async fn the_wrong_model_is_a_load_failure(rig: Rig) {
+    let failure = rig.driver.load(&rig.wrong, LoadKind::Cold).await.unwrap_err();
+    let says_so = match &failure {
+        LoadFailure::WrongModel { expected, found } => *expected == *rig.wrong && !found.is_empty(),
+        LoadFailure::Driver(said) => said.contains(&*rig.wrong) && said.contains("not found"),
+        LoadFailure::Exited(_) | LoadFailure::TimedOut(_) | LoadFailure::DiedAtOnce => false,
+    };
+    assert!(says_so, "{failure:?}");
+    if rig.driver.capabilities().owns_backends {
+        until("the wrong one is gone", async || processes_with(&rig.mark).is_empty()).await;
+    }
+    rig.driver.force_evict(&rig.wrong).await.unwrap();
+}
+
+pub(crate) async fn a_model_that_nobody_configured_is_named(rig: Rig) {
+    let stranger = Model::from("stranger");
+    let unknown = DriverError::UnknownModel("stranger".to_owned());
+    assert_eq!(rig.driver.probe(&stranger).await, Err(unknown.clone()));
+    assert_eq!(rig.driver.evict(&stranger).await, Err(unknown.clone()));
+    assert_eq!(rig.driver.force_evict(&stranger).await, Err(unknown.clone()));
+    assert_eq!(rig.driver.load(&stranger, LoadKind::Cold).await, Err(unknown.into()));
+    assert_eq!(rig.driver.url(&stranger), None);
+}
+
+pub(crate) async fn a_dead_backend_is_noticed(mut rig: Rig) {
+    load(&rig, 0).await;
+    rig.kill_backends().await;
+    if rig.driver.capabilities().owns_backends {
+        let ended = tokio::time::timeout(modelrelay_harness::PATIENCE, rig.driver.ended(&rig.models[0])).await;
+        assert!(ended.is_ok(), "its parent hears of its end");
+    }
+    let slot = SlotDriver::new(std::sync::Arc::clone(&rig.driver), SlotMemory::new(std::sync::Arc::new(NoMeter)));
+    until("nothing is found", async || {
+        matches!(slot.probe(Some(&rig.models[0])).await, Outcome::Probed(Found::Nothing))
+    })
+    .await;
+    // And it is no failure that it is gone already.
+    rig.driver.force_evict(&rig.models[0]).await.unwrap();
+}
+
+pub(crate) async fn a_forced_eviction_works_from_every_state(rig: Rig) {
+    let model = &rig.models[0];
+    // Never loaded; loaded; evicted; forced already.
+    rig.driver.force_evict(model).await.unwrap();
+    load(&rig, 0).await;
+    rig.driver.force_evict(model).await.unwrap();
+    assert_eq!(is_ready(&rig, 0).await, rig.stays);
+    load(&rig, 0).await;
+    assert_serves(&rig, 0).await;
+    rig.driver.evict(model).await.unwrap();
+    rig.driver.force_evict(model).await.unwrap();
+    rig.driver.force_evict(model).await.unwrap();
+    assert_eq!(is_ready(&rig, 0).await, rig.stays);
+    load(&rig, 0).await;
+    assert_serves(&rig, 0).await;
+}
+
+pub(crate) async fn an_abandoned_load_leaves_nothing(rig: Rig) {
+    // A router and Ollama load in a moment: so they are left in the middle of it.
+    let (midway, is_fast) = if rig.slow == rig.models[0] { (Duration::from_millis(3), true) } else { (MIDWAY, false) };
+    let abandoned = tokio::time::timeout(midway, rig.driver.load(&rig.slow, LoadKind::Cold)).await;
+    assert!(abandoned.is_err() || is_fast, "{abandoned:?}");
+    if rig.driver.capabilities().owns_backends {
+        // Before anybody asks for it.
+        until("its process is gone", async || processes_with(&rig.mark).is_empty()).await;
+    }
+    rig.driver.force_evict(&rig.slow).await.unwrap();
+    if rig.servers.is_empty() {
+        assert_eq!(processes_with(&rig.mark), Vec::<u32>::new());
+    }
+    // A foreign server may have struck it off its list a moment before its process ends.
+    until("no process of it is left", async || processes_with(&rig.mark).is_empty()).await;
+    assert!(!rig.driver.probe(&rig.slow).await.unwrap_or_default().ready);
+    load(&rig, 1).await;
+    assert_serves(&rig, 1).await;
+}
+
+async fn load(rig: &Rig, nth: usize) {
+    rig.driver.load(&rig.models[nth], LoadKind::Cold).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+}
+
+/// Nobody being there at all is as good as not ready.
+async fn is_ready(rig: &Rig, nth: usize) -> bool {
+    match rig.driver.probe(&rig.models[nth]).await {
+        Ok(probed) => probed.ready,
+        Err(DriverError::Unreachable { .. }) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+async fn assert_serves(rig: &Rig, nth: usize) {
+    let url = rig.driver.url(&rig.models[nth]).expect("what is loaded has an address");
+    let body = json!({"model": rig.names[nth], "prompt": "Hi", "max_tokens": 1});
+    let (status, answer) = post(&url, "/v1/completions", &body).await.expect("it answers");
+    assert_eq!(status, 200, "{answer}");
+}

@@ -1,0 +1,122 @@
+//! What vLLM's sleep mode does to the careless.
+
+use std::time::Duration;
+
+use modelrelay_backends::fake::{Fake, Kind};
+use modelrelay_backends::server::{Server, free_port, is_listening, post, until};
+use modelrelay_backends::worker_program;
+use modelrelay_worker::multiplexer::driver::launch::{Launch, PORT};
+use modelrelay_worker::multiplexer::driver::served::Served;
+use modelrelay_worker::multiplexer::driver::vllm_sleep::{Level, SleeperModel, VllmSleep};
+use modelrelay_worker::multiplexer::driver::{Driver, DriverError};
+use modelrelay_worker::multiplexer::error::LoadFailure;
+use modelrelay_worker::multiplexer::estimate::LoadKind;
+use modelrelay_worker::multiplexer::event::Left;
+use serde_json::json;
+
+use crate::rig::{FAKE, on_port};
+
+async fn foreign(defects: &[&str]) -> (Server, VllmSleep) {
+    let port = free_port();
+    let fake = Fake::new(FAKE, Kind::Vllm, "m", &port.to_string());
+    let fake = defects.iter().fold(fake, |fake, defect| fake.with(defect));
+    let server = Server::start(&fake.command(), &[], port).await;
+    let model = SleeperModel { served: Served::new("m"), url: server.url.clone(), launch: None };
+    (server, VllmSleep::new([model], Level::One, worker_program()))
+}
+
+fn port(server: &Server) -> u16 {
+    server.url.port().expect("it has one")
+}
+
+#[tokio::test]
+async fn the_fake_dies_of_what_the_real_one_dies_of() {
+    let (server, driver) = foreign(&[]).await;
+    driver.evict(&"m".into()).await.unwrap();
+    let asked = post(&server.url, "/v1/completions", &json!({"model": "m", "prompt": "Hi"})).await;
+    assert_eq!(asked, None, "a request to a sleeping engine");
+    until("the engine is dead", async || !is_listening(port(&server)).await).await;
+
+    let (server, _) = foreign(&[]).await;
+    let long = json!({"model": "m", "prompt": "Hi", "max_tokens": 100});
+    let running = post(&server.url, "/v1/completions", &long);
+    let careless = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        post(&server.url, "/sleep?level=1", &json!({})).await.map(|(status, _)| status)
+    };
+    let (_, slept) = tokio::join!(running, careless);
+    assert_eq!(slept, Some(200), "it says that it sleeps");
+    until("and is dead", async || !is_listening(port(&server)).await).await;
+}
+
+#[tokio::test]
+async fn running_requests_are_waited_for_before_it_is_put_to_sleep() {
+    let (server, driver) = foreign(&[]).await;
+    let model = "m".into();
+    let body = json!({"model": "m", "prompt": "Hi", "max_tokens": 10});
+    let request = post(&server.url, "/v1/completions", &body);
+    let eviction = async {
+        until("it is busy", async || matches!(driver.probe(&model).await, Ok(probed) if probed.busy == Some(1))).await;
+        driver.evict(&model).await
+    };
+    let (answer, left) = tokio::join!(request, eviction);
+    assert_eq!((answer.map(|(status, _)| status), left), (Some(200), Ok(Left::Asleep)));
+}
+
+#[tokio::test]
+async fn a_request_that_does_not_end_is_not_slept_upon() {
+    let (server, driver) = foreign(&[]).await;
+    let model = "m".into();
+    let body = json!({"model": "m", "prompt": "Hi", "max_tokens": 1000});
+    let refusal = tokio::select! {
+        _ = post(&server.url, "/v1/completions", &body) => panic!("the request is not over"),
+        refusal = async {
+            until("it is busy", async || matches!(driver.probe(&model).await, Ok(probed) if probed.busy == Some(1))).await;
+            driver.evict(&model).await
+        } => refusal,
+    };
+    assert_eq!(refusal, Err(DriverError::Busy { requests: 1 }));
+    assert!(is_listening(port(&server)).await);
+}
+
+#[tokio::test]
+async fn a_server_that_only_says_that_it_sleeps_is_not_believed() {
+    let (_server, driver) = foreign(&["deaf"]).await;
+    let error = driver.evict(&"m".into()).await.unwrap_err();
+    assert!(matches!(error, DriverError::Unexpected { .. }), "{error}");
+    // And a server that nobody here started cannot be killed either.
+    let error = driver.force_evict(&"m".into()).await.unwrap_err();
+    assert!(matches!(error, DriverError::NotOurs(_)), "{error}");
+}
+
+#[tokio::test]
+async fn a_wake_that_was_given_up_is_not_overtaken_by_what_takes_it_back() {
+    let (server, driver) = foreign(&["slow-wake"]).await;
+    let model = "m".into();
+    driver.evict(&model).await.unwrap();
+    let wake = tokio::time::timeout(Duration::from_millis(100), driver.load(&model, LoadKind::Wake)).await;
+    assert!(wake.is_err());
+    driver.force_evict(&model).await.unwrap();
+    until("the wake has ended", async || server.log().contains("woken")).await;
+    assert!(!driver.probe(&model).await.unwrap().ready, "and was taken back");
+}
+
+#[tokio::test]
+async fn without_developer_mode_the_settings_are_named() {
+    let (_server, driver) = foreign(&["no-dev-mode"]).await;
+    let error = driver.evict(&"m".into()).await.unwrap_err().to_string();
+    assert!(error.contains("VLLM_SERVER_DEV_MODE=1") && error.contains("--enable-sleep-mode"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_start_says_why_at_once() {
+    let command = Fake::new(FAKE, Kind::Vllm, "m", PORT).with("fails-to-start").command();
+    let launch = Some(Launch { command, ..Launch::default() });
+    let model = SleeperModel { served: Served::new("m"), url: on_port(free_port()), launch };
+    let driver = VllmSleep::new([model], Level::One, worker_program());
+    let failure = driver.load(&"m".into(), LoadKind::Cold).await.unwrap_err();
+    assert!(
+        matches!(&failure, LoadFailure::Exited(words) if words.contains("exit code 3") && words.contains("out of memory")),
+        "{failure:?}"
+    );
+}

@@ -1,0 +1,86 @@
+//! Clients that keep a relay busy, and patience.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use modelrelay_harness::client::Request;
+use modelrelay_harness::process::Log;
+use modelrelay_harness::relay::Relay;
+use serde_json::json;
+
+/// For what takes a pause of the worker, a rotation, or dozens of requests on a slow machine.
+const LONG: Duration = Duration::from_secs(30);
+
+/// Clients that ask all the time until they are told to stop.
+#[derive(Default)]
+pub(crate) struct Load {
+    stop: Arc<AtomicBool>,
+    clients: Vec<Client>,
+}
+
+struct Client {
+    answered: Arc<AtomicUsize>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Load {
+    pub(crate) fn start(relay: &Relay, clients: usize) -> Self {
+        let mut load = Self::default();
+        load.add(relay, clients);
+        load
+    }
+
+    /// So many more clients, of this relay.
+    pub(crate) fn add(&mut self, relay: &Relay, clients: usize) {
+        for _ in 0..clients {
+            let answered = Arc::new(AtomicUsize::new(0));
+            let (stop, count, to) = (Arc::clone(&self.stop), Arc::clone(&answered), relay.addr());
+            let task = tokio::spawn(async move {
+                let log = Log::new("a client");
+                while !stop.load(Ordering::SeqCst) {
+                    let asked = Request::post("/v1/chat/completions", &json!({"model": "m"}));
+                    let _ = asked.fetch(to, &log).await.with_status(200);
+                    count.fetch_add(1, Ordering::SeqCst);
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            });
+            self.clients.push(Client { answered, task });
+        }
+    }
+
+    /// Waits until each client has had so many further answers.
+    pub(crate) async fn serves_everyone(&self, answers: usize) {
+        let answered = |client: &Client| client.answered.load(Ordering::SeqCst);
+        let before: Vec<usize> = self.clients.iter().map(answered).collect();
+        let gained = || self.clients.iter().zip(&before).map(|(client, before)| answered(client) - before);
+        // A client that was refused is found when it is joined.
+        let done = || async { gained().all(|gained| gained >= answers) || self.has_failed() };
+        let since = Instant::now();
+        while !done().await {
+            let fewest = gained().min();
+            assert!(since.elapsed() < LONG, "a client starves: {fewest:?} of {answers} answers within {LONG:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.clients.iter().any(|client| client.task.is_finished())
+    }
+
+    pub(crate) async fn end(self) {
+        self.stop.store(true, Ordering::SeqCst);
+        for client in self.clients {
+            client.task.await.expect("every request was answered with 200");
+        }
+    }
+}
+
+/// Waits for what may take longer than a test usually waits.
+pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, condition: impl Fn() -> F) {
+    let since = Instant::now();
+    while !condition().await {
+        assert!(since.elapsed() < LONG, "waited {LONG:?} in vain for {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,185 @@
+//! `slots1`: what an admin sees of multiplexers, and can have them do.
+
+use modelrelay_harness::{
+    client::Request,
+    relay::{ADMIN_TOKEN, Relay},
+    worker::{failed, slot},
+};
+use serde_json::{Value, json};
+
+use crate::support::chat;
+
+fn target(worker_id: &str) -> String {
+    format!("/admin/workers/{worker_id}/command")
+}
+
+/// Gives an order that is accepted, and returns its id.
+async fn order(relay: &Relay, worker_id: &str, body: &Value) -> String {
+    let reply = relay.admin_post(&target(worker_id), body).await.with_status(202);
+    reply.json()["op_id"].as_str().expect("an op_id").to_owned()
+}
+
+async fn operation(relay: &Relay, id: &str) -> Value {
+    relay.admin_json(&format!("/admin/ops/{id}")).await
+}
+
+#[tokio::test]
+async fn slots_are_listed_as_they_were_said() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    let said = failed(slot("gpu0", "empty", &["a", "b"]), "b", "insufficient_memory", "needs 24 GiB", 4_000);
+    worker.register_slots1(&["a", "b"], std::slice::from_ref(&said)).await;
+    let _plain = relay.worker(&["a"], 1).await;
+    let workers = relay.workers().await;
+    let listed = &workers[0]["slots"][0];
+    for name in ["id", "state", "resident", "target", "generation", "wanted"] {
+        assert_eq!(listed[name], said[name], "{name} in {listed}");
+    }
+    assert_eq!((&listed["models"][0]["id"], &listed["models"][0]["capacity"]), (&json!("a"), &json!(4)));
+    for (name, value) in [("status", "failed"), ("code", "insufficient_memory"), ("message", "needs 24 GiB")] {
+        assert_eq!(listed["models"][1][name], value, "{listed}");
+    }
+    assert!(listed["models"][1]["retry_ms"].as_u64().is_some_and(|left| left <= 4_000), "{listed}");
+    assert_eq!(workers[1]["slots"], json!(null), "a worker without a multiplexer has none");
+    worker.say_slots(&[slot("gpu7", "loading", &["a"])]).await;
+    worker.expect_quiet().await;
+    assert_eq!(relay.workers().await[0]["slots"][0]["id"], "gpu7");
+}
+
+#[tokio::test]
+async fn the_state_says_where_each_model_is() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    let mut ready = slot("gpu0", "ready", &["a", "b"]);
+    ready["resident"] = json!("a");
+    ready["models"][0]["status"] = json!("resident");
+    ready["models"][1]["status"] = json!("sleeping");
+    worker.register_slots1(&["a", "b"], &[ready]).await;
+    worker.open_gates(&[("a", 3)]).await;
+    worker.expect_quiet().await;
+    let _waiting = relay.begin(chat("b"));
+    worker.expect_demand("b", 1).await;
+    let state = relay.admin_json("/admin/state").await;
+    let models = &state["providers"][0]["models"];
+    let here = |status: &str, open: bool| json!([{"worker_id": worker.worker_id, "slot": "gpu0", "slot_state": "ready", "status": status, "open": open}]);
+    let picked =
+        |model: &Value| json!([model["workers"], model["open_workers"], model["asked_worker"], model["residency"]]);
+    assert_eq!(picked(&models[0]), json!([1, 1, null, here("resident", true)]), "{models}");
+    assert_eq!(picked(&models[1]), json!([1, 0, worker.worker_id, here("sleeping", false)]), "{models}");
+    let told = &state["providers"][0]["workers"][0];
+    assert_eq!(told["gates"], json!([{"id": "a", "slots": 3, "others": 0, "capacity": 4}]), "{told}");
+    assert_eq!(told["slots"][0]["id"], "gpu0");
+}
+
+#[tokio::test]
+async fn an_order_reaches_the_worker_and_its_result_the_admin() {
+    let relay = Relay::start().await;
+    let mut worker = relay.slots1_worker(&["a", "b"]).await;
+    let id = worker.worker_id.clone();
+    let orders = [
+        (json!({"command": "load", "model": "a"}), json!(null), "drain"),
+        (json!({"command": "unload", "model": "a", "mode": "now"}), json!(null), "now"),
+        (json!({"command": "pin", "model": "b", "slot": "gpu0"}), json!("gpu0"), "drain"),
+        (json!({"command": "unpin", "model": "b", "slot": null, "mode": "drain"}), json!(null), "drain"),
+    ];
+    for (body, slot, mode) in orders {
+        let op = order(&relay, &id, &body).await;
+        let command = worker.expect("command").await;
+        assert_eq!(
+            (&command["op_id"], &command["command"], &command["model"]),
+            (&json!(op), &body["command"], &body["model"])
+        );
+        assert_eq!((&command["slot"], &command["mode"]), (&slot, &json!(mode)), "{command}");
+        assert_eq!(operation(&relay, &op).await, json!({"done": false, "ok": false}));
+        worker.say_done(&op, None).await;
+        worker.expect_quiet().await;
+        assert_eq!(operation(&relay, &op).await, json!({"done": true, "ok": true}));
+    }
+    let op = order(&relay, &id, &json!({"command": "load", "model": "a"})).await;
+    worker.expect("command").await;
+    worker.say_done(&op, Some("others wait for b")).await;
+    worker.expect_quiet().await;
+    assert_eq!(operation(&relay, &op).await, json!({"done": true, "ok": false, "error": "others wait for b"}));
+    worker.say_done(&op, None).await;
+    worker.expect_quiet().await;
+    assert_eq!(operation(&relay, &op).await["ok"], false, "the first word counts");
+}
+
+#[tokio::test]
+async fn a_worker_that_leaves_ends_its_orders() {
+    let relay = Relay::start().await;
+    let mut worker = relay.slots1_worker(&["a"]).await;
+    let op = order(&relay, &worker.worker_id, &json!({"command": "load", "model": "a"})).await;
+    worker.expect("command").await;
+    worker.vanish();
+    relay.eventually("the order has ended", || async { operation(&relay, &op).await["done"] == true }).await;
+    let ended = operation(&relay, &op).await;
+    assert_eq!(ended["ok"], false);
+    assert!(ended["error"].as_str().is_some_and(|error| error.contains("left")), "{ended}");
+}
+
+#[tokio::test]
+async fn no_other_worker_can_end_an_order() {
+    let relay = Relay::start().await;
+    let mut worker = relay.slots1_worker(&["a"]).await;
+    let mut other = relay.slots1_worker(&["a"]).await;
+    let op = order(&relay, &worker.worker_id, &json!({"command": "load", "model": "a"})).await;
+    worker.expect("command").await;
+    other.say_done(&op, None).await;
+    other.say_done("op-made-up", None).await;
+    other.expect_quiet().await;
+    assert_eq!(operation(&relay, &op).await["done"], false);
+}
+
+#[tokio::test]
+async fn a_worker_without_a_multiplexer_takes_no_orders() {
+    let relay = Relay::start().await;
+    let seeds = relay.worker(&["a"], 1).await;
+    let core1 = relay.core1_worker(&["a"], 1).await;
+    for worker in [seeds, core1] {
+        let reply = relay.admin_post(&target(&worker.worker_id), &json!({"command": "load", "model": "a"})).await;
+        assert_eq!((reply.status, &reply.json()["error"]["code"]), (409, &json!("no_multiplexer")));
+    }
+    let reply = relay.admin_post(&target("nobody"), &json!({"command": "load", "model": "a"})).await;
+    assert_eq!((reply.status, &reply.json()["error"]["code"]), (404, &json!("worker_not_found")));
+}
+
+#[tokio::test]
+async fn an_order_that_makes_no_sense_is_400_and_names_the_field() {
+    let relay = Relay::start().await;
+    let mut worker = relay.slots1_worker(&["a"]).await;
+    let cases = [
+        (json!({"model": "a"}), "command"),
+        (json!({"command": "explode", "model": "a"}), "command"),
+        (json!({"command": 7, "model": "a"}), "command"),
+        (json!({"command": "load"}), "model"),
+        (json!({"command": "load", "model": ""}), "model"),
+        (json!({"command": "load", "model": ["a"]}), "model"),
+        (json!({"command": "load", "model": "not-here"}), "model"),
+        (json!({"command": "load", "model": "a", "slot": "gpu9"}), "slot"),
+        (json!({"command": "load", "model": "a", "slot": 0}), "slot"),
+        (json!({"command": "unload", "model": "a", "mode": "gently"}), "mode"),
+    ];
+    for (body, field) in cases {
+        let reply = relay.admin_post(&target(&worker.worker_id), &body).await;
+        let error = reply.json()["error"].clone();
+        assert_eq!((reply.status, &error["param"]), (400, &json!(field)), "{body}: {error}");
+        assert!(error["message"].as_str().is_some_and(|message| message.contains(field)), "{body}: {error}");
+    }
+    for body in ["", "{", "[]", "\"load\""] {
+        let request = Request::new("POST", &target(&worker.worker_id)).bearer(ADMIN_TOKEN).body(body);
+        let reply = relay.fetch(request).await;
+        assert_eq!((reply.status, &reply.json()["error"]["code"]), (400, &json!("invalid_json")), "{body}");
+    }
+    worker.expect_quiet().await;
+}
+
+#[tokio::test]
+async fn orders_need_the_admin_token() {
+    let relay = Relay::start().await;
+    let mut worker = relay.slots1_worker(&["a"]).await;
+    let request = Request::post(&target(&worker.worker_id), &json!({"command": "load", "model": "a"})).bearer("wrong");
+    assert_eq!(relay.fetch(request).await.status, 403);
+    assert_eq!(relay.fetch(Request::get("/admin/ops/x").bearer("wrong")).await.status, 403);
+    worker.expect_quiet().await;
+}

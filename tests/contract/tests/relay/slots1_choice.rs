@@ -1,0 +1,177 @@
+//! `slots1`: which of several workers is told that something waits for a model that nobody holds.
+
+use std::time::Instant;
+
+use modelrelay_harness::{
+    relay::Relay,
+    worker::{FakeWorker, failed, new_instance_id, slot, slots1_registration},
+};
+use serde_json::json;
+
+use crate::support::{anthropic_error, chat, check_instant, messages, openai_error};
+
+/// Fails if the worker was told of anything.
+async fn check_told_nothing(worker: &mut FakeWorker) {
+    worker.expect_quiet().await;
+    assert_eq!(worker.demands_seen(), 0);
+}
+
+#[tokio::test]
+async fn one_worker_alone_is_told_at_once_what_waits() {
+    let relay = Relay::start().await;
+    let mut near = relay.slots1_worker(&["a", "b"]).await;
+    let mut far = relay.dial().open().await;
+    let mut busy = slot("gpu0", "ready", &["a", "b"]);
+    (busy["resident"], busy["generation"]) = (json!("a"), json!(1));
+    far.register_slots1(&["a", "b"], &[busy]).await;
+    let start = Instant::now();
+    let _one = relay.begin(chat("b"));
+    let demand = near.expect_demand("b", 1).await;
+    check_instant(start, "the first demand");
+    let entry = &demand["models"][0];
+    assert!(entry["oldest_ms"].is_u64() && entry["sum_ms"].is_u64(), "{demand}");
+    let _two = relay.begin(chat("b"));
+    near.expect_demand("b", 2).await;
+    check_told_nothing(&mut far).await;
+}
+
+#[tokio::test]
+async fn a_failed_worker_is_left_for_another_and_then_all_that_waits_ends() {
+    let relay = Relay::start().await;
+    let empty = slot("gpu0", "empty", &["a"]);
+    let (mut one, mut two) = (relay.slots1_worker(&["a"]).await, relay.dial().open().await);
+    let mut busy = empty.clone();
+    (busy["state"], busy["resident"]) = (json!("ready"), json!("b"));
+    two.register_slots1(&["a"], &[busy]).await;
+    let openai = relay.begin(chat("a"));
+    let anthropic = relay.begin(messages("a"));
+    one.expect_demand("a", 2).await;
+    one.say_slots(&[failed(empty.clone(), "a", "insufficient_memory", "needs 24 GiB, has 8 GiB", 9_000)]).await;
+    one.expect_demand("a", 0).await;
+    two.expect_demand("a", 2).await;
+    two.say_slots(&[failed(empty.clone(), "a", "backend_unavailable", "no such file", 4_000)]).await;
+    for pending in [openai, anthropic] {
+        let reply = pending.reply().await;
+        let message = if reply.json()["type"] == "error" {
+            anthropic_error(&reply, 503, "overloaded_error")
+        } else {
+            openai_error(&reply, 503, "service_unavailable_error", "backend_unavailable")
+        };
+        assert!(message.contains("no such file"), "{message}");
+        assert_eq!(reply.header("retry-after").as_deref(), Some("4"), "when the first of them tries again");
+    }
+    let again = relay.fetch(chat("a")).await;
+    openai_error(&again, 503, "service_unavailable_error", "backend_unavailable");
+    one.say_slots(&[empty]).await;
+    one.expect_quiet().await;
+    let _pending = relay.begin(chat("a"));
+    one.expect_demand("a", 1).await;
+}
+
+#[tokio::test]
+async fn a_quarantined_slot_is_503_and_not_worth_another_try() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    worker.register_slots1(&["a"], &[slot("gpu0", "quarantined", &["a"])]).await;
+    let reply = relay.fetch(chat("a")).await;
+    let message = openai_error(&reply, 503, "server_error", "slot_quarantined");
+    assert!(message.contains("gpu0"), "{message}");
+    assert_eq!(reply.header("x-should-retry").as_deref(), Some("false"));
+}
+
+#[tokio::test]
+async fn an_open_gate_goes_before_a_load() {
+    let relay = Relay::start().await;
+    let mut empty = relay.slots1_worker(&["a"]).await;
+    let mut open = relay.slots1_worker(&["a"]).await;
+    open.open_gates(&[("a", 4)]).await;
+    open.expect_quiet().await;
+    let pending = relay.begin(chat("a"));
+    let job = open.expect_request().await;
+    open.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+    check_told_nothing(&mut empty).await;
+}
+
+#[tokio::test]
+async fn a_worker_without_a_multiplexer_is_always_open_and_nothing_is_loaded_beside_it() {
+    for core1 in [false, true] {
+        let relay = Relay::start().await;
+        let mut multiplexer = relay.slots1_worker(&["a"]).await;
+        let mut plain = if core1 { relay.core1_worker(&["a"], 1).await } else { relay.worker(&["a"], 1).await };
+        let first = relay.begin(chat("a"));
+        let job = plain.expect_request().await;
+        let second = relay.begin(chat("a"));
+        relay.wait_for_queue_depth("local", 1).await;
+        check_told_nothing(&mut multiplexer).await;
+        plain.answer(&job, &json!({})).await;
+        let _ = first.reply().await.with_status(200);
+        plain.expect_request().await;
+        // Once it is gone, somebody has to load it.
+        plain.vanish();
+        multiplexer.expect_demand("a", 1).await;
+        multiplexer.open_gates(&[("a", 4)]).await;
+        let job = multiplexer.expect_request().await;
+        multiplexer.answer(&job, &json!({})).await;
+        let _ = second.reply().await.with_status(200);
+    }
+}
+
+#[tokio::test]
+async fn a_worker_with_an_open_gate_is_told_what_waits_up_to_twice_its_capacity() {
+    let relay = Relay::start().await;
+    let mut worker = relay.slots1_worker(&["a"]).await;
+    worker.open_gates(&[("a", 0)]).await;
+    worker.expect_quiet().await;
+    let _clients: Vec<_> = (0..11).map(|_| relay.begin(chat("a"))).collect();
+    relay.wait_for_queue_depth("local", 11).await;
+    worker.expect_demand("a", 8).await;
+    worker.expect_quiet().await;
+}
+
+#[tokio::test]
+async fn relays_that_share_their_workers_choose_the_same_one() {
+    let relays = [Relay::start().await, Relay::start().await];
+    let models = ["a", "b", "c", "d", "e", "f"];
+    let mut links = Vec::new();
+    for _ in 0..3 {
+        let instance = new_instance_id();
+        let mut pair = Vec::new();
+        for relay in &relays {
+            let mut link = relay.dial().open().await;
+            link.register_with(slots1_registration(&models, &[slot("gpu0", "empty", &models)], &instance)).await;
+            pair.push(link);
+        }
+        links.push(pair);
+    }
+    let mut clients = Vec::new();
+    for model in models {
+        for relay in &relays {
+            clients.push(relay.begin(chat(model)));
+        }
+    }
+    for relay in &relays {
+        relay.wait_for_queue_depth("local", 6).await;
+    }
+    let mut last_of = [None; 3];
+    for model in models {
+        let mut asked = Vec::new();
+        for (number, relay) in relays.iter().enumerate() {
+            let state = relay.admin_json("/admin/state").await;
+            let listed = state["providers"][0]["models"].as_array().expect("models").clone();
+            let entry = listed.into_iter().find(|entry| entry["id"] == model).expect("the model is listed");
+            let id = entry["asked_worker"].as_str().expect("somebody is asked").to_owned();
+            asked.push(links.iter().position(|pair| pair[number].worker_id == id).expect("one of the workers"));
+        }
+        assert_eq!(asked[0], asked[1], "model {model}");
+        last_of[asked[0]] = Some(model);
+    }
+    for (pair, last) in links.iter_mut().zip(last_of) {
+        for link in pair {
+            match last {
+                Some(model) => drop(link.expect_demand(model, 1).await),
+                None => check_told_nothing(link).await,
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Orders that are given to the end, even if nobody waits for it any more.
+//!
+//! A server goes on with what it was told when the connection is gone: it wakes although the load was given up. Whoever
+//! takes that back must not overtake it, or it finds a server that sleeps and wakes a moment later. So what must not be
+//! left half done runs in a task of its own, and what takes it back waits for the task first.
+
+use std::sync::Arc;
+
+use tokio::sync::Mutex;
+
+use super::DriverError;
+
+/// One backend's orders, one after the other.
+#[derive(Clone, Debug, Default)]
+pub struct Sequence(Arc<Mutex<()>>);
+
+impl Sequence {
+    /// Runs an order to its end, after those before it.
+    pub async fn run<T>(
+        &self,
+        order: impl Future<Output = Result<T, DriverError>> + Send + 'static,
+    ) -> Result<T, DriverError>
+    where
+        T: Send + 'static,
+    {
+        let turn = Arc::clone(&self.0).lock_owned().await;
+        let task = tokio::spawn(async move {
+            let result = order.await;
+            drop(turn);
+            result
+        });
+        // Only a panic and the runtime's end get here.
+        task.await.unwrap_or_else(|error| Err(DriverError::Abandoned(error.to_string())))
+    }
+
+    /// Waits until no order is under way.
+    pub async fn settled(&self) {
+        drop(self.0.lock().await);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_order_that_was_given_up_is_finished_before_the_next() {
+        let (sequence, (finish, finished)) = (Sequence::default(), oneshot::channel::<()>());
+        let first =
+            sequence.run(async move { finished.await.map_err(|error| DriverError::NotOurs(error.to_string())) });
+        let given_up = tokio::time::timeout(std::time::Duration::from_millis(1), first).await;
+        assert!(given_up.is_err());
+        assert!(sequence.0.try_lock().is_err(), "it is under way still");
+        finish.send(()).unwrap();
+        sequence.settled().await;
+        assert_eq!(sequence.run(async { Ok(1) }).await, Ok(1));
+    }
+}

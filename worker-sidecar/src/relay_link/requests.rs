@@ -1,0 +1,254 @@
+//! The requests that came over a link, from their first message to the last byte of their answers.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use modelrelay_protocol::message::{WorkerToRelay, encode};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use super::{Link, RequestKey, State};
+use crate::backend::Upload;
+use crate::capacity::{Held, Slot};
+
+/// A request stops reading its backend while so much of its answer waits here.
+const STREAM_HIGH_WATER: u64 = 64 << 10;
+
+/// The same for all answers to a relay without credits, where only the socket itself slows us.
+const TEXT_HIGH_WATER: usize = 1 << 20;
+
+#[derive(Debug)]
+pub(super) struct Running {
+    key: RequestKey,
+    task: Option<AbortHandle>,
+    slot: Option<Slot>,
+}
+
+#[derive(Debug)]
+pub(super) struct StreamState {
+    id: Arc<str>,
+    upload: Upload,
+    /// The writer has taken of its answer.
+    pub(super) written: Arc<Notify>,
+}
+
+impl Link {
+    /// A request was read and has its place; `start` gives the task that answers it. `None` when its id is in use.
+    pub fn begin(
+        &self,
+        id: &str,
+        stream: Option<(u32, Upload)>,
+        window: u64,
+        slot: Option<Slot>,
+        start: impl FnOnce(RequestKey) -> AbortHandle,
+    ) -> Option<()> {
+        let mut state = self.lock();
+        if state.requests.contains_key(id) {
+            return None;
+        }
+        state.next_serial += 1;
+        let id: Arc<str> = id.into();
+        let number = stream.as_ref().map(|(number, _)| *number);
+        let key = RequestKey { id: Arc::clone(&id), stream: number, serial: state.next_serial };
+        if let Some((number, upload)) = stream {
+            state.outbox.open_stream(number, window);
+            let written = Arc::new(Notify::new());
+            state.streams.insert(number, StreamState { id: Arc::clone(&id), upload, written });
+        }
+        // The task takes this lock before it can say anything, so it always finds itself known.
+        let task = Some(start(key.clone()));
+        state.requests.insert(id, Running { key, task, slot });
+        Some(())
+    }
+
+    /// Gives a held request its slot; it is dropped when the request is gone.
+    pub async fn wait_for_slot(&self, key: &RequestKey, held: Held) -> bool {
+        let Some(slot) = held.wait().await else { return false };
+        let mut state = self.lock();
+        let known = state.running(key);
+        match known {
+            Some(running) => {
+                running.slot = Some(slot);
+                true
+            }
+            None => {
+                drop(state);
+                drop(slot);
+                false
+            }
+        }
+    }
+
+    /// A piece of a request body was read; `None` when nobody holds its stream.
+    pub fn upload(&self, stream: u32) -> Option<(Arc<str>, Upload)> {
+        let state = self.lock();
+        let stream = state.streams.get(&stream)?;
+        Some((Arc::clone(&stream.id), stream.upload.clone()))
+    }
+
+    /// The relay takes more of an answer.
+    pub fn add_credit(&self, stream: u32, bytes: u64) {
+        self.lock().outbox.add_credit(stream, bytes);
+        self.work.notify_one();
+    }
+
+    /// The backend has taken a part of a request body.
+    pub fn return_credit(&self, stream: u32, bytes: u64) {
+        let mut state = self.lock();
+        if state.streams.contains_key(&stream) {
+            state.outbox.return_credit(stream, bytes);
+            drop(state);
+            self.work.notify_one();
+        }
+    }
+
+    /// Queues a message about a request, if it is still known.
+    pub fn say(&self, key: &RequestKey, message: &WorkerToRelay) {
+        let mut state = self.lock();
+        if state.running(key).is_some() {
+            state.outbox.push_text(encode(message));
+            drop(state);
+            self.work.notify_one();
+        }
+    }
+
+    /// Queues the next bytes of an answer and waits while too many wait already. Gives the time waited.
+    pub async fn send_body(&self, key: &RequestKey, bytes: Bytes) -> Duration {
+        let Some(number) = key.stream else { return Duration::ZERO };
+        let (mut waiting, written) = {
+            let mut state = self.lock();
+            if state.running(key).is_none() {
+                return Duration::ZERO;
+            }
+            let waiting = state.outbox.push_body(number, bytes);
+            let written = state.streams.get(&number).map(|stream| Arc::clone(&stream.written));
+            (waiting, written)
+        };
+        self.work.notify_one();
+        let Some(written) = written.filter(|_| waiting >= STREAM_HIGH_WATER) else { return Duration::ZERO };
+        let since = Instant::now();
+        while waiting >= STREAM_HIGH_WATER {
+            written.notified().await;
+            waiting = self.lock().outbox.waiting_bytes(number);
+        }
+        since.elapsed()
+    }
+
+    /// Waits while too many texts wait: the only brake towards a relay without credits.
+    pub async fn wait_for_text_room(&self) {
+        loop {
+            let written = self.written.notified();
+            if self.lock().outbox.text_bytes() < TEXT_HIGH_WATER {
+                return;
+            }
+            written.await;
+        }
+    }
+
+    /// The backend's answer was read to its end: the slot is free, and `message` follows the answer's last byte. Returns
+    /// when that is written.
+    pub async fn finish(&self, key: &RequestKey, message: &WorkerToRelay) {
+        self.free_slot(key);
+        let written = {
+            let mut state = self.lock();
+            if state.running(key).is_none() {
+                return;
+            }
+            match key.stream {
+                Some(number) => state.outbox.finish(number, encode(message)),
+                None => state.outbox.push_text(encode(message)),
+            }
+            key.stream.and_then(|number| state.streams.get(&number)).map(|stream| Arc::clone(&stream.written))
+        };
+        self.work.notify_one();
+        if let (Some(number), Some(written)) = (key.stream, written) {
+            while self.lock().outbox.waiting_bytes(number) > 0 {
+                written.notified().await;
+            }
+        }
+        self.forget(key);
+    }
+
+    /// The request failed: the slot is free, what waits of its answer is dropped, `message` goes at once.
+    pub fn fail(&self, key: &RequestKey, message: &WorkerToRelay) {
+        self.free_slot(key);
+        let mut state = self.lock();
+        if state.running(key).is_none() {
+            return;
+        }
+        match key.stream {
+            Some(number) => state.outbox.push_error(number, encode(message)),
+            None => state.outbox.push_text(encode(message)),
+        }
+        drop(state);
+        self.work.notify_one();
+        self.forget(key);
+    }
+
+    /// Ends a request's task and forgets it; what waits of its answer is dropped and its slot is free. `false` when it is
+    /// not known.
+    pub fn cancel(&self, id: &str) -> bool {
+        let running = {
+            let mut state = self.lock();
+            let Some(running) = state.requests.remove(id) else { return false };
+            if let Some(number) = running.key.stream {
+                state.outbox.discard(number);
+                state.streams.remove(&number);
+            }
+            running
+        };
+        running.end();
+        self.tell_changed();
+        true
+    }
+
+    /// Ends all requests: the socket is gone, or the process is. Gives their number.
+    pub fn cancel_all(&self) -> usize {
+        let all: Vec<Running> = {
+            let mut state = self.lock();
+            let State { outbox, streams, requests, .. } = &mut *state;
+            streams.drain().for_each(|(number, _)| outbox.discard(number));
+            requests.drain().map(|(_, running)| running).collect()
+        };
+        let number = all.len();
+        all.into_iter().for_each(Running::end);
+        number
+    }
+
+    /// Comes before the request's last message is queued, so that the grant it causes goes first.
+    fn free_slot(&self, key: &RequestKey) {
+        let slot = self.lock().running(key).and_then(|running| running.slot.take());
+        // Freeing takes this very lock again, to queue the grant.
+        drop(slot);
+    }
+
+    fn forget(&self, key: &RequestKey) {
+        let mut state = self.lock();
+        if state.running(key).is_none() {
+            return;
+        }
+        let gone = state.requests.remove(&key.id);
+        if let Some(number) = key.stream {
+            state.streams.remove(&number);
+        }
+        drop(state);
+        drop(gone);
+        self.tell_changed();
+    }
+}
+
+impl State {
+    fn running(&mut self, key: &RequestKey) -> Option<&mut Running> {
+        self.requests.get_mut(&key.id).filter(|running| running.key.serial == key.serial)
+    }
+}
+
+impl Running {
+    fn end(self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+        drop(self.slot);
+    }
+}

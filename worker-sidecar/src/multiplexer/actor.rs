@@ -16,9 +16,11 @@ mod news;
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::history::{Noted, Report, Shares};
@@ -94,6 +96,7 @@ impl SlotHandle {
     ) -> Self {
         let (sender, mailbox) = mpsc::unbounded_channel();
         let own = sender.downgrade();
+        let of_all = Arc::clone(&board);
         let slot = SlotTask {
             index,
             mailbox,
@@ -109,7 +112,13 @@ impl SlotHandle {
             stop: Vec::new(),
             stopped: false,
         };
-        drop(tokio::spawn(slot.run()));
+        drop(tokio::spawn(async move {
+            // Whoever waits for it hears of its end by what is dropped with it; relays must hear of it too.
+            if AssertUnwindSafe(slot.run()).catch_unwind().await.is_err() {
+                tracing::error!(slot = index, "the task of a slot panicked; the slot is out of use until a restart");
+                of_all.fail(index, now());
+            }
+        }));
         Self(sender)
     }
 

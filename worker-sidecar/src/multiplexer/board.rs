@@ -18,11 +18,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use modelrelay_protocol::grants::{GrantValues, LinkKind};
-use modelrelay_protocol::message::{CommandResult, Grant, Slot, Slots};
+use modelrelay_protocol::message::{CommandResult, Grant, Slot, SlotModelStatus, SlotState, Slots};
 
 use super::Model;
 use super::effect::OrderError;
+use super::error::SlotError;
 use super::event::{Demand, OrderId, RelayKey};
+
+/// What is said of a slot whose task is gone.
+const FAILED: &str = "the worker failed; it has to be restarted";
 
 /// What a relay understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,9 +78,16 @@ pub(super) struct Place {
 struct Inner {
     slots: Vec<SlotView>,
     relays: BTreeMap<RelayKey, RelayView>,
-    /// Who waits for which answer, under which name.
-    orders: HashMap<OrderId, (RelayKey, String)>,
+    orders: HashMap<OrderId, OrderView>,
     next_order: u64,
+}
+
+/// Who waits for an order's answer, under which name.
+#[derive(Debug)]
+struct OrderView {
+    slot: usize,
+    relay: RelayKey,
+    op_id: String,
 }
 
 #[derive(Debug)]
@@ -137,7 +148,7 @@ impl Board {
     pub(super) fn leave(&self, relay: RelayKey) {
         let mut inner = self.lock();
         inner.relays.remove(&relay);
-        inner.orders.retain(|_, (from, _)| *from != relay);
+        inner.orders.retain(|_, order| order.relay != relay);
         inner.tell_grants(|_| true);
     }
 
@@ -178,12 +189,12 @@ impl Board {
         self.lock().slots_at(now)
     }
 
-    /// Names an order whose answer goes to this relay.
-    pub(super) fn note_order(&self, relay: RelayKey, op_id: String) -> OrderId {
+    /// Names an order to a slot whose answer goes to this relay.
+    pub(super) fn note_order(&self, slot: usize, relay: RelayKey, op_id: String) -> OrderId {
         let mut inner = self.lock();
         inner.next_order += 1;
         let id = OrderId(inner.next_order);
-        inner.orders.insert(id, (relay, op_id));
+        inner.orders.insert(id, OrderView { slot, relay, op_id });
         id
     }
 
@@ -201,12 +212,7 @@ impl Board {
         }
         let mut inner = self.lock();
         if let Some(snapshot) = snapshot {
-            inner.slots[slot].snapshot = snapshot;
-            inner.slots[slot].at = now;
-            let slots = inner.slots_at(now);
-            for view in inner.relays.values().filter(|view| view.peer == Peer::Slots1) {
-                view.sink.slots(slots.clone());
-            }
+            inner.show(slot, snapshot, now);
         }
         let mut answers = Vec::new();
         for told in told {
@@ -227,7 +233,28 @@ impl Board {
         }
         inner.tell_grants(|_| true);
         for (id, result) in answers {
-            inner.answer_order(id, result);
+            inner.answer_order(id, result.err().map(|error| error.to_string()));
+        }
+    }
+
+    /// A slot's task is gone, by a fault of ours: it takes nothing any more.
+    pub(super) fn fail(&self, slot: usize, now: Instant) {
+        let mut inner = self.lock();
+        let mut snapshot = inner.slots[slot].snapshot.clone();
+        (snapshot.state, snapshot.since_ms, snapshot.idle_ms) = (SlotState::Quarantined, 0, 0);
+        (snapshot.resident, snapshot.target, snapshot.eta_ms) = (None, None, None);
+        for model in &mut snapshot.models {
+            model.status = SlotModelStatus::Failed;
+            model.code = Some(SlotError::Quarantined.code().to_owned());
+            model.message = Some(FAILED.to_owned());
+            model.retry_ms = None;
+        }
+        inner.slots[slot].open.clear();
+        inner.show(slot, snapshot, now);
+        inner.tell_grants(|_| true);
+        let of_it = inner.orders.iter().filter(|(_, order)| order.slot == slot);
+        for id in of_it.map(|(id, _)| *id).collect::<Vec<_>>() {
+            inner.answer_order(id, Some(FAILED.to_owned()));
         }
     }
 
@@ -247,10 +274,18 @@ impl Inner {
         Slots { slots: slots.collect() }
     }
 
-    fn answer_order(&mut self, id: OrderId, result: Result<(), OrderError>) {
-        let Some((relay, op_id)) = self.orders.remove(&id) else { return };
+    fn show(&mut self, slot: usize, snapshot: Slot, now: Instant) {
+        self.slots[slot].snapshot = snapshot;
+        self.slots[slot].at = now;
+        let slots = self.slots_at(now);
+        for view in self.relays.values().filter(|view| view.peer == Peer::Slots1) {
+            view.sink.slots(slots.clone());
+        }
+    }
+
+    fn answer_order(&mut self, id: OrderId, error: Option<String>) {
+        let Some(OrderView { relay, op_id, .. }) = self.orders.remove(&id) else { return };
         let Some(view) = self.relays.get(&relay) else { return };
-        let error = result.err().map(|error| error.to_string());
         view.sink.command_result(CommandResult { op_id, ok: error.is_none(), error });
     }
 }

@@ -119,7 +119,7 @@ impl Multiplexer {
         let op_id = command.op_id.clone();
         match self.read_command(command) {
             Ok((slot, order)) => {
-                let id = self.board.note_order(relay, op_id);
+                let id = self.board.note_order(slot, relay, op_id);
                 self.slots[slot].tell(Event::Ordered { id, order });
             }
             Err(error) => self.board.answer_command(relay, CommandResult { op_id, ok: false, error: Some(error) }),

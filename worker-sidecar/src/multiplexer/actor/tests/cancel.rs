@@ -26,6 +26,22 @@ async fn the_gate_opens_again_when_the_last_waiter_goes_before_the_commit() {
     assert_eq!(stage.driver().log(), Vec::<String>::new());
 }
 
+// Race e, while severing: who was told to hang up has lost already, so there is no way back.
+#[tokio::test(start_paused = true)]
+async fn a_swap_that_has_severed_somebody_goes_on_though_nobody_waits() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let running = stage.ask("a").await.unwrap();
+    pass(20.0).await;
+    let other = stage.ask("b");
+    pass(31.0).await;
+    assert_eq!(stage.state().await, SlotState::Severing);
+    drop(other);
+    assert_eq!(running.cancelled().await, LeaseEnd::Swap);
+    drop(running);
+    pass(10.0).await;
+    assert_eq!((stage.resident().await.as_deref(), stage.counts().await), (Some("b"), (0, 0)));
+}
+
 // Race e, while evicting
 #[tokio::test(start_paused = true)]
 async fn an_eviction_that_has_begun_goes_on_though_nobody_waits() {

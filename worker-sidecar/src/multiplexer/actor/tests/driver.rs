@@ -122,6 +122,26 @@ async fn a_driver_that_panics_while_evicting_is_followed_by_a_kill_and_one_that_
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_panic_in_the_slots_own_task_takes_the_slot_out_of_use_for_everybody() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let running = stage.ask("a").await.unwrap();
+    stage.command("1", "load", "b");
+    pass(0.01).await;
+    let waiting = stage.ask("b");
+    pass(0.01).await;
+    stage.driver().play("url", Play::Panic);
+    drop(running);
+    assert_eq!(waiting.await.unwrap_err(), SlotError::Quarantined);
+    assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::Quarantined);
+    let slot = stage.told.slots_now().slots.remove(0);
+    assert_eq!((slot.state, slot.models[0].code.as_deref()), (SlotState::Quarantined, Some("slot_quarantined")));
+    assert_eq!((stage.told.granted("a"), stage.told.granted("b"), stage.mux.is_ready()), (None, None, false));
+    let results = stage.told.results();
+    assert!(matches!(&*results, [result] if result.op_id == "1" && !result.ok), "{results:?}");
+    stage.mux.stop(secs(30.0)).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_look_that_panics_or_hangs_is_one_without_an_answer() {
     let stage = Stage::serving("a", &["a"]).await;
     let lease = stage.ask("a").await.unwrap();

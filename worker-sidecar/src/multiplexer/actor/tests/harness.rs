@@ -137,6 +137,8 @@ impl Driver for Fake {
     }
 
     fn url(&self, model: &Model) -> Option<Url> {
+        let panics = self.plays.lock().unwrap().contains_key("url");
+        assert!(!panics, "url: as the test wants it");
         let serving = self.serving.lock().unwrap().as_ref() == Some(model);
         serving.then(|| format!("http://127.0.0.1:1/{model}").parse().unwrap())
     }

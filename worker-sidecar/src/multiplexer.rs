@@ -1,7 +1,7 @@
 //! The multiplexer: many models on one GPU, one of them resident at a time.
 //!
-//! All but [`driver`], [`actor`], [`board`], [`slots`] and [`metrics`] is pure: the slot machine takes events with the time at which they happened and says what is to be done, the
-//! policy is arithmetic over plain values, and neither knows of tasks, sockets or clocks. So every race is a plain test,
+//! What decides is pure: the slot machine takes events with the time at which they happened and says what is to be done,
+//! the policy is arithmetic over plain values, and neither knows of tasks, sockets or clocks. So every race is a plain test,
 //! random histories can be made up and replayed, and the simulator that compares policies runs the very code that
 //! serves.
 //!
@@ -11,9 +11,14 @@
 //! - [`estimate`] measures what the policy needs: what a swap costs, how soon the next request comes, how many come at once.
 //! - [`memory`] says whether a model fits, before anything is unloaded for it.
 //! - [`config`] has the few settings that are not measured.
-//! - [`slots`] is what the worker talks to: all its slots. [`actor`] is one slot's task, [`board`] what relays are told, and
-//!   [`metrics`] what is counted.
+//!
+//! What acts on it:
+//!
+//! - [`slots`] is all slots of a worker, and what the rest of the worker talks to.
+//! - [`actor`] is one slot's task: it owns the machine, carries out what that wants, and hands out leases.
+//! - [`board`] is what relays are told, put together from all slots.
 //! - [`driver`] is how a backend is loaded, unloaded and looked at: what the machine's effects do outside.
+//! - [`metrics`] is what is counted.
 
 pub mod actor;
 pub mod board;

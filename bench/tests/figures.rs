@@ -6,7 +6,7 @@ use modelrelay_bench::simulation::ours::{Ours, Setup};
 use modelrelay_bench::simulation::report::{LENGTH, LOADS, Policy, SEEDS};
 use modelrelay_bench::simulation::rivals::Rule;
 use modelrelay_bench::simulation::rng::Rng;
-use modelrelay_bench::simulation::workload::{Agents, Busy, Kind, Planned, Workload};
+use modelrelay_bench::simulation::workload::{Assistants, Busy, Kind, Planned, Workload};
 use modelrelay_bench::simulation::{Job, ModelId, Scheduler, Time, run};
 use modelrelay_worker::multiplexer::config::{Knobs, Linger};
 use modelrelay_worker::multiplexer::event::RelayKind;
@@ -77,8 +77,8 @@ fn eight_clients_that_alternate_between_two_models_take_25_loads_for_160_request
     for relay in BOTH {
         for at in [vec![0; 8], vec![0, 1, 0, 1, 0, 1, 0, 1], vec![0, 0, 0, 0, 0, 0, 0, 1]] {
             for seed in SEEDS {
-                let agents = Agents { rng: Rng::new(seed), turns: vec![0, 1], at: at.clone(), thinking: false };
-                let mut clients = Limited { clients: agents, left: 160 };
+                let assistants = Assistants { rng: Rng::new(seed), turns: vec![0, 1], at: at.clone(), thinking: false };
+                let mut clients = Limited { clients: assistants, left: 160 };
                 let outcome = run(&mut clients, &mut ours(2, 2.0, relay), LENGTH);
                 assert_eq!(outcome.done, 160);
                 assert!(outcome.loads <= 25, "{relay:?} {at:?} seed {seed}: {} loads", outcome.loads);
@@ -87,21 +87,24 @@ fn eight_clients_that_alternate_between_two_models_take_25_loads_for_160_request
     }
 }
 
-/// Four clients keep model 0 busy for ten minutes; somebody wants model 1 once.
+/// Clients that never pause, and somebody who wants another model at this time.
 struct Lone {
     busy: Busy,
     at: f64,
+    model: ModelId,
 }
 
 impl Workload for Lone {
     fn begin(&mut self) -> Vec<(Time, Job)> {
         let mut jobs = self.busy.begin();
-        jobs.push((secs(self.at), Job { client: 4, model: 1, service: secs(3.0) }));
+        let client = self.busy.models.len();
+        jobs.push((secs(self.at), Job { client, model: self.model, service: secs(3.0) }));
         jobs
     }
 
     fn after(&mut self, answered: &Job, now: Time) -> Vec<(Time, Job)> {
-        if answered.client == 4 { Vec::new() } else { self.busy.after(answered, now) }
+        let lone = answered.client == self.busy.models.len();
+        if lone { Vec::new() } else { self.busy.after(answered, now) }
     }
 }
 
@@ -110,7 +113,7 @@ fn answers_of_the_busy_model(at: f64, load: f64, seed: u64, window: f64) -> (u32
     let busy = || Busy { rng: Rng::new(seed), models: vec![0; 4] };
     let play = |length: f64| {
         let mut scheduler = Setup::new(2, secs(load)).start();
-        let outcome = run(&mut Lone { busy: busy(), at }, &mut scheduler, secs(length));
+        let outcome = run(&mut Lone { busy: busy(), at, model: 1 }, &mut scheduler, secs(length));
         assert_eq!(scheduler.severed(), 0);
         outcome
     };
@@ -175,6 +178,27 @@ fn no_model_waits_longer_than_its_bound_while_all_are_saturated() {
     }
 }
 
+/// Crowds have more waiting time per second of swapping than one request can ever have. Its bound is what helps it.
+#[test]
+fn lone_request_is_not_starved_by_two_crowds() {
+    for load in [3.0, 15.0] {
+        for at in [100.0, 333.0, 500.0] {
+            let models = [vec![0; 40], vec![1; 40]].concat();
+            let busy = Busy { rng: Rng::new(3), models };
+            let outcome = run(&mut Lone { busy, at, model: 2 }, &mut ours(3, load, RelayKind::Granted), LENGTH);
+            let knobs = Knobs::default();
+            let turn = policy::quantum(&knobs, secs(load)) + secs(load) + knobs.drain_timeout;
+            let waited = outcome.worst(2);
+            // Its bound: both crowds' turns, drain and load. Only then does it come before all, so a turn that has just
+            // begun is one more, and then there is its own load.
+            let bound = turn * 2 + knobs.drain_timeout + secs(load);
+            let longest = bound + turn + secs(load);
+            assert!(waited <= longest, "load {load} at {at}: {waited:?} beyond {longest:?}");
+            assert_eq!(outcome.done_of(2), 1);
+        }
+    }
+}
+
 #[test]
 fn serving_takes_eight_ninths_of_the_time_when_all_are_saturated_and_swaps_are_cheap() {
     let mut busy = Busy { rng: Rng::new(1), models: vec![0, 1, 0, 1, 0, 1, 0, 1] };
@@ -233,13 +257,13 @@ fn it_makes_little_difference_whether_requests_wait_at_the_relay_or_in_the_worke
 }
 
 #[test]
-fn adaptive_linger_is_worth_a_seventh_for_agents_and_costs_nothing_on_strict_alternation() {
+fn adaptive_linger_is_worth_a_seventh_for_assistants_and_costs_nothing_on_strict_alternation() {
     let play = |kind: Kind, linger: Linger| {
         let mut setup = Setup::new(kind.models(), secs(15.0));
         setup.config.knobs.linger = linger;
         f64::from(run(kind.clients(1).as_mut(), &mut setup.start(), LENGTH).done)
     };
-    for kind in [Kind::Orchestrators(1), Kind::Orchestrators(2), Kind::Agents(2)] {
+    for kind in [Kind::Orchestrators(1), Kind::Orchestrators(2), Kind::Assistants(2)] {
         let gain = play(kind, Linger::Auto) / play(kind, Linger::Off);
         assert!(gain >= 1.14, "{}: {gain}", kind.name());
     }

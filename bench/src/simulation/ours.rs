@@ -32,8 +32,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// So many models with four places each. Drains take as long as they take, so that policies are compared and not how
-    /// answers are cut off.
+    /// So many models with four places each, and the worker's own settings. Nobody is held too long.
     pub fn new(models: usize, load: Duration) -> Self {
         let models = (0..models).map(|model| ModelConfig::new(name(model), PLACES)).collect();
         let mut config = SlotConfig::new("gpu0", models);

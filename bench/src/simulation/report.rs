@@ -19,6 +19,9 @@ pub const LOADS: [u64; 3] = [3, 15, 40];
 /// Each cell is the mean of so many runs.
 pub const SEEDS: std::ops::Range<u64> = 1..6;
 
+/// Long enough that nobody is cut off, so that policies are compared and not how answers are cut off.
+pub const DRAIN: Duration = Duration::from_secs(60);
+
 /// A wait of so much of the hour is called by its name.
 const STARVED: Duration = Duration::from_secs(3000);
 
@@ -44,7 +47,7 @@ impl Policy {
     pub fn simulate(self, kind: Kind, load: Duration, seed: u64) -> Outcome {
         let mut scheduler: Box<dyn Scheduler> = match self {
             Self::Rival(rule) => Box::new(Rival::new(rule, load)),
-            Self::Ours => Box::new(Setup::new(kind.models(), load).drain_timeout(LENGTH).start()),
+            Self::Ours => Box::new(Setup::new(kind.models(), load).drain_timeout(DRAIN).start()),
         };
         run(kind.clients(seed).as_mut(), scheduler.as_mut(), LENGTH)
     }
@@ -91,13 +94,14 @@ pub fn policies() -> String {
 /// The table that compares lingers, as Markdown.
 pub fn lingers() -> String {
     let mut text = String::from("| clients | load | off | **auto** | 2 s |\n|---|---|---|---|---|\n");
-    let kinds = [Kind::Orchestrators(1), Kind::Orchestrators(2), Kind::Agents(2), Kind::Agents(4), Kind::Alternating];
+    let kinds =
+        [Kind::Orchestrators(1), Kind::Orchestrators(2), Kind::Assistants(2), Kind::Assistants(4), Kind::Alternating];
     for kind in kinds {
         for (index, secs) in LOADS.into_iter().enumerate() {
             let name = if index == 0 { kind.name() } else { "〃".to_owned() };
             let done = |linger| {
                 let done = SEEDS.map(|seed| {
-                    let mut setup = Setup::new(kind.models(), Duration::from_secs(secs)).drain_timeout(LENGTH);
+                    let mut setup = Setup::new(kind.models(), Duration::from_secs(secs)).drain_timeout(DRAIN);
                     setup.config.knobs.linger = linger;
                     f64::from(run(kind.clients(seed).as_mut(), &mut setup.start(), LENGTH).done)
                 });

@@ -1,4 +1,4 @@
-//! Clients, as they are seen at multiplexers: a busy model with a rare one beside it, open arrivals, agents that go to and fro.
+//! Clients, as they are seen at multiplexers: a busy model with a rare one beside it, open arrivals, assistants that go to and fro.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const SATURATED_SERVICE: f64 = 4.0;
 /// How unlike each other answers are.
 const SERVICE_SIGMA: f64 = 0.6;
 
-/// What an agent does between two turns, in seconds on average: it reads, it runs a tool.
+/// What an assistant does between two turns, in seconds on average: it reads, it runs a tool.
 const THINKING: f64 = 1.0;
 
 const THINKING_SIGMA: f64 = 0.5;
@@ -41,9 +41,9 @@ pub enum Kind {
     /// Orchestrators, each with one turn of model 0 and then in parallel two workers of model 1 and one of model 2, of five
     /// turns each.
     Orchestrators(usize),
-    /// Agents with six turns of model 0 and then four of model 1.
-    Agents(usize),
-    /// One agent that takes turns with the models.
+    /// Assistants with six turns of model 0 and then four of model 1.
+    Assistants(usize),
+    /// One assistant that takes turns with the models.
     Alternating,
 }
 
@@ -56,8 +56,8 @@ impl Kind {
         Self::PoissonThree,
         Self::Orchestrators(1),
         Self::Orchestrators(2),
-        Self::Agents(2),
-        Self::Agents(4),
+        Self::Assistants(2),
+        Self::Assistants(4),
         Self::Alternating,
     ];
 
@@ -70,8 +70,8 @@ impl Kind {
             Self::PoissonThree => "Poisson, 60/30/10".into(),
             Self::Orchestrators(1) => "1 orchestrator: A, then in parallel 2 × B and 1 × C of 5 turns".into(),
             Self::Orchestrators(n) => format!("{n} orchestrators of the same kind"),
-            Self::Agents(n) => format!("{n} agents, 6 turns A then 4 turns B"),
-            Self::Alternating => "1 agent strictly alternating A, B".into(),
+            Self::Assistants(n) => format!("{n} assistants, 6 turns A then 4 turns B"),
+            Self::Alternating => "1 assistant strictly alternating A, B".into(),
         }
     }
 
@@ -79,7 +79,7 @@ impl Kind {
     pub fn models(self) -> usize {
         match self {
             Self::PoissonThree | Self::Orchestrators(_) => 3,
-            Self::Saturated | Self::PoissonEven | Self::PoissonRare | Self::Agents(_) | Self::Alternating => 2,
+            Self::Saturated | Self::PoissonEven | Self::PoissonRare | Self::Assistants(_) | Self::Alternating => 2,
         }
     }
 
@@ -87,9 +87,11 @@ impl Kind {
     pub fn watched(self) -> Option<ModelId> {
         match self {
             Self::Saturated | Self::PoissonRare => Some(1),
-            Self::PoissonEven | Self::PoissonThree | Self::Orchestrators(_) | Self::Agents(_) | Self::Alternating => {
-                None
-            }
+            Self::PoissonEven
+            | Self::PoissonThree
+            | Self::Orchestrators(_)
+            | Self::Assistants(_)
+            | Self::Alternating => None,
         }
     }
 
@@ -104,11 +106,11 @@ impl Kind {
             Self::Orchestrators(orchestrators) => {
                 Box::new(Orchestrators { rng, orchestrators, left: vec![Vec::new(); orchestrators] })
             }
-            Self::Agents(agents) => {
+            Self::Assistants(assistants) => {
                 let turns = [vec![0; 6], vec![1; 4]].concat();
-                Box::new(Agents { rng, turns, at: vec![0; agents], thinking: true })
+                Box::new(Assistants { rng, turns, at: vec![0; assistants], thinking: true })
             }
-            Self::Alternating => Box::new(Agents { rng, turns: vec![0, 1], at: vec![0], thinking: false }),
+            Self::Alternating => Box::new(Assistants { rng, turns: vec![0, 1], at: vec![0], thinking: false }),
         }
     }
 }
@@ -233,25 +235,25 @@ impl Workload for Orchestrators {
 
 /// Clients that go round and round through the same turns.
 #[derive(Debug)]
-pub struct Agents {
+pub struct Assistants {
     /// Their answers' lengths.
     pub rng: Rng,
     /// The model of each turn.
     pub turns: Vec<ModelId>,
-    /// Where each agent begins, and then is.
+    /// Where each assistant begins, and then is.
     pub at: Vec<usize>,
     /// Whether they think between two turns.
     pub thinking: bool,
 }
 
-impl Agents {
+impl Assistants {
     fn job(&mut self, client: usize) -> Job {
         let model = self.turns[self.at[client] % self.turns.len()];
         Job { client, model, service: self.rng.lognormal(SERVICE, SERVICE_SIGMA) }
     }
 }
 
-impl Workload for Agents {
+impl Workload for Assistants {
     fn begin(&mut self) -> Vec<(Time, Job)> {
         (0..self.at.len()).map(|client| (Duration::from_millis(100 * client as u64), self.job(client))).collect()
     }

@@ -16,6 +16,7 @@ pub mod http;
 pub mod launch;
 pub mod llama_router;
 pub mod memory;
+pub mod nvidia;
 pub mod ollama;
 pub mod process;
 pub mod sequence;

@@ -260,6 +260,13 @@ pub enum News {
     },
     /// It has ended.
     SwapEnded(Swap),
+    /// A model serves no more.
+    ResidencyEnded {
+        /// The model.
+        model: Model,
+        /// How long it did, its drain included.
+        lasted: Duration,
+    },
     /// A request was held, and has its lease now.
     Held {
         /// Its model.
@@ -322,7 +329,7 @@ pub enum News {
         /// Requests that ended with it.
         leases: u32,
     },
-    /// What a model was found to be resident that nobody here had loaded.
+    /// A model was found that nobody here had loaded, and is resident now.
     Adopted {
         /// The model.
         model: Model,

@@ -181,6 +181,8 @@ impl SlotError {
 
 #[cfg(test)]
 mod tests {
+    use modelrelay_protocol::dialect::Dialect;
+
     use super::*;
 
     #[test]
@@ -214,6 +216,17 @@ mod tests {
             let told = error.api_error();
             assert_eq!((told.status(), told.code(), told.retry_after()), (status, code, retry_after), "{error}");
         }
+    }
+
+    // 50, as far as it is the error's; that the frame is written and the body aborted is the forwarding's.
+    #[test]
+    fn a_severed_stream_says_so_in_both_dialects() {
+        let error = SlotError::Severed.api_error();
+        let openai = Dialect::OpenAi.error_frame(&error, "r");
+        assert!(openai.starts_with("data: {") && openai.contains(r#""code":"severed_by_swap""#), "{openai}");
+        assert!(!openai.contains("[DONE]"));
+        let anthropic = Dialect::Anthropic.error_frame(&error, "r");
+        assert!(anthropic.starts_with("event: error\n") && anthropic.contains("overloaded_error"), "{anthropic}");
     }
 
     #[test]

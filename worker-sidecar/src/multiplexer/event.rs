@@ -186,7 +186,7 @@ pub enum DownCause {
 /// What an operator wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Make it resident, unless requests for others wait.
+    /// Make it resident, unless requests for others wait. Those that run have the drain timeout.
     Load(Model),
     /// Unload it. It comes back when it is asked for.
     Unload {

@@ -181,11 +181,7 @@ impl Machine {
             Event::RelayLost { relay } => self.handle_relay_lost(relay),
             Event::Arrived(arrival) => self.handle_arrived(&arrival),
             Event::Demand { relay, models } => self.handle_demand(relay, &models),
-            Event::Heard { relay } => {
-                for entry in self.models.values_mut() {
-                    entry.divider.on_message(relay, self.now);
-                }
-            }
+            Event::Heard { relay } => self.handle_heard(relay),
             Event::Cancelled { request } => self.handle_cancelled(request),
             Event::Released { request, answered } => self.handle_released(request, answered),
             Event::Done { op, outcome } => self.handle_done(op, outcome),
@@ -244,6 +240,13 @@ impl Machine {
     }
 
     fn enter(&mut self, state: State) {
+        if let Some(old) = self.state.resident()
+            && state.resident().is_none_or(|new| new.generation != old.generation)
+        {
+            let lasted = self.now.saturating_duration_since(old.since);
+            let model = old.model.clone();
+            self.news(News::ResidencyEnded { model, lasted });
+        }
         self.state = state;
         self.since = self.now;
     }

@@ -51,7 +51,7 @@ pub struct Metrics {
     coalesced: IntCounter,
     load_failures: IntCounterVec,
     memory_not_freed: IntCounter,
-    residency: GaugeVec,
+    residency: HistogramVec,
     share: GaugeVec,
     /// Which series there are, by slot and model: what is not reported any more goes. Never held over an await.
     seen: Mutex<Seen>,
@@ -111,10 +111,7 @@ impl Metrics {
                 IntCounterVec::new(opts("load_failures_total", "Loads that failed"), &["model"]),
             ),
             memory_not_freed: counter("memory_not_freed_total", "Unloaded models whose memory did not come back"),
-            residency: register(
-                registry,
-                GaugeVec::new(opts("residency_seconds", "How long the resident is resident"), &["slot"]),
-            ),
+            residency: histogram(registry, "residency_seconds", "How long models stayed", "model"),
             share: register(
                 registry,
                 GaugeVec::new(
@@ -137,6 +134,9 @@ impl Metrics {
             News::LingerMiss { .. } => self.linger_misses.inc(),
             News::LoadFailed { model, .. } => self.load_failures.with_label_values(&[&**model]).inc(),
             News::MemoryNotFreed { .. } => self.memory_not_freed.inc(),
+            News::ResidencyEnded { model, lasted } => {
+                self.residency.with_label_values(&[&**model]).observe(lasted.as_secs_f64());
+            }
             News::SwapBegun { .. }
             | News::WakeFailed { .. }
             | News::EvictFailed { .. }
@@ -170,7 +170,6 @@ impl Metrics {
                 self.resident.with_label_values(&[slot, resident]).set(1);
                 now.residents.insert((slot.to_owned(), resident.clone()));
             }
-            self.residency.with_label_values(&[slot]).set(report.residency.unwrap_or_default().as_secs_f64());
             self.observe_shares(slot, &report.shares);
             for (model, requests) in &report.requests {
                 let sums = models.entry(model).or_default();

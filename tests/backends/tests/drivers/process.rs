@@ -22,7 +22,7 @@ use crate::rig::{FAKE, folder, on_port};
 fn shell(script: &str) -> (Process, Model) {
     let command = ["sh", "-c", script].map(str::to_owned).to_vec();
     let env = BTreeMap::from([("ADDRESS".to_owned(), "127.0.0.1:${PORT}".to_owned())]);
-    let launch = Launch { command, env, leave_on_success: false };
+    let launch = Launch { command, env, ..Launch::default() };
     let model = ProcessModel { served: Served::new("m"), launch, url: None };
     (Process::new(vec![model], worker_program()), "m".into())
 }

@@ -52,8 +52,6 @@ pub struct Report {
     pub requests: Vec<(Model, Requests)>,
     /// What it did with its time.
     pub shares: Shares,
-    /// How long the resident is resident, if one is.
-    pub residency: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -64,7 +62,6 @@ pub(super) struct History {
     shares: Shares,
     doing: Doing,
     since: Instant,
-    resident_since: Option<(u64, Instant)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +80,6 @@ impl History {
             shares: Shares::default(),
             doing: Doing::Idle,
             since: now,
-            resident_since: None,
         }
     }
 
@@ -113,11 +109,6 @@ impl History {
                 Doing::Idle
             }
         };
-        self.resident_since = match (snapshot.resident, self.resident_since) {
-            (None, _) => None,
-            (Some(_), Some((generation, since))) if generation == snapshot.generation => Some((generation, since)),
-            (Some(_), _) => Some((snapshot.generation, now)),
-        };
     }
 
     pub(super) fn note(&mut self, news: &News) {
@@ -137,6 +128,7 @@ impl History {
             | News::Coalesced { .. }
             | News::LingerHit { .. }
             | News::LingerMiss { .. }
+            | News::ResidencyEnded { .. }
             | News::Adopted { .. }
             | News::MaxWaitInfeasible { .. } => {}
         }
@@ -159,7 +151,6 @@ impl History {
             failures: self.failures.iter().cloned().collect(),
             requests: machine.requests().map(|(model, requests)| (Model::clone(model), requests)).collect(),
             shares: self.shares,
-            residency: self.resident_since.map(|(_, since)| now.saturating_duration_since(since)),
         }
     }
 }

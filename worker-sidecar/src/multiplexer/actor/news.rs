@@ -20,6 +20,9 @@ pub(super) fn log(slot: &str, news: &News) {
             ?result,
             "swap ended"
         ),
+        News::ResidencyEnded { model, lasted } => {
+            tracing::debug!(slot, model = &**model, lasted_ms = lasted.as_millis() as u64, "model serves no more");
+        }
         News::Held { model, waited } => {
             tracing::debug!(slot, model = &**model, waited_ms = waited.as_millis() as u64, "held request begins");
         }

@@ -106,7 +106,8 @@ impl Hooks {
 
     async fn is_alive(&self, known: &Known) -> Result<bool, DriverError> {
         let Some(alive) = &known.model.alive else { return Ok(true) };
-        let question = self.questions.start(&known.model.served.id, &launch(&known.model.served.id, alive), None)?;
+        let question =
+            self.questions.start(&known.model.served.id, &launch(&known.model.served.id, alive, true), None)?;
         let _guard = question.kill_on_drop();
         let answer = tokio::time::timeout(ALIVE_TIMEOUT, question.ended()).await;
         let silent = || DriverError::Silent { url: alive.join(" "), why: "the command does not end".to_owned() };
@@ -117,7 +118,7 @@ impl Hooks {
     async fn run(&self, model: &Model, command: &[String]) -> Result<(), DriverError> {
         // One at a time, and the former may be the load that was abandoned.
         self.commands.kill(model).await?;
-        let running = self.commands.start(model, &launch(model, command), None)?;
+        let running = self.commands.start(model, &launch(model, command, false), None)?;
         let guard = running.kill_on_drop();
         succeeded(&running).await?;
         guard.keep();
@@ -132,9 +133,9 @@ async fn succeeded(running: &Running) -> Result<(), DriverError> {
     }
 }
 
-fn launch(model: &Model, command: &[String]) -> Launch {
+fn launch(model: &Model, command: &[String], is_quiet: bool) -> Launch {
     let env = BTreeMap::from([(MODEL_VARIABLE.to_owned(), model.to_string())]);
-    Launch { command: command.to_vec(), env, leave_on_success: true }
+    Launch { command: command.to_vec(), env, leave_on_success: true, is_quiet }
 }
 
 impl Driver for Hooks {

@@ -51,6 +51,8 @@ pub struct Launch {
     pub env: BTreeMap<String, String>,
     /// Whether what it starts is left alone when it succeeds: for commands that only hand over to somebody else.
     pub leave_on_success: bool,
+    /// Whether what it says goes into errors only, and not into the log: for what is asked every few seconds.
+    pub is_quiet: bool,
 }
 
 /// The processes of a slot, at most one per model.
@@ -88,6 +90,14 @@ enum Order {
 /// The newest lines of a process.
 #[derive(Debug, Default)]
 struct Tail(Mutex<VecDeque<String>>);
+
+/// Where a process's words go.
+#[derive(Clone, Debug)]
+struct Listener {
+    model: Model,
+    tail: Arc<Tail>,
+    is_quiet: bool,
+}
 
 /// Kills the process of an abandoned call.
 #[derive(Debug)]
@@ -171,7 +181,8 @@ impl Running {
         let tail = Arc::new(Tail::default());
         let (orders, received) = mpsc::unbounded_channel();
         let (ending, end) = watch::channel(None);
-        tokio::spawn(attend(child, Arc::clone(model), Arc::clone(&tail), received, ending));
+        let listener = Listener { model: Arc::clone(model), tail: Arc::clone(&tail), is_quiet: launch.is_quiet };
+        tokio::spawn(attend(child, listener, received, ending));
         Ok(Self { port, orders, end, tail, is_doomed: AtomicBool::new(false) })
     }
 
@@ -266,17 +277,16 @@ impl Tail {
 /// standard input is held here.
 async fn attend(
     mut child: Child,
-    model: Model,
-    tail: Arc<Tail>,
+    listener: Listener,
     mut orders: mpsc::UnboundedReceiver<Order>,
     ending: watch::Sender<Option<End>>,
 ) {
     let mut lines = JoinSet::new();
     if let Some(stdout) = child.stdout.take() {
-        lines.spawn(follow(stdout, Arc::clone(&model), Arc::clone(&tail)));
+        lines.spawn(follow(stdout, listener.clone()));
     }
     if let Some(stderr) = child.stderr.take() {
-        lines.spawn(follow(stderr, Arc::clone(&model), Arc::clone(&tail)));
+        lines.spawn(follow(stderr, listener.clone()));
     }
     let mut stdin = child.stdin.take();
     let status = loop {
@@ -291,7 +301,9 @@ async fn attend(
         lines.detach_all();
     }
     let code = status.ok().as_ref().and_then(ExitStatus::code);
-    tracing::info!(model = &*model, code, "the backend's process has ended");
+    if !listener.is_quiet {
+        tracing::info!(model = &*listener.model, code, "the backend's process has ended");
+    }
     ending.send_replace(Some(End { code }));
 }
 
@@ -303,7 +315,7 @@ async fn carry_out(order: Option<Order>, stdin: &mut Option<ChildStdin>) {
     }
 }
 
-async fn follow(stream: impl AsyncRead + Unpin, model: Model, tail: Arc<Tail>) {
+async fn follow(stream: impl AsyncRead + Unpin, listener: Listener) {
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
     loop {
@@ -318,18 +330,23 @@ async fn follow(stream: impl AsyncRead + Unpin, model: Model, tail: Arc<Tail>) {
         };
         reader.consume(consumed);
         if is_whole {
-            say(&mut line, &model, &tail);
+            listener.hear(&mut line);
         }
     }
-    say(&mut line, &model, &tail);
+    listener.hear(&mut line);
 }
 
-fn say(line: &mut Vec<u8>, model: &Model, tail: &Tail) {
-    let text = String::from_utf8_lossy(line).trim_end().to_owned();
-    line.clear();
-    if !text.is_empty() {
-        tracing::info!(target: "backend", model = &**model, "{text}");
-        tail.push(text);
+impl Listener {
+    fn hear(&self, line: &mut Vec<u8>) {
+        let text = String::from_utf8_lossy(line).trim_end().to_owned();
+        line.clear();
+        if text.is_empty() {
+            return;
+        }
+        if !self.is_quiet {
+            tracing::info!(target: "backend", model = &*self.model, "{text}");
+        }
+        self.tail.push(text);
     }
 }
 
@@ -351,7 +368,8 @@ mod tests {
     async fn lines_are_cut_to_size_and_the_newest_are_kept() {
         let tail = Arc::new(Tail::default());
         let long = format!("{}\nx\n\nlast without an end", "y".repeat(3 * MAX_LINE_BYTES));
-        follow(long.as_bytes(), "m".into(), Arc::clone(&tail)).await;
+        let listener = Listener { model: "m".into(), tail: Arc::clone(&tail), is_quiet: false };
+        follow(long.as_bytes(), listener).await;
         let lines: Vec<_> = tail.lock().iter().map(String::len).collect();
         assert_eq!(lines, [MAX_LINE_BYTES, 1, 19]);
         for nth in 0..TAIL_LINES + 3 {

@@ -1,16 +1,12 @@
 //! What a GPU has free, and what a model was seen to take of it.
 //!
-//! A machine without NVIDIA's library, or whose library does not know (unified memory), is no error: then nothing is
-//! measured, the sizes that the operator declared are all there is, and an unloaded model's memory counts as back by its
-//! driver's word.
+//! A machine whose GPU cannot be asked, or does not know (unified memory), is no error: then nothing is measured, the sizes
+//! that the operator declared are all there is, and an unloaded model's memory counts as back by its driver's word.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-use nvml_wrapper::Nvml;
-use nvml_wrapper::error::NvmlError;
 
 use super::{Model, Returns};
 use crate::multiplexer::config::MEMORY_FREE_TIMEOUT;
@@ -27,48 +23,6 @@ pub trait Meter: fmt::Debug + Send + Sync {
 
     /// Bytes that this control group may still take of the host's memory; `None` where there is no limit.
     fn host_free(&self) -> Option<u64>;
-}
-
-/// NVIDIA's own library, found at run time, and the control group's files.
-#[derive(Debug)]
-pub struct Nvidia {
-    nvml: Option<Nvml>,
-    /// Indices or UUIDs; none: every device that the container sees.
-    devices: Vec<String>,
-}
-
-impl Nvidia {
-    /// Looks for the library. `devices`: indices or UUIDs of the slot's devices; none means all.
-    pub fn new(devices: Vec<String>) -> Self {
-        let nvml = Nvml::init().inspect_err(|error| tracing::info!(%error, "GPU memory is not measured")).ok();
-        Self { nvml, devices }
-    }
-
-    fn free_on(nvml: &Nvml, devices: &[String]) -> Result<u64, NvmlError> {
-        let free = |device: nvml_wrapper::Device<'_>| device.memory_info().map(|memory| memory.free);
-        if devices.is_empty() {
-            return (0..nvml.device_count()?).map(|index| free(nvml.device_by_index(index)?)).sum();
-        }
-        let by_name = |name: &String| match name.parse() {
-            Ok(index) => nvml.device_by_index(index),
-            Err(_) => nvml.device_by_uuid(name.as_str()),
-        };
-        devices.iter().map(|name| free(by_name(name)?)).sum()
-    }
-}
-
-impl Meter for Nvidia {
-    fn free(&self) -> Option<u64> {
-        let read = Self::free_on(self.nvml.as_ref()?, &self.devices);
-        read.inspect_err(|error| tracing::debug!(%error, "GPU memory cannot be read")).ok()
-    }
-
-    fn host_free(&self) -> Option<u64> {
-        // Version 2; in version 1 and outside of a limit the answer is that nobody knows.
-        let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse().ok();
-        let limit: u64 = read("memory.max")?;
-        Some(limit.saturating_sub(read("memory.current")?))
-    }
 }
 
 /// What a slot's models were seen to take.
@@ -285,11 +239,5 @@ mod tests {
         assert!(memory.is_freed(&model, Returns::ALL).await);
         assert!(began.elapsed() < MEMORY_FREE_TIMEOUT);
         assert_eq!(memory.reading(Some(&model), Returns::ALL).await, Reading::default());
-    }
-
-    #[test]
-    fn a_machine_without_the_library_measures_nothing() {
-        // Where there is one, a device that does not exist measures nothing either.
-        assert_eq!(Nvidia::new(vec!["GPU-no-such-device".to_owned()]).free(), None);
     }
 }

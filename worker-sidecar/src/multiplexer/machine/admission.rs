@@ -27,7 +27,15 @@ impl Machine {
         self.cancel_leases(LeaseEnd::RelayLost, |lease| lease.relay == relay);
     }
 
+    /// A link has said something: for every model it counts as waiting again where it let a slot pass.
+    pub(super) fn handle_heard(&mut self, relay: RelayKey) {
+        for entry in self.models.values_mut() {
+            entry.divider.on_message(relay, self.now);
+        }
+    }
+
     pub(super) fn handle_arrived(&mut self, arrival: &Arrival) {
+        self.handle_heard(arrival.relay);
         match self.admit(arrival) {
             Ok(Admission::Run) => self.lease(&arrival.model, arrival.relay, arrival.request),
             Ok(Admission::AtCapacity) => {}

@@ -44,10 +44,15 @@ impl Machine {
         if self.models.get(model).is_none_or(|entry| entry.removed) {
             return Err(OrderError::UnknownModel);
         }
-        match &self.state {
+        match &mut self.state {
             State::Stopping { .. } => return Err(OrderError::Stopping),
             State::Quarantined { .. } => return Err(OrderError::Quarantined),
             State::Ready(resident) if resident.model == *model => return Ok(true),
+            State::Draining(draining) if draining.target.model.as_ref() == Some(model) => {
+                // It is no more called off if those leave who began it.
+                draining.target.reason = Reason::Order;
+                return Ok(false);
+            }
             State::Empty | State::Backoff { .. } | State::Ready(_) => {}
             State::Draining(_)
             | State::Severing(_)

@@ -92,8 +92,7 @@ impl Machine {
     }
 
     /// Why a model that fits should be loaded now, if it should. Whether it is the best may change with every question; that
-    /// it is wanted, and its own quantum over, is enough. Neither is undone by asking, so nothing is asked twice in one
-    /// instant.
+    /// it is wanted, and its own quantum over, is enough. Neither is undone by asking, so nothing is asked for ever.
     fn reason_to_load(&self, model: &Model) -> Option<Reason> {
         let (models, candidates) = self.candidates();
         if candidates.is_empty() {

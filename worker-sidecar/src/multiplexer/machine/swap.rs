@@ -219,7 +219,6 @@ impl Machine {
         self.enter(State::Ready(resident));
         self.news(News::SwapAborted { from: from.clone() });
         self.open_gate(&from);
-        self.fail_superseded_orders();
     }
 
     /// Tells those that run still to hang up, and gives the backend a moment to see it.

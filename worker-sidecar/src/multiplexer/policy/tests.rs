@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 fn secs(secs: u64) -> Duration {
@@ -228,4 +230,60 @@ fn bound_is_everybody_elses_turn_and_the_own_swap() {
 fn swaps_that_cost_nothing_divide_nothing_by_zero() {
     let scene = Scene::new();
     assert_eq!(pick(&scene.knobs, true, &[scene.candidate(1, 1, 0)]), Some(0));
+}
+
+// Whatever waits, however long, at whatever cost.
+
+fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
+    let millis = || (0..400_000_u64).prop_map(millis);
+    let candidate = (1..50_u32, millis(), 0.0..1.0_f64, millis()).prop_map(|(waiting, age, mean, cost)| {
+        let total_wait = age + age.mul_f64(mean) * (waiting - 1);
+        Candidate { waiting, age, total_wait, cost: cost / 4 }
+    });
+    prop::collection::vec(candidate, 1..6)
+}
+
+proptest! {
+    #[test]
+    fn resident_is_left_only_when_it_is_idle_or_has_had_its_quantum_and_a_recheck_lies_ahead(
+        candidates in candidates(),
+        since in 0..600_u64,
+        idle in prop::option::of(0..10_u64),
+        max_wait in prop::option::of(1..300_u64),
+        past in prop::collection::vec(0..8_000_u64, 0..16),
+    ) {
+        let mut scene = Scene::new();
+        scene.knobs.max_wait = max_wait.map(secs);
+        let gaps = gaps(&past.into_iter().map(millis).collect::<Vec<_>>());
+        let resident = scene.resident(&gaps, since, idle.filter(|idle| *idle <= since).map(secs));
+        match scene.decide(&resident, &candidates) {
+            Decision::Stay { recheck, lingering } => {
+                prop_assert!(recheck.is_some_and(|recheck| recheck > scene.now), "nobody waits for ever");
+                prop_assert_eq!(lingering, resident.idle_since.is_some());
+            }
+            Decision::Leave { to, why: Why::Idle } => {
+                prop_assert!(to < candidates.len() && resident.idle_since.is_some());
+            }
+            Decision::Leave { to, why: Why::Quantum } => {
+                let cost = candidates[to].cost;
+                prop_assert!(resident.idle_since.is_none());
+                prop_assert!(secs(since) >= (cost * 3).max(scene.knobs.min_residency));
+            }
+        }
+        let cost = candidates[0].cost;
+        let linger = linger(&scene.knobs, &resident, &candidates, cost);
+        prop_assert!(linger <= (cost / 2).min(secs(5)).mul_f64(1.25) + millis(1));
+    }
+
+    #[test]
+    fn who_is_past_the_bound_comes_before_all_who_are_not_and_the_oldest_of_them_first(candidates in candidates()) {
+        let scene = Scene::new();
+        let picked = pick(&scene.knobs, true, &candidates).expect("somebody waits");
+        let late = |index: usize| candidates[index].age > bound(&scene.knobs, true, &candidates, index);
+        let oldest = (0..candidates.len()).filter(|index| late(*index)).map(|index| candidates[index].age).max();
+        if let Some(oldest) = oldest {
+            prop_assert!(late(picked));
+            prop_assert_eq!(candidates[picked].age, oldest);
+        }
+    }
 }

@@ -120,7 +120,7 @@ async fn a_swap_is_told_to_people_and_counted() {
         "linger_misses_total 0",
         "coalesced_total 0",
         "memory_not_freed_total 0",
-        "residency_seconds{slot=\"gpu0\"}",
+        "residency_seconds_count{model=\"a\"} 1",
         "gpu_time_share{activity=\"swapping\",slot=\"gpu0\"}",
     ] {
         assert!(text.contains(&format!("modelrelay_worker_{line}")), "{line} in\n{text}");

@@ -68,6 +68,19 @@ fn demand_whose_requests_never_come_stops_counting_after_a_second() {
 }
 
 #[test]
+fn relay_that_let_its_slot_pass_counts_again_once_it_sends_anything() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.demand(&[("b", 2, 0.0)]);
+    s.finish_swap(1.0);
+    s.arrive(1, "a");
+    s.pass(1.0);
+    s.finish_swap(1.0);
+    assert_eq!((s.resident(), s.slot().wanted), (Some("a".into()), 0));
+    assert_eq!(s.arrive_from(NEW, 2, "a"), ["lease r2 g3"]);
+    assert_eq!(s.slot().wanted, 1);
+}
+
+#[test]
 fn demand_grows_old_while_nothing_is_said() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.arrive(1, "a");

@@ -65,16 +65,24 @@ impl Stage {
     }
 
     pub(super) fn with(config: SlotConfig) -> Self {
-        let mut stage = Self::unstarted(config);
+        Self::with_jitter(config, Jitter::None)
+    }
+
+    pub(super) fn with_jitter(config: SlotConfig, jitter: Jitter) -> Self {
+        let mut stage = Self::unstarted_with(config, jitter);
         stage.handle(Event::Started);
         stage.answer_probe(Found::Nothing);
         stage
     }
 
     pub(super) fn unstarted(config: SlotConfig) -> Self {
+        Self::unstarted_with(config, Jitter::None)
+    }
+
+    fn unstarted_with(config: SlotConfig, jitter: Jitter) -> Self {
         let start = Instant::now();
         let mut stage = Self {
-            machine: Machine::new(config, Jitter::None, start),
+            machine: Machine::new(config, jitter, start),
             start,
             now: Duration::ZERO,
             call: None,

@@ -59,6 +59,19 @@ fn ordered_load_waits_for_one_that_is_under_way_and_no_other() {
 }
 
 #[test]
+fn ordered_load_goes_on_when_those_leave_who_had_begun_the_swap() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.order(1, load("b")), NOTHING);
+    assert_eq!(s.cancel(2), NOTHING);
+    assert_eq!(s.finish(1), ["evict a"]);
+    assert_eq!(s.finish_swap(1.0).last().unwrap(), "order 1 done");
+}
+
+#[test]
 fn later_order_replaces_an_earlier_one() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.order(1, load("b"));

@@ -260,6 +260,24 @@ fn failed_loads_and_cold_ones_do_not_count_for_what_a_wake_costs() {
     assert_eq!(cost(&s, "b"), 3000, "a guess: it sleeps, and no wake was seen yet");
 }
 
+#[test]
+fn swap_costs_what_unloading_the_one_and_loading_the_other_take() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.pass(3.0);
+    s.evicted();
+    s.pass(1.0);
+    s.freed(true);
+    s.pass(10.0);
+    s.loaded();
+    s.finish(1);
+    s.arrive(2, "a");
+    s.finish_swap(2.0);
+    let cost = |model: usize| s.slot().models[model].swap_cost_ms;
+    assert_eq!(cost(1), 14_000, "4 s until a's memory is back, 10 s for b");
+}
+
 // 59, i
 #[test]
 fn idle_model_is_unloaded_after_its_ttl_and_a_request_in_the_same_moment_comes_first() {

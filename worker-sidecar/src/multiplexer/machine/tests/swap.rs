@@ -7,7 +7,7 @@ use crate::multiplexer::config::{Knobs, SlotConfig};
 use crate::multiplexer::effect::{News, Reason, SwapResult};
 use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::event::Outcome;
-use crate::multiplexer::machine::{DrainView, Requests};
+use crate::multiplexer::machine::{DrainView, Jitter, Requests};
 use crate::multiplexer::memory::Reading;
 
 fn with_drain_timeout(seconds: f64) -> SlotConfig {
@@ -37,6 +37,7 @@ fn swap_goes_from_preflight_over_drain_eviction_and_memory_to_the_load_and_the_l
     assert_eq!((s.state(), s.resident(), s.slot().generation), (SlotState::Ready, Some("b".into()), 2));
     let swaps = s.swaps();
     assert_eq!((swaps.len(), swaps[0].reason, swaps[0].load), (1, Reason::Idle, secs(7.0)));
+    assert!(s.news.contains(&News::ResidencyEnded { model: "a".into(), lasted: secs(10.0) }));
 }
 
 // 9, 10
@@ -326,6 +327,21 @@ fn backoff_begins_anew_once_the_model_has_answered() {
     s.fits();
     s.not_loaded();
     assert_eq!(s.slot().models.remove(0).retry_ms, Some(2000));
+}
+
+#[test]
+fn backoff_is_shortened_at_random_by_a_quarter_at_most() {
+    let mut waits = std::collections::BTreeSet::new();
+    for seed in 0..50 {
+        let mut s = Stage::with_jitter(config(&["a"]), Jitter::Seeded(seed));
+        s.arrive(1, "a");
+        s.fits();
+        s.not_loaded();
+        waits.insert(s.slot().models.remove(0).retry_ms.unwrap());
+    }
+    assert!(waits.len() > 40, "{waits:?}");
+    assert!(waits.iter().all(|wait| (1500..=2000).contains(wait)), "{waits:?}");
+    assert!(waits.first() < Some(&1600) && waits.last() > Some(&1900), "{waits:?}");
 }
 
 // 23

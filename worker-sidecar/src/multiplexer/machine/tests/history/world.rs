@@ -56,6 +56,7 @@ pub(super) struct World {
     committed: bool,
     pub(super) orders: BTreeSet<OrderId>,
     stopped: bool,
+    pub(super) asked_again: bool,
     /// How often it was in which state after an event.
     pub(super) visits: HashMap<SlotState, u64>,
     /// The last generation whose gate was opened, and when that was.
@@ -98,6 +99,7 @@ impl World {
             committed: false,
             orders: BTreeSet::new(),
             stopped: false,
+            asked_again: false,
             visits: HashMap::new(),
             generation: 0,
             residency: start,

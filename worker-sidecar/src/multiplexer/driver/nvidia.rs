@@ -1,0 +1,162 @@
+//! The free memory of NVIDIA GPUs, and of the control group.
+//!
+//! Two ways to the same numbers: the driver's library, found at run time, and `nvidia-smi`, which comes wherever the library
+//! does. A statically linked worker (the one in our images) must not load the library: it would bring a C library of its
+//! own. Where neither is there nothing is measured, which is no error.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+
+use super::memory::Meter;
+
+/// `nvidia-smi` of a driver that hangs does not end.
+const SMI_TIMEOUT: Duration = Duration::from_secs(5);
+const SMI_POLL: Duration = Duration::from_millis(10);
+
+/// The slot's devices.
+#[derive(Debug)]
+pub struct Nvidia {
+    source: Source,
+    /// Indices or UUIDs; none: every device that the container sees.
+    devices: Vec<String>,
+}
+
+#[derive(Debug)]
+enum Source {
+    Library(Box<Nvml>),
+    Program(PathBuf),
+}
+
+impl Nvidia {
+    /// Looks for the library. `devices`: indices or UUIDs of the slot's devices; none means all.
+    pub fn new(devices: Vec<String>) -> Self {
+        let program = || Source::Program("nvidia-smi".into());
+        let source = if is_static() {
+            program()
+        } else {
+            match Nvml::init() {
+                Ok(nvml) => Source::Library(Box::new(nvml)),
+                Err(error) => {
+                    tracing::debug!(%error, "NVIDIA's library cannot be used");
+                    program()
+                }
+            }
+        };
+        let found = Self { source, devices };
+        if found.free().is_none() {
+            tracing::info!("GPU memory is not measured: neither NVIDIA's library nor nvidia-smi tells it");
+        }
+        found
+    }
+}
+
+impl Meter for Nvidia {
+    fn free(&self) -> Option<u64> {
+        match &self.source {
+            Source::Library(nvml) => {
+                let read = free_by_library(nvml, &self.devices);
+                read.inspect_err(|error| tracing::debug!(%error, "GPU memory cannot be read")).ok()
+            }
+            Source::Program(program) => free_by_program(program, &self.devices),
+        }
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        // Version 2; in version 1 and outside of a limit the answer is that nobody knows.
+        let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse().ok();
+        let limit: u64 = read("memory.max")?;
+        Some(limit.saturating_sub(read("memory.current")?))
+    }
+}
+
+fn free_by_library(nvml: &Nvml, devices: &[String]) -> Result<u64, NvmlError> {
+    let free = |device: nvml_wrapper::Device<'_>| device.memory_info().map(|memory| memory.free);
+    if devices.is_empty() {
+        return (0..nvml.device_count()?).map(|index| free(nvml.device_by_index(index)?)).sum();
+    }
+    let by_name = |name: &String| match name.parse() {
+        Ok(index) => nvml.device_by_index(index),
+        Err(_) => nvml.device_by_uuid(name.as_str()),
+    };
+    devices.iter().map(|name| free(by_name(name)?)).sum()
+}
+
+fn free_by_program(program: &PathBuf, devices: &[String]) -> Option<u64> {
+    let mut command = Command::new(program);
+    command.args(["--query-gpu=memory.free", "--format=csv,noheader,nounits"]);
+    if !devices.is_empty() {
+        command.arg(format!("--id={}", devices.join(",")));
+    }
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
+    let began = Instant::now();
+    let ended = loop {
+        match child.try_wait() {
+            Ok(None) if began.elapsed() < SMI_TIMEOUT => std::thread::sleep(SMI_POLL),
+            Ok(status) => break status,
+            Err(_) => break None,
+        }
+    };
+    if ended.is_none() {
+        // Not waited for: what hangs in the driver does not end of a signal either.
+        let _ = child.kill();
+        return None;
+    }
+    let mut lines = String::new();
+    child.stdout.take()?.read_to_string(&mut lines).ok()?;
+    ended?.success().then(|| sum_of_mebibytes(&lines))?
+}
+
+/// One device per line. `[N/A]` is what devices say that share the host's memory.
+fn sum_of_mebibytes(lines: &str) -> Option<u64> {
+    let mut devices = lines.lines().map(|line| line.trim().parse::<u64>().ok()).peekable();
+    devices.peek()?;
+    devices.sum::<Option<u64>>().map(|mebibytes| mebibytes << 20)
+}
+
+/// Whether this program was linked statically: then no dynamic loader is mapped into it. Where that cannot be seen, it was
+/// not: ours are static on Linux only.
+fn is_static() -> bool {
+    std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| !maps.contains("/ld-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_gpu_measures_nothing() {
+        // Where there is one, a device that does not exist measures nothing either.
+        assert_eq!(Nvidia::new(vec!["GPU-no-such-device".to_owned()]).free(), None);
+    }
+
+    #[test]
+    fn devices_are_summed_and_one_that_does_not_know_makes_all_unknown() {
+        assert_eq!(sum_of_mebibytes("1024\n 2048\n"), Some(3 << 30));
+        assert_eq!(sum_of_mebibytes("1024\n[N/A]\n"), None);
+        assert_eq!(sum_of_mebibytes(""), None);
+    }
+
+    #[test]
+    fn the_program_is_asked_for_the_slots_devices() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("nvidia-smi");
+        let script = "#!/bin/sh\n[ \"$*\" = '--query-gpu=memory.free --format=csv,noheader,nounits --id=0,GPU-1' ] && echo 512\n";
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(free_by_program(&program, &["0".to_owned(), "GPU-1".to_owned()]), Some(512 << 20));
+        assert_eq!(free_by_program(&program, &[]), None);
+        assert_eq!(free_by_program(&folder.path().join("missing"), &[]), None);
+    }
+
+    #[test]
+    fn this_test_is_linked_dynamically() {
+        assert!(!is_static());
+    }
+}

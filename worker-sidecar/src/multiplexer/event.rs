@@ -40,6 +40,11 @@ pub enum Event {
         /// Whether its relay keeps waiting requests itself.
         kind: RelayKind,
     },
+    /// A relay sends nothing more over a link: what it has queued goes elsewhere, what has come is served.
+    RelayLeaving {
+        /// The link.
+        relay: RelayKey,
+    },
     /// A link is gone. What it had waiting here is forgotten without a word, what it has running is cancelled.
     RelayLost {
         /// The link.

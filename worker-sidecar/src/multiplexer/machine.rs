@@ -178,6 +178,11 @@ impl Machine {
         match event {
             Event::Started => self.handle_started(),
             Event::RelayJoined { relay, kind } => self.handle_relay_joined(relay, kind),
+            Event::RelayLeaving { relay } => {
+                for entry in self.models.values_mut() {
+                    entry.handle_leaving(relay, self.now);
+                }
+            }
             Event::RelayLost { relay } => self.handle_relay_lost(relay),
             Event::Arrived(arrival) => self.handle_arrived(&arrival),
             Event::Demand { relay, models } => self.handle_demand(relay, &models),

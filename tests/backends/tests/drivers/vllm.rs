@@ -102,10 +102,13 @@ async fn a_wake_that_was_given_up_is_not_overtaken_by_what_takes_it_back() {
 }
 
 #[tokio::test]
-async fn without_developer_mode_the_settings_are_named() {
+async fn a_server_without_developer_mode_is_a_load_failure_that_names_the_settings() {
     let (_server, driver) = foreign(&["no-dev-mode"]).await;
+    let failure = driver.load(&"m".into(), LoadKind::Cold).await.unwrap_err().to_string();
     let error = driver.evict(&"m".into()).await.unwrap_err().to_string();
-    assert!(error.contains("VLLM_SERVER_DEV_MODE=1") && error.contains("--enable-sleep-mode"), "{error}");
+    for said in [failure, error] {
+        assert!(said.contains("VLLM_SERVER_DEV_MODE=1") && said.contains("--enable-sleep-mode"), "{said}");
+    }
 }
 
 #[tokio::test]

@@ -97,6 +97,7 @@ impl VllmSleep {
                 let running = self.children.start(model, launch, port_of(Some(client.base())))?;
                 let guard = running.kill_on_drop();
                 served_by(&running, served, client).await?;
+                confirm_awake(client).await?;
                 guard.keep();
                 Ok(())
             }
@@ -115,14 +116,10 @@ impl VllmSleep {
         if is_asleep(&known.client).await.unwrap_or(false) {
             let (level, woken) = (self.level, Arc::clone(known));
             known.orders.run(async move { wake(&woken.client, level).await }).await?;
-            if is_asleep(&known.client).await? {
-                return Err(DriverError::Unexpected {
-                    url: known.client.base().to_string(),
-                    why: "it sleeps still, after having been woken".to_owned(),
-                });
-            }
+            confirm_awake(&known.client).await?;
         }
-        known.served.become_ready(&known.client).await
+        known.served.become_ready(&known.client).await?;
+        confirm_awake(&known.client).await
     }
 
     async fn put_to_sleep(&self, model: &Model) -> Result<Left, DriverError> {
@@ -207,6 +204,15 @@ async fn is_asleep(client: &Client) -> Result<bool, DriverError> {
     }
     let reply = reply.accepted()?;
     flag(&reply.json()?, "is_sleeping").ok_or_else(|| reply.unexpected("no is_sleeping"))
+}
+
+/// Also finds a server that could never be put to sleep, while that is still a failed load and not a stuck slot.
+async fn confirm_awake(client: &Client) -> Result<(), DriverError> {
+    if is_asleep(client).await? {
+        let why = "it sleeps still, after having been woken".to_owned();
+        return Err(DriverError::Unexpected { url: client.base().to_string(), why });
+    }
+    Ok(())
 }
 
 async fn wait_until_idle(client: &Client) -> Result<(), DriverError> {

@@ -219,6 +219,12 @@ impl Entry {
         }
     }
 
+    /// A relay sends nothing more over this link. What of it waits here has come already.
+    pub(super) fn handle_leaving(&mut self, relay: RelayKey, now: Instant) {
+        self.ages.remove(&relay);
+        self.divider.on_leaving(relay, now);
+    }
+
     /// A link is gone.
     pub(super) fn remove_relay(&mut self, relay: RelayKey, now: Instant) {
         self.held.retain(|waiter| waiter.relay != relay);

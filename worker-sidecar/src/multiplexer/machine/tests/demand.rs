@@ -142,6 +142,23 @@ fn ages_that_no_request_can_have_do_no_harm() {
 }
 
 #[test]
+fn demand_of_a_relay_that_leaves_counts_no_more_and_what_has_come_is_served() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive_from(NEW, 1, "a");
+    s.arrive(2, "b");
+    s.demand(&[("b", 2, 1.0)]);
+    s.pass(6.0);
+    s.fits();
+    s.cancel(2);
+    assert_eq!(s.handle(Event::RelayLeaving { relay: NEW }), ["open a"], "the swap was for its sake");
+    assert_eq!(s.demand(&[("b", 2, 1.0)]), NOTHING);
+    s.finish(1);
+    s.arrive(3, "b");
+    s.handle(Event::RelayLeaving { relay: super::harness::OLD });
+    assert_eq!(s.finish_swap(1.0).last().unwrap(), "lease r3 g2", "what an old relay has sent is here");
+}
+
+#[test]
 fn demand_of_a_relay_that_keeps_nothing_is_not_believed() {
     let mut s = Stage::serving("a", &["a", "b"]);
     let demand = crate::multiplexer::event::Demand {

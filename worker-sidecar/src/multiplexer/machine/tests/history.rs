@@ -33,8 +33,10 @@ impl World {
             Op::Queue { relay, model, requests } => {
                 let Some(relay) = self.relay(relay) else { return };
                 let Some((RelayKind::Granted, queue)) = self.relays.get_mut(&relay) else { return };
-                *queue.waiting.entry(MODELS[model].into()).or_default() += requests;
-                self.state_demand(relay);
+                if !queue.leaving {
+                    *queue.waiting.entry(MODELS[model].into()).or_default() += requests;
+                    self.state_demand(relay);
+                }
             }
             Op::Send { relay } => {
                 if let Some(relay) = self.relay(relay) {
@@ -88,6 +90,14 @@ impl World {
                 }
                 self.grants.retain(|(of, _), _| *of != relay);
                 self.handle(Event::RelayLost { relay });
+            }
+            Op::Leave { relay } => {
+                let Some(relay) = self.relay(relay) else { return };
+                if let Some((_, queue)) = self.relays.get_mut(&relay) {
+                    queue.waiting.clear();
+                    queue.leaving = true;
+                }
+                self.handle(Event::RelayLeaving { relay });
             }
             Op::Heard { relay } => {
                 if let Some(relay) = self.relay(relay) {

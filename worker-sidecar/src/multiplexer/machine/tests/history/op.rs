@@ -71,6 +71,9 @@ pub(super) enum Op {
     Lose {
         relay: usize,
     },
+    Leave {
+        relay: usize,
+    },
     Heard {
         relay: usize,
     },
@@ -142,6 +145,7 @@ fn of_requests() -> impl Strategy<Value = Op> {
         6 => (any_index(), prop::bool::weighted(0.8)).prop_map(|(lease, answered)| Op::Finish { lease, answered }),
         2 => kinds.prop_map(|kind| Op::Join { kind }),
         1 => any_index().prop_map(|relay| Op::Lose { relay }),
+        1 => any_index().prop_map(|relay| Op::Leave { relay }),
         1 => any_index().prop_map(|relay| Op::Heard { relay }),
     ]
 }

@@ -26,6 +26,7 @@ pub(super) enum Call {
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pub(super) waiting: BTreeMap<Model, u32>,
+    pub(super) leaving: bool,
 }
 
 pub(super) struct World {

@@ -109,6 +109,11 @@ impl Multiplexer {
         }
     }
 
+    /// A relay sends nothing more over a link: what it has queued goes elsewhere, what has come is served.
+    pub fn handle_leaving(&self, relay: RelayKey) {
+        self.tell_all(|| Event::RelayLeaving { relay });
+    }
+
     /// Any other message was read on a link.
     pub fn handle_message(&self, relay: RelayKey) {
         self.tell_all(|| Event::Heard { relay });

@@ -108,6 +108,17 @@ async fn a_link_that_drops_amid_a_swap_takes_its_requests_along() {
     assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::AtCapacity);
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_demand_of_a_relay_that_leaves_is_forgotten_and_its_requests_are_served() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let running = stage.send("a").await.unwrap();
+    stage.demand("b", 2);
+    stage.mux.handle_leaving(stage.new);
+    pass(30.0).await;
+    assert_eq!((stage.resident().await.as_deref(), stage.counts().await), (Some("a"), (1, 0)));
+    assert!(tokio::time::timeout(secs(60.0), running.cancelled()).await.is_err());
+}
+
 // Race n
 #[tokio::test(start_paused = true)]
 async fn a_link_that_comes_back_amid_a_swap_is_told_how_things_are() {

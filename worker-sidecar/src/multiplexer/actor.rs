@@ -1,0 +1,305 @@
+//! One slot's task: the only part that knows of tasks and of time.
+//!
+//! It owns the slot's [`Machine`] and nobody else touches it; all that happens comes through one mailbox, in order. What the
+//! machine wants done is done in order too, with one exception: who is refused is told last, because a relay that takes a
+//! request back looks for its place in the grant that came before.
+//!
+//! The task never waits for anything but its mailbox and its timer: the driver's calls run beside it and end as
+//! messages, relays are told by putting words into their queues. The mailbox has no bound of its own. What fills it is
+//! bounded: requests by their relays' grants and by what was registered, all else by the rate at which links are read.
+
+mod calls;
+mod history;
+mod lease;
+mod news;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use tokio::sync::{mpsc, oneshot, watch};
+
+pub use self::history::{Noted, Report, Shares};
+pub use self::lease::{Arriving, Lease};
+
+use self::calls::{Call, Calls};
+use self::history::History;
+use super::Model;
+use super::board::{Board, Place, Told};
+use super::driver::slot::SlotDriver;
+use super::effect::{Effect, LeaseEnd};
+use super::error::SlotError;
+use super::event::{Arrival, Event, Generation, RequestKey};
+use super::machine::Machine;
+use super::metrics::Metrics;
+
+/// After a tick, the next comes no sooner: timers are no finer.
+const FINEST: Duration = Duration::from_millis(1);
+
+/// What comes in.
+#[derive(Debug)]
+enum Message {
+    Event(Event),
+    Arrived { arrival: Arrival, place: Place, answer: oneshot::Sender<Result<Lease, SlotError>> },
+    Cancelled(RequestKey),
+    Released { request: RequestKey, answered: bool, seen: Option<oneshot::Sender<()>> },
+    Stop { timeout: Duration, stopped: oneshot::Sender<()> },
+    Report(oneshot::Sender<Report>),
+}
+
+/// A slot's mailbox. The task ends when all of these, and all leases, are gone.
+#[derive(Clone, Debug)]
+pub(super) struct SlotHandle(mpsc::UnboundedSender<Message>);
+
+/// What the task owns.
+struct SlotTask {
+    index: usize,
+    machine: Machine,
+    mailbox: mpsc::UnboundedReceiver<Message>,
+    own: mpsc::WeakUnboundedSender<Message>,
+    calls: Calls,
+    board: Arc<Board>,
+    metrics: Arc<Metrics>,
+    history: History,
+    waiting: HashMap<RequestKey, Waiting>,
+    /// How to end what runs.
+    leases: HashMap<RequestKey, watch::Sender<Option<LeaseEnd>>>,
+    /// What follows from carrying out effects.
+    next: VecDeque<Event>,
+    stop: Vec<oneshot::Sender<()>>,
+    stopped: bool,
+}
+
+/// A request that has no answer yet.
+struct Waiting {
+    place: Place,
+    answer: oneshot::Sender<Result<Lease, SlotError>>,
+}
+
+/// The time by the clock that tests can turn.
+pub(super) fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+impl SlotHandle {
+    /// Starts the slot's task. `index`: the slot's place on the board.
+    pub(super) fn start(
+        index: usize,
+        machine: Machine,
+        driver: Arc<SlotDriver>,
+        board: Arc<Board>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let (sender, mailbox) = mpsc::unbounded_channel();
+        let own = sender.downgrade();
+        let of_all = Arc::clone(&board);
+        let slot = SlotTask {
+            index,
+            mailbox,
+            calls: Calls::new(driver, own.clone()),
+            own,
+            board,
+            history: History::new(&machine, now()),
+            machine,
+            metrics,
+            waiting: HashMap::new(),
+            leases: HashMap::new(),
+            next: VecDeque::new(),
+            stop: Vec::new(),
+            stopped: false,
+        };
+        drop(tokio::spawn(async move {
+            // Whoever waits for it hears of its end by what is dropped with it; relays must hear of it too.
+            if AssertUnwindSafe(slot.run()).catch_unwind().await.is_err() {
+                tracing::error!(slot = index, "the task of a slot panicked; the slot is out of use until a restart");
+                of_all.fail(index, now());
+            }
+        }));
+        Self(sender)
+    }
+
+    /// Puts an event into the mailbox.
+    pub(super) fn tell(&self, event: Event) {
+        let _ = self.0.send(Message::Event(event));
+    }
+
+    /// A request was read: in the mailbox when this returns, so behind all that was read before it.
+    pub(super) fn arrive(&self, arrival: Arrival, place: Place) -> Arriving {
+        let (answer, answered) = oneshot::channel();
+        let request = arrival.request;
+        let _ = self.0.send(Message::Arrived { arrival, place, answer });
+        Arriving::new(request, answered, self.0.clone())
+    }
+
+    /// Takes no more requests. Ends when none run any more, or their time is over, and backends that are our children have
+    /// ended.
+    pub(super) fn stop(&self, timeout: Duration) -> impl Future<Output = ()> + Send + 'static {
+        let (stopped, until_stopped) = oneshot::channel();
+        let _ = self.0.send(Message::Stop { timeout, stopped });
+        async move {
+            let _ = until_stopped.await;
+        }
+    }
+
+    /// How the slot is. `None` if its task is gone.
+    pub(super) fn report(&self) -> impl Future<Output = Option<Report>> + Send + 'static {
+        let (sender, report) = oneshot::channel();
+        let _ = self.0.send(Message::Report(sender));
+        async move { report.await.ok() }
+    }
+}
+
+impl SlotTask {
+    async fn run(mut self) {
+        self.handle(Event::Started);
+        let mut earliest = now();
+        loop {
+            let due = self.machine.next_timeout().map(|due| due.max(earliest));
+            let timer = async {
+                match due {
+                    Some(due) => tokio::time::sleep_until(due.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // What has happened goes before what is only due; the machine does what is due with every event.
+                biased;
+                message = self.mailbox.recv() => match message {
+                    Some(message) => self.handle_message(message),
+                    None => return,
+                },
+                () = timer => {
+                    self.handle(Event::Tick);
+                    earliest = now() + FINEST;
+                }
+            }
+        }
+    }
+
+    fn handle_message(&mut self, message: Message) {
+        match message {
+            Message::Event(event) => self.handle(event),
+            Message::Arrived { arrival, place, answer } => {
+                self.waiting.insert(arrival.request, Waiting { place, answer });
+                self.handle(Event::Arrived(arrival));
+            }
+            Message::Cancelled(request) => {
+                self.waiting.remove(&request);
+                self.handle(Event::Cancelled { request });
+            }
+            Message::Released { request, answered, seen } => {
+                self.leases.remove(&request);
+                self.handle(Event::Released { request, answered });
+                // The grants are queued.
+                seen.map(|seen| seen.send(()));
+            }
+            Message::Stop { timeout, stopped } => {
+                if self.stopped {
+                    let _ = stopped.send(());
+                    return;
+                }
+                self.stop.push(stopped);
+                self.handle(Event::Stop { timeout });
+            }
+            Message::Report(report) => {
+                let _ = report.send(self.history.report(&self.machine, now()));
+            }
+        }
+    }
+
+    /// Tells the machine, does what it wants, and tells it what comes of that.
+    fn handle(&mut self, event: Event) {
+        self.next.push_back(event);
+        while let Some(event) = self.next.pop_front() {
+            self.step(event);
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let now = now();
+        let effects = self.machine.handle(event, now);
+        let (mut told, mut refused, mut changed) = (Vec::new(), Vec::new(), false);
+        for effect in effects {
+            match effect {
+                Effect::Lease { request, model, generation } => self.hand_over(request, model, generation),
+                Effect::Fail { request, error } => refused.push((request, error)),
+                Effect::CancelLease { request, why } => self.end_lease(request, why),
+                Effect::OpenGate { model } => {
+                    let generation = self.machine.snapshot(now).generation;
+                    self.calls.watch(generation, Model::clone(&model));
+                    told.push(Told::Gate { model, open: true });
+                }
+                Effect::CloseGate { model } => told.push(Told::Gate { model, open: false }),
+                Effect::Grant { relay, model, values } => told.push(Told::Grant { relay, model, values }),
+                Effect::Preflight { op, model } => {
+                    let resident = self.machine.snapshot(now).resident.map(Model::from);
+                    self.calls.start(op, Call::Preflight { model, resident });
+                }
+                Effect::Evict { op, model } => self.calls.start(op, Call::Evict(model)),
+                Effect::ForceEvict { op, model } => self.calls.start(op, Call::ForceEvict(model)),
+                Effect::CheckMemory { op, model } => self.calls.start(op, Call::CheckMemory(model)),
+                Effect::Load { op, model, kind } => self.calls.start(op, Call::Load(model, kind)),
+                Effect::Probe { op, model } => self.calls.probe(op, model),
+                Effect::Discard { model } => self.calls.discard(model),
+                Effect::OrderDone { id, result } => told.push(Told::Order { id, result }),
+                Effect::Changed => changed = true,
+                Effect::News(news) => {
+                    self.history.note(&news);
+                    self.metrics.note(&news);
+                    news::log(self.history.slot(), &news);
+                }
+                Effect::Stopped => self.finish(),
+            }
+        }
+        self.history.pass(&self.machine, now);
+        let snapshot = changed.then(|| self.machine.snapshot(now));
+        self.board.publish(self.index, told, snapshot, now);
+        for (request, error) in refused {
+            if let Some(waiting) = self.waiting.remove(&request) {
+                let _ = waiting.answer.send(Err(error));
+            }
+        }
+    }
+
+    /// The lease is made here. If nobody takes it, it comes back through the mailbox.
+    fn hand_over(&mut self, request: RequestKey, model: Model, generation: Generation) {
+        let waiting = self.waiting.remove(&request);
+        let (Some(waiting), Some(mailbox)) = (waiting, self.own.upgrade()) else {
+            self.next.push_back(Event::Released { request, answered: false });
+            return;
+        };
+        let Some(url) = self.calls.driver().driver().url(&model) else {
+            // It ended in this instant: the slot looks at once, and the relay tries elsewhere.
+            self.next.push_back(Event::Released { request, answered: false });
+            self.next.push_back(Event::ConnectFailed { generation });
+            let _ = waiting.answer.send(Err(SlotError::BackendLost));
+            return;
+        };
+        let (end, ended) = watch::channel(None);
+        self.leases.insert(request, end);
+        let lease = Lease::new((request, model, generation), url, ended, mailbox, waiting.place);
+        let _ = waiting.answer.send(Ok(lease));
+    }
+
+    fn end_lease(&self, request: RequestKey, why: LeaseEnd) {
+        if let Some(end) = self.leases.get(&request) {
+            end.send_replace(Some(why));
+        }
+    }
+
+    /// Nothing runs any more.
+    fn finish(&mut self) {
+        self.stopped = true;
+        let (ending, stop) = (self.calls.stop(), std::mem::take(&mut self.stop));
+        drop(tokio::spawn(async move {
+            ending.await;
+            for stopped in stop {
+                let _ = stopped.send(());
+            }
+        }));
+    }
+}

@@ -1,0 +1,207 @@
+//! The driver's calls, beside the slot's task: one at a time, a newer one ends the older; looks at the backend and the
+//! killing of left-overs go on beside them.
+//!
+//! A driver may hang, panic, or take its time to be dropped; the slot goes on in each case. Whatever becomes of a call, its
+//! end is an event or its time runs out.
+
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
+
+use super::Message;
+use crate::multiplexer::Model;
+use crate::multiplexer::config::EVICT_TIMEOUT;
+use crate::multiplexer::driver::slot::SlotDriver;
+use crate::multiplexer::error::LoadFailure;
+use crate::multiplexer::estimate::LoadKind;
+use crate::multiplexer::event::{DownCause, Event, Found, Generation, OpId, Outcome};
+
+/// What is said for a driver that panicked.
+const PANICKED: &str = "its driver panicked";
+
+/// One call.
+#[derive(Clone, Debug)]
+pub(super) enum Call {
+    Preflight { model: Model, resident: Option<Model> },
+    Evict(Model),
+    ForceEvict(Model),
+    CheckMemory(Model),
+    Load(Model, LoadKind),
+    Probe(Option<Model>),
+}
+
+/// What a slot has going on with its driver.
+#[derive(Debug)]
+pub(super) struct Calls {
+    driver: Arc<SlotDriver>,
+    mailbox: mpsc::WeakUnboundedSender<Message>,
+    /// Held by a call until it is dropped as a whole, so that the next one finds the driver alone.
+    turn: Arc<Semaphore>,
+    current: Option<Task>,
+    probe: Option<Task>,
+    watch: Option<(Generation, Task)>,
+    /// Held while what is left of a model is killed: a load of the same model comes after, or it would be killed too.
+    discards: HashMap<Model, Arc<Semaphore>>,
+}
+
+/// Ends with its owner.
+#[derive(Debug)]
+struct Task(JoinHandle<()>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Calls {
+    pub(super) fn new(driver: Arc<SlotDriver>, mailbox: mpsc::WeakUnboundedSender<Message>) -> Self {
+        let turn = Arc::new(Semaphore::new(1));
+        Self { driver, mailbox, turn, current: None, probe: None, watch: None, discards: HashMap::new() }
+    }
+
+    pub(super) fn driver(&self) -> &SlotDriver {
+        &self.driver
+    }
+
+    /// Begins a call, in the place of the one before.
+    pub(super) fn start(&mut self, op: OpId, call: Call) {
+        let discarded = match &call {
+            Call::Load(model, _) => self.discards.get(model).cloned(),
+            Call::Preflight { .. } | Call::Evict(_) | Call::ForceEvict(_) | Call::CheckMemory(_) | Call::Probe(_) => {
+                None
+            }
+        };
+        self.current = None;
+        let turn = Arc::clone(&self.turn);
+        self.current = Some(self.spawn(op, call, async move {
+            let turn = turn.acquire_owned().await;
+            if let Some(discarded) = discarded {
+                drop(discarded.acquire().await);
+            }
+            turn
+        }));
+    }
+
+    /// Looks at the backend, beside whatever else is going on.
+    pub(super) fn probe(&mut self, op: OpId, model: Option<Model>) {
+        self.probe = Some(self.spawn(op, Call::Probe(model), std::future::ready(())));
+    }
+
+    /// `turn` gives what the call holds while it lives.
+    fn spawn<T: Send + 'static>(&self, op: OpId, call: Call, turn: impl Future<Output = T> + Send + 'static) -> Task {
+        let (driver, mailbox) = (Arc::clone(&self.driver), self.mailbox.clone());
+        Task(tokio::spawn(async move {
+            // Dropped after the call.
+            let _turn = turn.await;
+            let outcome = AssertUnwindSafe(call.run(&driver)).catch_unwind().await;
+            let outcome = outcome.unwrap_or_else(|_| {
+                tracing::error!(?call, "a driver panicked");
+                call.panicked()
+            });
+            tell(&mailbox, Event::Done { op, outcome });
+        }))
+    }
+
+    /// Kills what is left of a model, and nobody waits for it but the next load of that model.
+    pub(super) fn discard(&mut self, model: Model) {
+        let turn = self.discards.entry(Model::clone(&model)).or_insert_with(|| Arc::new(Semaphore::new(1)));
+        // Taken here and not in the task: a load that begins in this very step already finds it taken.
+        let turn = (Arc::clone(turn), Arc::clone(turn).try_acquire_owned());
+        let driver = Arc::clone(&self.driver);
+        drop(tokio::spawn(async move {
+            let (turn, taken) = turn;
+            let _taken = match taken {
+                Ok(taken) => Some(taken),
+                Err(_) => turn.acquire_owned().await.ok(),
+            };
+            let killing = AssertUnwindSafe(driver.force_evict(&model)).catch_unwind();
+            match tokio::time::timeout(EVICT_TIMEOUT, killing).await {
+                Ok(Ok(Outcome::ForceEvicted(Err(error)))) => {
+                    tracing::warn!(model = &*model, error, "what was left of a model could not be killed");
+                }
+                Ok(Ok(_)) => tracing::debug!(model = &*model, "what was left of a model is killed"),
+                Ok(Err(_)) => tracing::error!(model = &*model, "a driver panicked"),
+                Err(_) => tracing::warn!(model = &*model, "what was left of a model does not go"),
+            }
+        }));
+    }
+
+    /// Tells when the backend of this generation ends by itself, where the driver can see that.
+    pub(super) fn watch(&mut self, generation: Generation, model: Model) {
+        if self.watch.as_ref().is_some_and(|(watched, _)| *watched == generation) {
+            return;
+        }
+        let (driver, mailbox) = (Arc::clone(&self.driver), self.mailbox.clone());
+        let task = Task(tokio::spawn(async move {
+            let ended = AssertUnwindSafe(async { driver.driver().ended(&model).await }).catch_unwind();
+            // A driver that panics has not seen anything end; the regular looks do.
+            if ended.await.is_ok() {
+                tell(&mailbox, Event::BackendDown { generation, cause: DownCause::Gone });
+            }
+        }));
+        self.watch = Some((generation, task));
+    }
+
+    /// Ends all calls, and the backends that are our children.
+    pub(super) fn stop(&mut self) -> impl Future<Output = ()> + Send + 'static {
+        self.current = None;
+        self.probe = None;
+        self.watch = None;
+        let (driver, turn) = (Arc::clone(&self.driver), Arc::clone(&self.turn));
+        async move {
+            if !driver.driver().capabilities().owns_backends {
+                return;
+            }
+            let ending = async {
+                let _turn = turn.acquire_owned().await;
+                for model in driver.driver().models() {
+                    if let Outcome::ForceEvicted(Err(error)) = driver.force_evict(&model).await {
+                        tracing::warn!(model = &*model, error, "a backend could not be ended");
+                    }
+                }
+            };
+            if !matches!(tokio::time::timeout(EVICT_TIMEOUT, AssertUnwindSafe(ending).catch_unwind()).await, Ok(Ok(())))
+            {
+                tracing::warn!("the backends could not be ended in time");
+            }
+        }
+    }
+}
+
+impl Call {
+    async fn run(&self, driver: &SlotDriver) -> Outcome {
+        match self {
+            Self::Preflight { model, resident } => driver.preflight(model, resident.as_ref()).await,
+            Self::Evict(model) => driver.evict(model).await,
+            Self::ForceEvict(model) => driver.force_evict(model).await,
+            Self::CheckMemory(model) => driver.check_memory(model).await,
+            Self::Load(model, kind) => driver.load(model, *kind).await,
+            Self::Probe(model) => driver.probe(model.as_ref()).await,
+        }
+    }
+
+    /// What a call that panicked is taken for: always a failure, never memory that is free.
+    fn panicked(&self) -> Outcome {
+        let why = || PANICKED.to_owned();
+        match self {
+            Self::Preflight { .. } => Outcome::Preflight(Err(why())),
+            Self::Evict(_) => Outcome::Evicted(Err(why())),
+            Self::ForceEvict(_) => Outcome::ForceEvicted(Err(why())),
+            Self::CheckMemory(_) => Outcome::MemoryChecked { freed: false },
+            Self::Load(..) => Outcome::Loaded(Err(LoadFailure::Driver(why()))),
+            Self::Probe(_) => Outcome::Probed(Found::Silence),
+        }
+    }
+}
+
+/// A slot that is gone does not listen.
+fn tell(mailbox: &mpsc::WeakUnboundedSender<Message>, event: Event) {
+    if let Some(mailbox) = mailbox.upgrade() {
+        let _ = mailbox.send(Message::Event(event));
+    }
+}

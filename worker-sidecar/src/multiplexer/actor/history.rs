@@ -1,0 +1,201 @@
+//! What a slot remembers for people: its last swap, its last failures, what it did with its time.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant, SystemTime};
+
+use modelrelay_protocol::message::{Slot, SlotState};
+use serde_json::{Value, json};
+
+use crate::multiplexer::Model;
+use crate::multiplexer::effect::{News, Swap};
+use crate::multiplexer::machine::{DrainView, Machine, Requests};
+
+/// Failures that are remembered.
+const FAILURES: usize = 8;
+
+/// A failure that is remembered.
+#[derive(Clone, Debug)]
+pub struct Noted {
+    /// When.
+    pub at: SystemTime,
+    /// Of which model.
+    pub model: Model,
+    /// What happened.
+    pub what: String,
+}
+
+/// What a slot did with its time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Shares {
+    /// With requests running.
+    pub serving: Duration,
+    /// With no model that could be asked, because one was to come or to go.
+    pub swapping: Duration,
+    /// All else.
+    pub idle: Duration,
+}
+
+/// How a slot is.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// As relays are told.
+    pub slot: Slot,
+    /// A drain that is under way.
+    pub drain: Option<DrainView>,
+    /// When this was.
+    pub at: Instant,
+    /// The last swap that went beyond its commit point.
+    pub last_swap: Option<Swap>,
+    /// The last failures, newest last.
+    pub failures: Vec<Noted>,
+    /// Each model's requests.
+    pub requests: Vec<(Model, Requests)>,
+    /// What it did with its time.
+    pub shares: Shares,
+}
+
+#[derive(Debug)]
+pub(super) struct History {
+    slot: String,
+    last_swap: Option<Swap>,
+    failures: VecDeque<Noted>,
+    shares: Shares,
+    doing: Doing,
+    since: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    Serving,
+    Swapping,
+    Idle,
+}
+
+impl History {
+    pub(super) fn new(machine: &Machine, now: Instant) -> Self {
+        Self {
+            slot: machine.snapshot(now).id,
+            last_swap: None,
+            failures: VecDeque::new(),
+            shares: Shares::default(),
+            doing: Doing::Idle,
+            since: now,
+        }
+    }
+
+    pub(super) fn slot(&self) -> &str {
+        &self.slot
+    }
+
+    /// Time has passed, and the slot may do something else from now on.
+    pub(super) fn pass(&mut self, machine: &Machine, now: Instant) {
+        let passed = now.saturating_duration_since(self.since);
+        match self.doing {
+            Doing::Serving => self.shares.serving += passed,
+            Doing::Swapping => self.shares.swapping += passed,
+            Doing::Idle => self.shares.idle += passed,
+        }
+        self.since = now;
+        let snapshot = machine.snapshot(now);
+        let running = machine.requests().any(|(_, requests)| requests.leases > 0);
+        self.doing = match snapshot.state {
+            _ if running => Doing::Serving,
+            SlotState::Draining
+            | SlotState::Severing
+            | SlotState::Evicting
+            | SlotState::Loading
+            | SlotState::RollingBack => Doing::Swapping,
+            SlotState::Empty | SlotState::Ready | SlotState::Backoff | SlotState::Stopping | SlotState::Quarantined => {
+                Doing::Idle
+            }
+        };
+    }
+
+    pub(super) fn note(&mut self, news: &News) {
+        match news {
+            News::SwapEnded(swap) => self.last_swap = Some(swap.clone()),
+            News::LoadFailed { model, error } => self.fail(model, error.to_string()),
+            News::WakeFailed { model, failure } => self.fail(model, format!("it did not wake: {failure}")),
+            News::EvictFailed { model, detail } => self.fail(model, format!("it could not be unloaded: {detail}")),
+            News::MemoryNotFreed { model } => self.fail(model, "its memory did not come back".to_owned()),
+            News::Quarantined { model } => self.fail(model, "it does not go: the slot is quarantined".to_owned()),
+            News::BackendDown { model, leases, .. } => {
+                self.fail(model, format!("its backend was gone, with {leases} requests"));
+            }
+            News::SwapBegun { .. }
+            | News::SwapAborted { .. }
+            | News::Held { .. }
+            | News::Coalesced { .. }
+            | News::LingerHit { .. }
+            | News::LingerMiss { .. }
+            | News::ResidencyEnded { .. }
+            | News::Adopted { .. }
+            | News::MaxWaitInfeasible { .. } => {}
+        }
+    }
+
+    fn fail(&mut self, model: &Model, what: String) {
+        if self.failures.len() == FAILURES {
+            self.failures.pop_front();
+        }
+        self.failures.push_back(Noted { at: SystemTime::now(), model: Model::clone(model), what });
+    }
+
+    pub(super) fn report(&mut self, machine: &Machine, now: Instant) -> Report {
+        self.pass(machine, now);
+        Report {
+            slot: machine.snapshot(now),
+            drain: machine.drain(),
+            at: now,
+            last_swap: self.last_swap.clone(),
+            failures: self.failures.iter().cloned().collect(),
+            requests: machine.requests().map(|(model, requests)| (Model::clone(model), requests)).collect(),
+            shares: self.shares,
+        }
+    }
+}
+
+impl Report {
+    /// For `/healthz`. Times are seconds; points in time count from 1970.
+    pub fn to_json(&self) -> Value {
+        let mut value = json!(self.slot);
+        let wall = SystemTime::now();
+        value["drain"] = self.drain.map_or(Value::Null, |drain| {
+            let ago = self.at.saturating_duration_since(drain.since);
+            let remaining = drain.deadline.saturating_duration_since(self.at);
+            json!({
+                "started": unix(wall.checked_sub(ago)),
+                "deadline": unix(wall.checked_add(remaining)),
+                "remaining": remaining.as_secs_f64(),
+                "leases": drain.leases,
+            })
+        });
+        value["last_swap"] = self.last_swap.as_ref().map_or(Value::Null, |swap| {
+            json!({
+                "from": swap.from.as_deref(),
+                "to": swap.to.as_deref(),
+                "reason": swap.reason.as_str(),
+                "drain_s": swap.drain.as_secs_f64(),
+                "evict_s": swap.evict.as_secs_f64(),
+                "load_s": swap.load.as_secs_f64(),
+                "severed": swap.severed,
+                "result": swap.result.as_str(),
+            })
+        });
+        let failure = |noted: &Noted| json!({ "at": unix(Some(noted.at)), "model": &*noted.model, "what": noted.what });
+        value["failures"] = self.failures.iter().map(failure).collect();
+        value["requests"] = self
+            .requests
+            .iter()
+            .map(|(model, requests)| {
+                let Requests { held, waiting, leases } = *requests;
+                json!({ "model": &**model, "held": held, "waiting": waiting, "leases": leases })
+            })
+            .collect();
+        value
+    }
+}
+
+fn unix(at: Option<SystemTime>) -> Option<f64> {
+    Some(at?.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs_f64())
+}

@@ -1,0 +1,56 @@
+//! What happens to a slot, as lines of the log. Names and numbers only; nothing of a request.
+
+use crate::multiplexer::effect::{News, Swap};
+
+pub(super) fn log(slot: &str, news: &News) {
+    match news {
+        News::SwapBegun { from, to, reason } => {
+            tracing::info!(slot, from = from.as_deref(), to = to.as_deref(), ?reason, "swap begun");
+        }
+        News::SwapAborted { from } => tracing::info!(slot, resident = &**from, "swap called off"),
+        News::SwapEnded(Swap { from, to, reason, drain, evict, load, severed, result }) => tracing::info!(
+            slot,
+            from = from.as_deref(),
+            to = to.as_deref(),
+            ?reason,
+            drain_ms = drain.as_millis() as u64,
+            evict_ms = evict.as_millis() as u64,
+            load_ms = load.as_millis() as u64,
+            severed,
+            ?result,
+            "swap ended"
+        ),
+        News::ResidencyEnded { model, lasted } => {
+            tracing::debug!(slot, model = &**model, lasted_ms = lasted.as_millis() as u64, "model serves no more");
+        }
+        News::Held { model, waited } => {
+            tracing::debug!(slot, model = &**model, waited_ms = waited.as_millis() as u64, "held request begins");
+        }
+        News::Coalesced { model } => tracing::debug!(slot, model = &**model, "request waits for a load under way"),
+        News::LingerHit { model } => tracing::debug!(slot, model = &**model, "lingering paid"),
+        News::LingerMiss { model } => tracing::debug!(slot, model = &**model, "lingering did not pay"),
+        News::LoadFailed { model, error } => {
+            tracing::warn!(slot, model = &**model, %error, "model could not be loaded");
+        }
+        News::WakeFailed { model, failure } => {
+            tracing::warn!(slot, model = &**model, %failure, "model did not wake and is started anew");
+        }
+        News::EvictFailed { model, detail } => {
+            tracing::warn!(slot, model = &**model, detail, "model could not be unloaded");
+        }
+        News::MemoryNotFreed { model } => tracing::warn!(slot, model = &**model, "memory did not come back"),
+        News::Quarantined { model } => {
+            tracing::error!(slot, model = &**model, "slot quarantined: its memory could not be freed");
+        }
+        News::BackendDown { model, cause, leases } => {
+            tracing::warn!(slot, model = &**model, ?cause, leases, "backend is gone");
+        }
+        News::Adopted { model } => tracing::info!(slot, model = &**model, "model found resident"),
+        News::MaxWaitInfeasible { model, cost } => tracing::warn!(
+            slot,
+            model = &**model,
+            swap_cost_ms = cost.as_millis() as u64,
+            "max_wait is shorter than four swaps to this model; raise it, or expect longer waits"
+        ),
+    }
+}

@@ -1,0 +1,11 @@
+//! Slots with their tasks, on a clock that the runtime turns and with a driver that the test plays. Numbers in comments are
+//! those of the list of tests that a multiplexer has to pass, letters those of its races.
+
+mod cancel;
+mod driver;
+mod end;
+mod harness;
+mod lease;
+mod several;
+mod storm;
+mod swap;

@@ -1,0 +1,155 @@
+//! Requests that nobody wants any more, in each state of the slot. A future that is dropped is how that is said.
+
+use std::sync::Arc;
+
+use modelrelay_protocol::message::SlotState;
+
+use super::harness::{Play, Sink, Stage, config, pass, secs};
+use crate::multiplexer::actor::now;
+use crate::multiplexer::board::Peer;
+use crate::multiplexer::effect::LeaseEnd;
+use crate::multiplexer::error::SlotError;
+
+// Race e, while draining; race o
+#[tokio::test(start_paused = true)]
+async fn the_gate_opens_again_when_the_last_waiter_goes_before_the_commit() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let running = stage.ask("a").await.unwrap();
+    pass(20.0).await;
+    let other = stage.ask("b");
+    pass(1.0).await;
+    assert_eq!((stage.state().await, stage.told.granted("a")), (SlotState::Draining, None));
+    drop(other);
+    pass(0.01).await;
+    assert_eq!((stage.state().await, stage.told.granted("a")), (SlotState::Ready, Some(3)));
+    drop(running);
+    assert_eq!(stage.driver().log(), Vec::<String>::new());
+}
+
+// Race e, while severing: who was told to hang up has lost already, so there is no way back.
+#[tokio::test(start_paused = true)]
+async fn a_swap_that_has_severed_somebody_goes_on_though_nobody_waits() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let running = stage.ask("a").await.unwrap();
+    pass(20.0).await;
+    let other = stage.ask("b");
+    pass(31.0).await;
+    assert_eq!(stage.state().await, SlotState::Severing);
+    drop(other);
+    assert_eq!(running.cancelled().await, LeaseEnd::Swap);
+    drop(running);
+    pass(10.0).await;
+    assert_eq!((stage.resident().await.as_deref(), stage.counts().await), (Some("b"), (0, 0)));
+}
+
+// Race e, while evicting
+#[tokio::test(start_paused = true)]
+async fn an_eviction_that_has_begun_goes_on_though_nobody_waits() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let other = stage.ask("b");
+    pass(0.5).await;
+    assert_eq!(stage.state().await, SlotState::Evicting);
+    drop(other);
+    pass(10.0).await;
+    assert_eq!(stage.driver().log(), ["evict a", "load b"]);
+    assert_eq!((stage.resident().await.as_deref(), stage.counts().await), (Some("b"), (0, 0)));
+}
+
+// 33; race e, while loading
+#[tokio::test(start_paused = true)]
+async fn a_load_completes_though_its_only_waiter_has_gone() {
+    let stage = Stage::new(&["a"]).await;
+    let arriving = stage.ask("a");
+    pass(1.0).await;
+    drop(arriving);
+    pass(2.0).await;
+    assert_eq!(stage.driver().log(), ["load a"]);
+    assert_eq!((stage.resident().await.as_deref(), stage.counts().await), (Some("a"), (0, 0)));
+}
+
+// 34
+#[tokio::test(start_paused = true)]
+async fn a_new_request_uses_the_load_whose_waiter_has_gone() {
+    let stage = Stage::new(&["a"]).await;
+    let arriving = stage.ask("a");
+    pass(1.0).await;
+    drop(arriving);
+    let began = tokio::time::Instant::now();
+    let lease = stage.ask("a").await.unwrap();
+    assert!(began.elapsed() < secs(1.1), "{:?}", began.elapsed());
+    assert_eq!((stage.driver().log(), lease.generation()), (vec!["load a".to_owned()], 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_future_that_is_dropped_half_way_is_a_cancel() {
+    let stage = Stage::new(&["a"]).await;
+    stage.driver().play("load a", Play::Never);
+    assert!(tokio::time::timeout(secs(5.0), stage.ask("a")).await.is_err());
+    assert_eq!(stage.counts().await, (0, 0));
+}
+
+// 54
+#[tokio::test(start_paused = true)]
+async fn a_link_that_drops_amid_a_swap_takes_its_requests_along() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let running = stage.ask("a").await.unwrap();
+    pass(20.0).await;
+    let (first, second) = (stage.ask("b"), stage.ask("b"));
+    pass(1.0).await;
+    assert_eq!((stage.state().await, stage.counts().await), (SlotState::Draining, (1, 2)));
+    stage.mux.leave(stage.old);
+    assert_eq!(running.cancelled().await, LeaseEnd::RelayLost);
+    drop((running, first, second));
+    pass(1.0).await;
+    assert_eq!(stage.counts().await, (0, 0));
+    // Nobody wants b any more, and it was not too late.
+    assert_eq!(stage.resident().await.as_deref(), Some("a"));
+    // What a lost link sends still is refused and leaves nothing.
+    assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::AtCapacity);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_demand_of_a_relay_that_leaves_is_forgotten_and_its_requests_are_served() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let running = stage.send("a").await.unwrap();
+    stage.demand("b", 2);
+    stage.mux.handle_leaving(stage.new);
+    pass(30.0).await;
+    assert_eq!((stage.resident().await.as_deref(), stage.counts().await), (Some("a"), (1, 0)));
+    assert!(tokio::time::timeout(secs(60.0), running.cancelled()).await.is_err());
+}
+
+// Race n
+#[tokio::test(start_paused = true)]
+async fn a_link_that_comes_back_amid_a_swap_is_told_how_things_are() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    stage.demand("b", 2);
+    pass(1.5).await;
+    stage.mux.leave(stage.new);
+    let told = Arc::new(Sink::default());
+    let again = stage.mux.join(Peer::Slots1, Arc::<Sink>::clone(&told));
+    let slot = told.slots_now().slots.remove(0);
+    assert_eq!((slot.state, slot.target.as_deref()), (SlotState::Loading, Some("b")));
+    assert_eq!(told.grant_now().models, Some(vec![]));
+    pass(5.0).await;
+    assert_eq!((told.granted("b"), told.granted("a")), (Some(4), None));
+    assert!(stage.mux.arrive(again, "b", now()).await.is_ok());
+    // What was said to the lost link is said no more.
+    assert_eq!(stage.told.granted("b"), None);
+}
+
+// Race m
+#[tokio::test(start_paused = true)]
+async fn a_resident_that_leaves_the_configuration_drains_and_goes() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let running = stage.ask("a").await.unwrap();
+    assert!(stage.mux.reconfigure(config(&["b"])));
+    pass(1.0).await;
+    assert_eq!(stage.state().await, SlotState::Draining);
+    assert!(matches!(stage.ask("a").await.unwrap_err(), SlotError::UnknownModel { .. }));
+    drop(running);
+    pass(2.0).await;
+    assert_eq!((stage.driver().log(), stage.resident().await), (vec!["evict a".to_owned()], None));
+    assert_eq!(stage.mux.models(), ["b"]);
+    assert!(stage.ask("b").await.is_ok());
+}

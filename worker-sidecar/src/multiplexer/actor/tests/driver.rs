@@ -1,0 +1,242 @@
+//! Drivers that fail, hang, panic or answer late. The slot goes on, and nothing is loaded into memory that may not be free.
+
+use modelrelay_protocol::message::{Command, SlotState};
+use tokio::time::Instant;
+
+use super::super::calls::{Call, Calls};
+use super::super::{Message, SlotHandle};
+use super::harness::{Play, Stage, config, fake, pass, secs, slot_driver};
+use crate::multiplexer::error::{LoadFailure, SlotError};
+use crate::multiplexer::estimate::LoadKind;
+use crate::multiplexer::event::{Event, OpId, Outcome};
+
+fn failure(error: SlotError) -> LoadFailure {
+    let SlotError::LoadFailed { failure, .. } = error else { panic!("a failed load, not {error}") };
+    failure
+}
+
+// 25
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_ends_while_loading_fails_its_requests_at_once() {
+    let stage = Stage::new(&["a"]).await;
+    stage.driver().play("load a", Play::Fail(secs(0.5)));
+    let began = Instant::now();
+    let (first, second) = tokio::join!(stage.ask("a"), stage.ask("a"));
+    assert_eq!(failure(first.unwrap_err()), LoadFailure::Exited("load a failed".to_owned()));
+    assert_eq!(failure(second.unwrap_err()), LoadFailure::Exited("load a failed".to_owned()));
+    assert_eq!(began.elapsed(), secs(0.5));
+    pass(0.01).await;
+    assert_eq!(stage.driver().log(), ["load a", "force a"]);
+    // 22: and the next fails fast, with what is left to wait.
+    let error = stage.ask("a").await.unwrap_err();
+    assert!(error.retry_after().is_some_and(|left| left > secs(1.9) && left < secs(2.0)), "{error:?}");
+}
+
+// 26; race f
+#[tokio::test(start_paused = true)]
+async fn a_load_that_takes_too_long_is_dropped_and_killed() {
+    for play in [Play::Never, Play::Done(secs(600.0)), Play::Done(secs(601.0))] {
+        let stage = Stage::new(&["a"]).await;
+        stage.driver().play("load a", play.clone());
+        let began = Instant::now();
+        let asked = stage.ask("a").await;
+        // The relay that keeps nothing is told earlier that its request was held too long.
+        assert!(matches!(asked.unwrap_err(), SlotError::HoldExpired { .. }));
+        assert_eq!(began.elapsed(), secs(300.0));
+        pass(302.0).await;
+        let log = stage.driver().log();
+        if log == ["load a"] {
+            // It ended in the very instant: both ends are right.
+            assert!(matches!(play, Play::Done(after) if after == secs(600.0)));
+            assert_eq!(stage.resident().await.as_deref(), Some("a"));
+        } else {
+            assert_eq!(log, ["load a", "dropped load a", "force a"]);
+            assert_eq!(stage.resident().await, None);
+        }
+    }
+}
+
+// 26
+#[tokio::test(start_paused = true)]
+async fn what_waited_for_a_load_that_took_too_long_is_told_so() {
+    let stage = Stage::new(&["a"]).await;
+    stage.driver().play("load a", Play::Never);
+    let early = stage.ask("a");
+    pass(400.0).await;
+    let late = stage.ask("a");
+    assert!(early.await.is_err());
+    assert_eq!(failure(late.await.unwrap_err()), LoadFailure::TimedOut(secs(600.0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_eviction_that_never_ends_is_followed_by_a_kill() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    stage.driver().play("evict a", Play::Never);
+    let began = Instant::now();
+    assert!(stage.ask("b").await.is_ok());
+    assert_eq!(stage.driver().log(), ["evict a", "dropped evict a", "force a", "load b"]);
+    assert!(began.elapsed() >= secs(62.0) && began.elapsed() < secs(62.1), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kill_that_never_ends_quarantines_the_slot_and_an_operator_leads_it_out() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    stage.driver().play("evict a", Play::Never);
+    stage.driver().play("force a", Play::Never);
+    assert_eq!(stage.ask("b").await.unwrap_err(), SlotError::Quarantined);
+    assert!(!stage.mux.is_ready());
+    assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::Quarantined);
+    assert_eq!(stage.driver().log(), ["evict a", "dropped evict a", "force a"]);
+    let command = Command {
+        op_id: "op".into(),
+        command: "unload".into(),
+        model: "a".into(),
+        slot: Some("gpu0".into()),
+        mode: Some("now".into()),
+    };
+    stage.mux.handle_command(stage.new, &command);
+    pass(1.0).await;
+    assert!(stage.told.results().iter().all(|result| result.ok && result.op_id == "op"));
+    assert!(stage.mux.is_ready() && stage.ask("b").await.is_ok());
+    assert_eq!(stage.driver().log(), ["dropped force a", "force a", "load b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_panics_while_loading_has_failed_to_load() {
+    let stage = Stage::new(&["a"]).await;
+    stage.driver().play("load a", Play::Panic);
+    let error = stage.ask("a").await.unwrap_err();
+    assert_eq!(failure(error), LoadFailure::Driver("its driver panicked".to_owned()));
+    pass(3.0).await;
+    assert!(stage.ask("a").await.is_ok());
+    assert_eq!(stage.driver().log(), ["load a", "dropped load a", "force a", "load a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_panics_while_evicting_is_followed_by_a_kill_and_one_that_panics_there_by_quarantine() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    stage.driver().play("evict a", Play::Panic);
+    stage.driver().play("force a", Play::Panic);
+    assert_eq!(stage.ask("b").await.unwrap_err(), SlotError::Quarantined);
+    assert_eq!(stage.state().await, SlotState::Quarantined);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_the_slots_own_task_takes_the_slot_out_of_use_for_everybody() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let running = stage.ask("a").await.unwrap();
+    stage.command("1", "load", "b");
+    pass(0.01).await;
+    let waiting = stage.ask("b");
+    pass(0.01).await;
+    stage.driver().play("url", Play::Panic);
+    drop(running);
+    assert_eq!(waiting.await.unwrap_err(), SlotError::Quarantined);
+    assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::Quarantined);
+    let slot = stage.told.slots_now().slots.remove(0);
+    assert_eq!((slot.state, slot.models[0].code.as_deref()), (SlotState::Quarantined, Some("slot_quarantined")));
+    assert_eq!((stage.told.granted("a"), stage.told.granted("b"), stage.mux.is_ready()), (None, None, false));
+    let results = stage.told.results();
+    assert!(matches!(&*results, [result] if result.op_id == "1" && !result.ok), "{results:?}");
+    stage.mux.stop(secs(30.0)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_that_panics_or_hangs_is_one_without_an_answer() {
+    let stage = Stage::serving("a", &["a"]).await;
+    let lease = stage.ask("a").await.unwrap();
+    stage.driver().play("probe", Play::Panic);
+    stage.driver().play("probe", Play::Never);
+    // 5 s and 10 s, and then it answers again.
+    pass(40.0).await;
+    assert_eq!((stage.resident().await.as_deref(), lease.generation()), (Some("a"), 1));
+    assert_eq!(stage.driver().log(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_whose_process_ends_is_loaded_again_for_the_next_request() {
+    let stage = Stage::serving("a", &["a"]).await;
+    let lease = stage.ask("a").await.unwrap();
+    stage.driver().die("a");
+    assert_eq!(lease.cancelled().await.error(), Some(SlotError::BackendLost));
+    lease.release(false).await;
+    pass(3.0).await;
+    assert_eq!(stage.ask("a").await.unwrap().generation(), 2);
+}
+
+// 39
+#[tokio::test(start_paused = true)]
+async fn a_model_that_somebody_else_has_unloaded_is_missed_within_five_seconds() {
+    let stage = Stage::serving("a", &["a"]).await;
+    stage.driver().serve(None);
+    pass(5.1).await;
+    assert_eq!(stage.state().await, SlotState::Empty);
+}
+
+// 40
+#[tokio::test(start_paused = true)]
+async fn a_refused_connection_makes_the_slot_look_at_once() {
+    let stage = Stage::serving("a", &["a"]).await;
+    let lease = stage.ask("a").await.unwrap();
+    stage.driver().serve(None);
+    lease.connect_failed();
+    pass(0.01).await;
+    assert_eq!(lease.cancelled().await.error(), Some(SlotError::BackendLost));
+}
+
+// Race k
+#[tokio::test(start_paused = true)]
+async fn an_order_to_unload_what_is_being_loaded_waits_for_nothing_and_leaves_nothing() {
+    let stage = Stage::new(&["a", "b"]).await;
+    stage.command("1", "load", "a");
+    pass(1.0).await;
+    let now = Command {
+        op_id: "2".into(),
+        command: "unload".into(),
+        model: "a".into(),
+        slot: None,
+        mode: Some("now".into()),
+    };
+    stage.mux.handle_command(stage.new, &now);
+    pass(5.0).await;
+    assert_eq!(stage.driver().log(), ["load a", "dropped load a", "force a"]);
+    let results = stage.told.results();
+    let results: Vec<_> = results.iter().map(|result| (result.op_id.as_str(), result.ok)).collect();
+    assert!(results.contains(&("2", true)) && results.contains(&("1", false)), "{results:?}");
+}
+
+// The clock is the real one: only on two threads can a call begin while the one before is still being dropped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_begins_when_the_one_before_is_dropped_as_a_whole() {
+    let driver = fake(&config(&["a"]), false);
+    let (mailbox, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let handle = SlotHandle(mailbox);
+    let mut calls = Calls::new(slot_driver(&driver), handle.0.downgrade());
+    driver.play("evict a", Play::Stuck);
+    calls.start(OpId(1), Call::Evict("a".into()));
+    while driver.log().is_empty() {
+        pass(0.001).await;
+    }
+    calls.start(OpId(2), Call::ForceEvict("a".into()));
+    let Some(Message::Event(Event::Done { op: OpId(2), outcome })) = heard.recv().await else {
+        panic!("the second call's end")
+    };
+    assert!(matches!(outcome, Outcome::ForceEvicted(Ok(()))), "{outcome:?}");
+    assert_eq!(driver.log(), ["dropped evict a", "force a"]);
+}
+
+// A load that comes while what is left of the same model is being killed would be killed with it.
+#[tokio::test(start_paused = true)]
+async fn a_load_waits_until_what_was_left_of_its_model_is_gone() {
+    let driver = fake(&config(&["a"]), false);
+    let (mailbox, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let handle = SlotHandle(mailbox);
+    let mut calls = Calls::new(slot_driver(&driver), handle.0.downgrade());
+    driver.play("force a", Play::Done(secs(3.0)));
+    calls.discard("a".into());
+    calls.start(OpId(1), Call::Load("a".into(), LoadKind::Cold));
+    let began = Instant::now();
+    assert!(matches!(heard.recv().await, Some(Message::Event(_))));
+    assert_eq!(began.elapsed(), secs(5.0));
+    assert_eq!(driver.log(), ["force a", "load a"]);
+}

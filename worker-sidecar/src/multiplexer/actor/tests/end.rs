@@ -1,0 +1,131 @@
+//! The end of the worker, in each state of the slot.
+
+use std::sync::Arc;
+
+use modelrelay_protocol::message::SlotState;
+use tokio::time::Instant;
+
+use super::harness::{Play, Stage, config, pass, secs};
+use crate::multiplexer::effect::LeaseEnd;
+use crate::multiplexer::error::SlotError;
+
+async fn stop(stage: &Stage, timeout: f64) -> f64 {
+    let began = Instant::now();
+    stage.mux.stop(secs(timeout)).await;
+    began.elapsed().as_secs_f64()
+}
+
+async fn assert_ended(stage: &Stage) {
+    assert_eq!(stage.state().await, SlotState::Stopping);
+    assert_eq!(stage.counts().await, (0, 0));
+    assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::Draining);
+}
+
+// 58
+#[tokio::test(start_paused = true)]
+async fn an_idle_slot_stops_at_once_and_leaves_a_foreign_backend_alone() {
+    for resident in [false, true] {
+        let stage = Stage::new(&["a", "b"]).await;
+        if resident {
+            drop(stage.ask("a").await.unwrap());
+        }
+        stage.driver().log();
+        assert!(stop(&stage, 30.0).await < 0.1);
+        assert_ended(&stage).await;
+        assert_eq!(stage.driver().log(), Vec::<String>::new());
+        // Once more is no more.
+        assert!(stop(&stage, 30.0).await < 0.1);
+    }
+}
+
+// 58
+#[tokio::test(start_paused = true)]
+async fn running_requests_have_their_time_and_are_told_when_it_is_over() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let (quick, slow) = (stage.ask("a").await.unwrap(), stage.ask("a").await.unwrap());
+    let holders = async {
+        pass(5.0).await;
+        quick.release(true).await;
+        slow.cancelled().await
+    };
+    let (took, why) = tokio::join!(stop(&stage, 30.0), holders);
+    assert!((29.9..30.1).contains(&took), "{took}");
+    assert_eq!(why, LeaseEnd::Shutdown);
+    assert_ended(&stage).await;
+}
+
+// 58
+#[tokio::test(start_paused = true)]
+async fn a_slot_stops_amid_each_step_of_a_swap() {
+    let steps = [
+        (SlotState::Draining, 1.0, true),
+        (SlotState::Severing, 31.0, true),
+        (SlotState::Evicting, 0.5, false),
+        (SlotState::Loading, 1.5, false),
+    ];
+    for (state, after, busy) in steps {
+        let stage = Stage::serving("a", &["a", "b"]).await;
+        let running = if busy { Some(stage.ask("a").await.unwrap()) } else { None };
+        pass(20.0).await;
+        let waiting = stage.ask("b");
+        pass(after).await;
+        assert_eq!(stage.state().await, state);
+        let holder = async {
+            if let Some(running) = running {
+                running.cancelled().await;
+                drop(running);
+            }
+        };
+        let (took, waited, ()) = tokio::join!(stop(&stage, 3.0), waiting, holder);
+        assert!(took < 3.1, "{state:?}: {took}");
+        assert_eq!(waited.unwrap_err(), SlotError::Draining, "{state:?}");
+        assert_ended(&stage).await;
+    }
+}
+
+// 58
+#[tokio::test(start_paused = true)]
+async fn a_slot_stops_in_back_off_and_in_quarantine() {
+    let stage = Stage::new(&["a"]).await;
+    stage.driver().play("load a", Play::Fail(secs(0.1)));
+    assert!(stage.ask("a").await.is_err());
+    pass(0.1).await;
+    assert_eq!(stage.state().await, SlotState::Backoff);
+    assert!(stop(&stage, 3.0).await < 0.1);
+    assert_ended(&stage).await;
+
+    let stage = Stage::new(&["a"]).await;
+    stage.driver().play("load a", Play::Fail(secs(0.1)));
+    stage.driver().play("force a", Play::Fail(secs(0.1)));
+    assert!(stage.ask("a").await.is_err());
+    pass(1.0).await;
+    assert_eq!(stage.state().await, SlotState::Quarantined);
+    assert!(stop(&stage, 3.0).await < 0.1);
+    assert_ended(&stage).await;
+}
+
+// 58
+#[tokio::test(start_paused = true)]
+async fn backends_that_are_our_children_end_with_the_slot() {
+    let stage = Stage::with(vec![config(&["a", "b"])], true).await;
+    drop(stage.ask("a").await.unwrap());
+    stage.driver().log();
+    stage.driver().play("force a", Play::Done(secs(4.0)));
+    let took = stop(&stage, 30.0).await;
+    assert!((4.0..4.1).contains(&took), "{took}");
+    assert_eq!(stage.driver().log(), ["force a", "force b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_ends_when_nobody_can_ask_it_anything_any_more() {
+    let stage = Stage::serving("a", &["a"]).await;
+    let lease = stage.ask("a").await.unwrap();
+    let Stage { mux, drivers, .. } = stage;
+    drop(mux);
+    pass(1.0).await;
+    // The slot's calls, and what they hold, go with the task: only once the lease is gone too.
+    let held = Arc::strong_count(&drivers[0]);
+    drop(lease);
+    pass(1.0).await;
+    assert!(Arc::strong_count(&drivers[0]) < held);
+}

@@ -1,0 +1,361 @@
+//! A multiplexer of slots with played drivers, one relay that knows slots and one that knows nothing.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use modelrelay_protocol::message::{Command, CommandResult, Demand, Grant, ModelDemand, SlotState, Slots};
+use prometheus::Registry;
+use tokio::sync::watch;
+use url::Url;
+
+use crate::multiplexer::Model;
+use crate::multiplexer::actor::{Arriving, Lease, Report, now};
+use crate::multiplexer::board::{Peer, RelaySink};
+use crate::multiplexer::config::{ModelConfig, SlotConfig};
+use crate::multiplexer::driver::memory::{Meter, SlotMemory};
+use crate::multiplexer::driver::slot::SlotDriver;
+use crate::multiplexer::driver::{Call, Capabilities, Driver, DriverError, Probed, Returns};
+use crate::multiplexer::error::{LoadFailure, SlotError};
+use crate::multiplexer::estimate::LoadKind;
+use crate::multiplexer::event::{Left, RelayKey};
+use crate::multiplexer::metrics::Metrics;
+use crate::multiplexer::slots::Multiplexer;
+
+pub(super) const LOAD: Duration = Duration::from_secs(2);
+pub(super) const EVICT: Duration = Duration::from_secs(1);
+
+pub(super) fn secs(secs: f64) -> Duration {
+    Duration::from_secs_f64(secs)
+}
+
+pub(super) async fn pass(seconds: f64) {
+    tokio::time::sleep(secs(seconds)).await;
+}
+
+/// How a call goes.
+#[derive(Clone, Debug)]
+pub(super) enum Play {
+    Done(Duration),
+    Fail(Duration),
+    Never,
+    /// Never, and takes real time to be dropped.
+    Stuck,
+    Panic,
+}
+
+/// A backend and its driver. A load takes 2 s, an eviction 1 s, unless it is said otherwise.
+#[derive(Debug)]
+pub(super) struct Fake {
+    models: Vec<Model>,
+    plays: Mutex<HashMap<String, VecDeque<Play>>>,
+    log: Mutex<Vec<String>>,
+    serving: Mutex<Option<Model>>,
+    dead: watch::Sender<HashSet<Model>>,
+    alone: Mutex<bool>,
+    pub(super) owns_backends: bool,
+}
+
+/// Says in the log that a call was dropped, unless it ended.
+struct Running<'a>(&'a Fake, Option<String>);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        *self.0.alone.lock().unwrap() = true;
+        if let Some(name) = self.1.take() {
+            self.0.log.lock().unwrap().push(format!("dropped {name}"));
+        }
+    }
+}
+
+struct SlowDrop;
+
+impl Drop for SlowDrop {
+    fn drop(&mut self) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+impl Fake {
+    /// The next call of this name goes like this.
+    pub(super) fn play(&self, call: &str, play: Play) {
+        self.plays.lock().unwrap().entry(call.to_owned()).or_default().push_back(play);
+    }
+
+    /// What was called since the last look.
+    pub(super) fn log(&self) -> Vec<String> {
+        std::mem::take(&mut *self.log.lock().unwrap())
+    }
+
+    pub(super) fn serve(&self, model: Option<&str>) {
+        *self.serving.lock().unwrap() = model.map(Model::from);
+    }
+
+    /// The backend's process ends by itself.
+    pub(super) fn die(&self, model: &str) {
+        self.serve(None);
+        self.dead.send_modify(|dead| {
+            dead.insert(model.into());
+        });
+    }
+
+    async fn call(&self, verb: &str, model: &Model, usual: Play) -> Result<(), String> {
+        let name = format!("{verb} {model}");
+        assert!(std::mem::replace(&mut *self.alone.lock().unwrap(), false), "{name}: the call before is still there");
+        self.log.lock().unwrap().push(name.clone());
+        let mut running = Running(self, Some(name.clone()));
+        let play = self.plays.lock().unwrap().get_mut(&name).and_then(VecDeque::pop_front).unwrap_or(usual);
+        let result = match play {
+            Play::Done(takes) => {
+                tokio::time::sleep(takes).await;
+                Ok(())
+            }
+            Play::Fail(takes) => {
+                tokio::time::sleep(takes).await;
+                Err(format!("{name} failed"))
+            }
+            Play::Never => std::future::pending().await,
+            Play::Stuck => {
+                let _slow = SlowDrop;
+                std::future::pending().await
+            }
+            Play::Panic => panic!("{name}: as the test wants it"),
+        };
+        running.1 = None;
+        result
+    }
+}
+
+impl Driver for Fake {
+    fn capabilities(&self) -> Capabilities {
+        let owns_backends = self.owns_backends;
+        Capabilities { leaves: Left::Nothing, can_coexist: false, owns_backends, returns: Returns::ALL }
+    }
+
+    fn models(&self) -> Vec<Model> {
+        self.models.clone()
+    }
+
+    fn url(&self, model: &Model) -> Option<Url> {
+        let panics = self.plays.lock().unwrap().contains_key("url");
+        assert!(!panics, "url: as the test wants it");
+        let serving = self.serving.lock().unwrap().as_ref() == Some(model);
+        serving.then(|| format!("http://127.0.0.1:1/{model}").parse().unwrap())
+    }
+
+    fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
+        Box::pin(async {
+            let play = self.plays.lock().unwrap().get_mut("probe").and_then(VecDeque::pop_front);
+            match play {
+                Some(Play::Panic) => panic!("probe: as the test wants it"),
+                Some(Play::Never | Play::Stuck) => std::future::pending().await,
+                Some(Play::Done(_) | Play::Fail(_)) | None => {}
+            }
+            Ok(Probed { ready: self.serving.lock().unwrap().as_ref() == Some(model), ..Probed::default() })
+        })
+    }
+
+    fn load<'a>(&'a self, model: &'a Model, _: LoadKind) -> Call<'a, Result<(), LoadFailure>> {
+        Box::pin(async {
+            self.call("load", model, Play::Done(LOAD)).await.map_err(LoadFailure::Exited)?;
+            self.dead.send_modify(|dead| {
+                dead.remove(model);
+            });
+            self.serve(Some(model));
+            Ok(())
+        })
+    }
+
+    fn evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Left, DriverError>> {
+        Box::pin(async {
+            self.call("evict", model, Play::Done(EVICT)).await.map_err(DriverError::CannotStart)?;
+            self.serve(None);
+            Ok(Left::Nothing)
+        })
+    }
+
+    fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(async {
+            self.call("force", model, Play::Done(Duration::ZERO)).await.map_err(DriverError::CannotStart)?;
+            self.serve(None);
+            Ok(())
+        })
+    }
+
+    fn ended<'a>(&'a self, model: &'a Model) -> Call<'a, ()> {
+        Box::pin(async {
+            let _ = self.dead.subscribe().wait_for(|dead| dead.contains(model)).await;
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Blind;
+
+impl Meter for Blind {
+    fn free(&self) -> Option<u64> {
+        None
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// What a link was told.
+#[derive(Debug, Default)]
+pub(super) struct Sink {
+    grants: Mutex<Vec<Grant>>,
+    slots: Mutex<Vec<Slots>>,
+    results: Mutex<Vec<CommandResult>>,
+}
+
+impl RelaySink for Sink {
+    fn grant(&self, grant: Grant) {
+        self.grants.lock().unwrap().push(grant);
+    }
+
+    fn slots(&self, slots: Slots) {
+        self.slots.lock().unwrap().push(slots);
+    }
+
+    fn command_result(&self, result: CommandResult) {
+        self.results.lock().unwrap().push(result);
+    }
+}
+
+impl Sink {
+    /// The newest grant.
+    pub(super) fn grant_now(&self) -> Grant {
+        self.grants.lock().unwrap().last().cloned().expect("a grant")
+    }
+
+    /// What the newest grant gives for a model; `None`: its gate is closed.
+    pub(super) fn granted(&self, model: &str) -> Option<u32> {
+        let models = self.grant_now().models.expect("a relay that knows slots");
+        models.iter().find(|grant| grant.id == model).map(|grant| grant.slots)
+    }
+
+    pub(super) fn states(&self) -> Vec<SlotState> {
+        self.slots.lock().unwrap().iter().map(|slots| slots.slots[0].state).collect()
+    }
+
+    pub(super) fn slots_now(&self) -> Slots {
+        self.slots.lock().unwrap().last().cloned().expect("slots")
+    }
+
+    pub(super) fn results(&self) -> Vec<CommandResult> {
+        std::mem::take(&mut *self.results.lock().unwrap())
+    }
+}
+
+pub(super) struct Stage {
+    pub(super) mux: Arc<Multiplexer>,
+    pub(super) drivers: Vec<Arc<Fake>>,
+    pub(super) registry: Registry,
+    /// Knows slots.
+    pub(super) new: RelayKey,
+    pub(super) told: Arc<Sink>,
+    /// Knows nothing: its requests wait here.
+    pub(super) old: RelayKey,
+}
+
+/// A slot for these models, each with four requests at once.
+pub(super) fn config(models: &[&str]) -> SlotConfig {
+    SlotConfig::new("gpu0", models.iter().map(|id| ModelConfig::new(*id, 4)).collect())
+}
+
+pub(super) fn fake(config: &SlotConfig, owns_backends: bool) -> Arc<Fake> {
+    Arc::new(Fake {
+        models: config.models.iter().map(|model| Model::clone(&model.id)).collect(),
+        plays: Mutex::default(),
+        log: Mutex::default(),
+        serving: Mutex::default(),
+        dead: watch::Sender::default(),
+        alone: Mutex::new(true),
+        owns_backends,
+    })
+}
+
+pub(super) fn slot_driver(driver: &Arc<Fake>) -> Arc<SlotDriver> {
+    Arc::new(SlotDriver::new(Arc::<Fake>::clone(driver), SlotMemory::new(Arc::new(Blind))))
+}
+
+impl Stage {
+    pub(super) async fn new(models: &[&str]) -> Self {
+        Self::with(vec![config(models)], false).await
+    }
+
+    pub(super) async fn with(configs: Vec<SlotConfig>, owns_backends: bool) -> Self {
+        let drivers: Vec<_> = configs.iter().map(|config| fake(config, owns_backends)).collect();
+        Self::start(configs, drivers).await
+    }
+
+    pub(super) async fn start(configs: Vec<SlotConfig>, drivers: Vec<Arc<Fake>>) -> Self {
+        let slots = configs.into_iter().zip(drivers.iter().map(slot_driver)).collect();
+        let registry = Registry::new();
+        let mux = Arc::new(Multiplexer::start_unjittered(slots, Arc::new(Metrics::new(&registry))));
+        let told = Arc::new(Sink::default());
+        let new = mux.join(Peer::Slots1, Arc::<Sink>::clone(&told));
+        let old = mux.join(Peer::Old, Arc::new(Sink::default()));
+        pass(0.01).await;
+        Self { mux, drivers, registry, new, told, old }
+    }
+
+    /// With this model resident and idle for ten seconds.
+    pub(super) async fn serving(model: &str, models: &[&str]) -> Self {
+        let stage = Self::new(models).await;
+        drop(stage.ask(model).await.unwrap());
+        pass(10.0).await;
+        stage.driver().log();
+        stage
+    }
+
+    pub(super) fn driver(&self) -> &Fake {
+        &self.drivers[0]
+    }
+
+    /// A request of the relay that knows nothing.
+    pub(super) fn ask(&self, model: &str) -> Arriving {
+        self.mux.arrive(self.old, model, now())
+    }
+
+    /// A request of the relay that knows slots: it gets its lease at once, or never.
+    pub(super) async fn send(&self, model: &str) -> Result<Lease, SlotError> {
+        self.mux.arrive(self.new, model, now()).await
+    }
+
+    pub(super) fn demand(&self, model: &str, waiting: u32) {
+        let models = vec![ModelDemand { id: model.to_owned(), waiting, oldest_ms: 0, sum_ms: 0 }];
+        self.mux.handle_demand(self.new, &Demand { models });
+    }
+
+    pub(super) fn command(&self, op_id: &str, command: &str, model: &str) {
+        let command = Command {
+            op_id: op_id.to_owned(),
+            command: command.to_owned(),
+            model: model.to_owned(),
+            slot: None,
+            mode: None,
+        };
+        self.mux.handle_command(self.new, &command);
+    }
+
+    pub(super) async fn report(&self) -> Report {
+        self.mux.reports().await.swap_remove(0)
+    }
+
+    pub(super) async fn state(&self) -> SlotState {
+        self.report().await.slot.state
+    }
+
+    pub(super) async fn resident(&self) -> Option<String> {
+        self.report().await.slot.resident
+    }
+
+    /// Requests that run, and that are held.
+    pub(super) async fn counts(&self) -> (usize, usize) {
+        let requests = self.report().await.requests;
+        requests.iter().fold((0, 0), |sum, (_, of)| (sum.0 + of.leases, sum.1 + of.held))
+    }
+}

@@ -1,0 +1,200 @@
+//! Every lease comes back once, however its holder ends.
+
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
+
+use modelrelay_protocol::message::Demand;
+use tokio::time::Instant;
+
+use super::harness::{EVICT, LOAD, Stage, pass, secs};
+use crate::multiplexer::actor::{Arriving, now};
+use crate::multiplexer::effect::LeaseEnd;
+use crate::multiplexer::error::SlotError;
+use crate::multiplexer::event::RequestKey;
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_names_its_backend_and_its_load() {
+    let stage = Stage::new(&["a", "b"]).await;
+    let lease = stage.ask("a").await.unwrap();
+    assert_eq!((lease.url().as_str(), lease.generation(), &**lease.model()), ("http://127.0.0.1:1/a", 1, "a"));
+    assert_eq!(stage.driver().log(), ["load a"]);
+}
+
+// 4
+#[tokio::test(start_paused = true)]
+async fn a_lease_whose_holder_panics_is_released() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let lease = stage.ask("a").await.unwrap();
+    assert_eq!(stage.counts().await, (1, 0));
+    let holder = tokio::spawn(async move {
+        let _lease = lease;
+        pass(1.0).await;
+        panic!("as the test wants it");
+    });
+    assert!(holder.await.unwrap_err().is_panic());
+    assert_eq!(stage.counts().await, (0, 0));
+}
+
+// 5
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_was_released_is_not_released_again() {
+    let stage = Stage::serving("a", &["a"]).await;
+    let (first, second) = (stage.ask("a").await.unwrap(), stage.ask("a").await.unwrap());
+    first.release(true).await;
+    assert_eq!(stage.counts().await, (1, 0));
+    drop(second);
+    assert_eq!(stage.counts().await, (0, 0));
+}
+
+// 7
+#[tokio::test(start_paused = true)]
+async fn a_swap_waits_for_the_last_byte_of_a_stream() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let stream = stage.ask("a").await.unwrap();
+    // Past the quantum of a.
+    pass(20.0).await;
+    let began = Instant::now();
+    let other = stage.ask("b");
+    let streaming = async {
+        for _ in 0..20 {
+            pass(1.0).await;
+        }
+        stream.release(true).await;
+    };
+    let (lease, ()) = tokio::join!(other, streaming);
+    assert_eq!(began.elapsed(), secs(20.0) + EVICT + LOAD);
+    assert_eq!(&**lease.unwrap().model(), "b");
+}
+
+// 8, race b
+#[tokio::test(start_paused = true)]
+async fn a_lease_for_a_caller_that_has_vanished_comes_back() {
+    let stage = Stage::serving("a", &["a"]).await;
+    let arriving = stage.ask("a");
+    pass(1.0).await;
+    assert_eq!(stage.counts().await, (1, 0), "the lease is on its way");
+    drop(arriving);
+    assert_eq!(stage.counts().await, (0, 0));
+}
+
+// Race d
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_cancelled_in_the_instant_of_its_lease_leaves_nothing() {
+    for before_the_load in [true, false] {
+        let stage = Stage::new(&["a"]).await;
+        let arriving = stage.ask("a");
+        pass(if before_the_load { 0.5 } else { LOAD.as_secs_f64() }).await;
+        drop(arriving);
+        pass(5.0).await;
+        assert_eq!(stage.counts().await, (0, 0));
+        assert_eq!(stage.resident().await.as_deref(), Some("a"));
+    }
+}
+
+// Race a
+#[tokio::test(start_paused = true)]
+async fn a_swap_that_is_due_in_the_instant_of_a_request_finds_its_lease() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let (first, other) = (stage.ask("a"), stage.ask("b"));
+    // Nobody has looked at the answer yet; the lease counts all the same.
+    pass(25.0).await;
+    assert_eq!(stage.resident().await.as_deref(), Some("a"));
+    let first = first.await.unwrap();
+    assert_eq!(first.generation(), 1);
+    first.release(true).await;
+    assert_eq!(other.await.unwrap().generation(), 2);
+}
+
+// Race c
+#[tokio::test(start_paused = true)]
+async fn a_release_after_a_sever_does_not_touch_the_next_generation() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let laggard = stage.ask("a").await.unwrap();
+    pass(20.0).await;
+    let other = stage.ask("b").await.unwrap();
+    assert_eq!(laggard.cancelled().await, LeaseEnd::Swap);
+    assert_eq!(laggard.cancelled().await.error(), Some(SlotError::Severed));
+    assert_eq!(stage.counts().await, (1, 0));
+    laggard.release(false).await;
+    assert_eq!(stage.counts().await, (1, 0));
+    drop(other);
+    assert_eq!(stage.counts().await, (0, 0));
+}
+
+/// What `look` sees in the very instant in which the future is woken.
+async fn seen_when_woken<T: Send + 'static>(
+    mut future: std::pin::Pin<Box<dyn Future<Output = ()>>>,
+    look: impl Fn() -> T + Send + Sync + 'static,
+) -> T {
+    struct Witness<T, F>(F, Mutex<Option<T>>);
+    impl<T: Send, F: Fn() -> T + Send + Sync> Wake for Witness<T, F> {
+        fn wake(self: Arc<Self>) {
+            self.1.lock().unwrap().get_or_insert_with(&self.0);
+        }
+    }
+    let witness = Arc::new(Witness(look, Mutex::new(None)));
+    let waker = Waker::from(Arc::clone(&witness));
+    assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    pass(0.01).await;
+    let seen = witness.1.lock().unwrap().take();
+    seen.expect("it was woken")
+}
+
+// The relay that reads of a request's end must have read its new grant.
+#[tokio::test(start_paused = true)]
+async fn the_grant_is_queued_before_a_release_is_over() {
+    let stage = Stage::serving("a", &["a"]).await;
+    let mut leases = Vec::new();
+    for _ in 0..4 {
+        leases.push(stage.ask("a").await.unwrap());
+    }
+    assert_eq!(stage.told.granted("a"), Some(0));
+    assert_eq!(stage.send("a").await.unwrap_err(), SlotError::AtCapacity);
+    let (release, told) = (leases.pop().unwrap().release(true), Arc::clone(&stage.told));
+    assert_eq!(seen_when_woken(Box::pin(release), move || told.granted("a")).await, Some(1));
+    assert!(stage.send("a").await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_refusal_changes_is_told_before_it() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let _running = stage.ask("a").await.unwrap();
+    assert_eq!(stage.told.slots_now().slots[0].wanted, 0);
+    let (refused, told) = (stage.mux.arrive(stage.new, "b", now()), Arc::clone(&stage.told));
+    let refused = async move { assert_eq!(refused.await.unwrap_err(), SlotError::AtCapacity) };
+    assert_eq!(seen_when_woken(Box::pin(refused), move || told.slots_now().slots[0].wanted).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_link_says_is_heard_in_its_order() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    // The demand of before the request counts nothing: the last word is that nothing waits.
+    stage.demand("b", 1);
+    let arriving = stage.mux.arrive(stage.new, "a", now());
+    stage.mux.handle_demand(stage.new, &Demand::default());
+    let lease = arriving.await;
+    drop(lease);
+    pass(60.0).await;
+    assert_eq!(stage.resident().await.as_deref(), Some("a"), "nothing was swapped for a demand that was withdrawn");
+    assert_eq!(stage.driver().log(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_without_an_address_is_looked_at_and_serves_nobody() {
+    let stage = Stage::serving("a", &["a"]).await;
+    stage.driver().serve(None);
+    assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::BackendLost);
+    // It is loaded anew for the next.
+    assert_eq!(stage.ask("a").await.unwrap().generation(), 2);
+    assert_eq!(stage.driver().log(), ["load a"]);
+}
+
+#[tokio::test]
+async fn nobody_waits_for_a_slot_whose_task_is_gone() {
+    let (mailbox, gone) = tokio::sync::mpsc::unbounded_channel();
+    drop(gone);
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    drop(answer);
+    let arriving = Arriving::new(RequestKey(1), answered, mailbox);
+    assert_eq!(arriving.await.unwrap_err(), SlotError::Quarantined);
+}

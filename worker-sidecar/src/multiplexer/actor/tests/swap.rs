@@ -1,0 +1,129 @@
+//! Swaps as their callers see them, and what is told of them.
+
+use modelrelay_protocol::message::SlotState;
+use prometheus::TextEncoder;
+
+use super::harness::{Stage, config, pass, secs};
+use crate::multiplexer::actor::Arriving;
+use crate::multiplexer::config::ModelConfig;
+
+// Race j
+#[tokio::test(start_paused = true)]
+async fn two_models_that_are_wanted_at_once_are_loaded_one_after_the_other() {
+    let stage = Stage::new(&["a", "b"]).await;
+    let (first, second) = (stage.ask("a"), stage.ask("b"));
+    let serve = |arriving: Arriving| async {
+        let lease = arriving.await.unwrap();
+        pass(1.0).await;
+        let generation = lease.generation();
+        lease.release(true).await;
+        generation
+    };
+    let (first, second) = tokio::join!(serve(first), serve(second));
+    assert_eq!((first, second), (1, 2));
+    assert_eq!(stage.driver().log(), ["load a", "evict a", "load b"]);
+}
+
+// Race i
+#[tokio::test(start_paused = true)]
+async fn a_request_in_the_instant_in_which_its_model_would_go_finds_it_loaded() {
+    let mut config = config(&["a"]);
+    config.models[0] = ModelConfig { idle_ttl: Some(secs(60.0)), ..ModelConfig::new("a", 4) };
+    let stage = Stage::with(vec![config], false).await;
+    stage.ask("a").await.unwrap().release(true).await;
+    let (_, idle) = (stage.driver().log(), tokio::time::Instant::now());
+    tokio::time::sleep_until(idle + secs(60.0)).await;
+    let lease = stage.ask("a").await.unwrap();
+    // Whichever was first, the request is served, and the slot is not stuck.
+    drop(lease);
+    pass(59.0).await;
+    assert_eq!(stage.resident().await.as_deref(), Some("a"));
+    pass(5.0).await;
+    assert_eq!((stage.resident().await, stage.state().await), (None, SlotState::Empty));
+    assert!(stage.ask("a").await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_keeps_its_requests_is_told_the_gates_and_every_step() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    assert_eq!((stage.told.granted("a"), stage.told.granted("b")), (Some(4), None));
+    stage.demand("b", 3);
+    pass(10.0).await;
+    assert_eq!((stage.told.granted("a"), stage.told.granted("b")), (None, Some(4)));
+    let mut states = stage.told.states();
+    states.dedup();
+    // An idle resident has nothing to drain.
+    assert!(states.ends_with(&[SlotState::Evicting, SlotState::Loading, SlotState::Ready]), "{states:?}");
+    let slot = stage.told.slots_now().slots.remove(0);
+    assert_eq!((slot.resident.as_deref(), slot.generation), (Some("b"), 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operators_orders_are_answered_to_who_passed_them_on() {
+    let stage = Stage::new(&["a", "b"]).await;
+    stage.command("1", "load", "a");
+    pass(3.0).await;
+    stage.command("2", "pin", "a");
+    stage.command("3", "load", "b");
+    stage.command("4", "unload", "zzz");
+    stage.command("5", "polish", "a");
+    pass(1.0).await;
+    let mut results = stage.told.results();
+    results.sort_by(|a, b| a.op_id.cmp(&b.op_id));
+    let told: Vec<_> = results.iter().map(|r| (r.op_id.as_str(), r.error.as_deref())).collect();
+    assert_eq!(
+        told,
+        [
+            ("1", None),
+            ("2", None),
+            ("3", Some("model a is pinned; unpin it first")),
+            ("4", Some("no slot has model zzz")),
+            ("5", Some("unknown command polish: load, unload, pin and unpin are known")),
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_swap_is_told_to_people_and_counted() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let running = stage.ask("a").await.unwrap();
+    pass(20.0).await;
+    let other = stage.ask("b");
+    pass(10.0).await;
+    let slot = stage.mux.health().await["slots"][0].take();
+    assert_eq!((&slot["state"], &slot["drain"]["leases"]), (&"draining".into(), &1.into()));
+    let (remaining, length) = (&slot["drain"]["remaining"], &slot["drain"]["deadline"]);
+    assert!((19.9..=20.0).contains(&remaining.as_f64().unwrap()), "{slot}");
+    assert!((29.9..30.1).contains(&(length.as_f64().unwrap() - slot["drain"]["started"].as_f64().unwrap())), "{slot}");
+    // It never hangs up.
+    let other = other.await.unwrap();
+    let slot = stage.mux.health().await["slots"][0].take();
+    let swap = &slot["last_swap"];
+    assert_eq!((&swap["from"], &swap["to"], &swap["severed"]), (&"a".into(), &"b".into(), &1.into()));
+    assert_eq!((&swap["result"], &swap["load_s"]), (&"done".into(), &2.0.into()));
+    drop((running, other));
+    stage.mux.observe().await;
+    let text = TextEncoder::new().encode_to_string(&stage.registry.gather()).unwrap();
+    for line in [
+        "slot_state{slot=\"gpu0\",state=\"ready\"} 1",
+        "slot_state{slot=\"gpu0\",state=\"draining\"} 0",
+        "resident_info{model=\"b\",slot=\"gpu0\"} 1",
+        "swaps_total{from=\"a\",reason=\"quantum\",result=\"done\",to=\"b\"} 1",
+        "swap_phase_seconds_count{phase=\"drain\"} 2",
+        "swap_cost_ema_seconds{model=\"b\"} 2",
+        "hold_seconds_count{model=\"b\"} 1",
+        "waiting{model=\"a\"} 0",
+        "leases{model=\"b\"} 0",
+        "severed_total 1",
+        "swaps_aborted_total 0",
+        "linger_hits_total 0",
+        "linger_misses_total 0",
+        "coalesced_total 0",
+        "memory_not_freed_total 0",
+        "residency_seconds_count{model=\"a\"} 1",
+        "gpu_time_share{activity=\"swapping\",slot=\"gpu0\"}",
+    ] {
+        assert!(text.contains(&format!("modelrelay_worker_{line}")), "{line} in\n{text}");
+    }
+    assert!(!text.contains("resident_info{model=\"a\""), "{text}");
+}

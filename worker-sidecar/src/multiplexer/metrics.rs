@@ -1,0 +1,264 @@
+//! What the slots count, as `modelrelay_worker_…`. Labels are bounded: slots and models are those of the configuration.
+//!
+//! What happens is counted when it happens. How things are is read from the slots when somebody asks for the metrics.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+
+use prometheus::core::Collector;
+use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+
+use modelrelay_protocol::message::SlotState;
+
+use super::actor::{Report, Shares};
+use super::effect::{News, Reason, Swap, SwapResult};
+
+/// Loads and holds take from a blink to an hour.
+const SECONDS: [f64; 16] =
+    [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0];
+
+/// The label for no model.
+const NONE: &str = "none";
+
+const STATES: [SlotState; 10] = [
+    SlotState::Empty,
+    SlotState::Ready,
+    SlotState::Draining,
+    SlotState::Severing,
+    SlotState::Evicting,
+    SlotState::Loading,
+    SlotState::RollingBack,
+    SlotState::Backoff,
+    SlotState::Quarantined,
+    SlotState::Stopping,
+];
+
+/// All metrics of the multiplexer.
+#[derive(Debug)]
+pub struct Metrics {
+    state: IntGaugeVec,
+    resident: IntGaugeVec,
+    swaps: IntCounterVec,
+    phases: HistogramVec,
+    cost: GaugeVec,
+    held: HistogramVec,
+    waiting: IntGaugeVec,
+    leases: IntGaugeVec,
+    severed: IntCounter,
+    aborted: IntCounter,
+    linger_hits: IntCounter,
+    linger_misses: IntCounter,
+    coalesced: IntCounter,
+    load_failures: IntCounterVec,
+    memory_not_freed: IntCounter,
+    residency: HistogramVec,
+    share: GaugeVec,
+    /// Which series there are, by slot and model: what is not reported any more goes. Never held over an await.
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    residents: BTreeSet<(String, String)>,
+    models: BTreeSet<String>,
+}
+
+impl Metrics {
+    /// All at zero.
+    ///
+    /// # Panics
+    ///
+    /// If `registry` has them already.
+    pub fn new(registry: &Registry) -> Self {
+        let counter = |name: &str, help: &str| register(registry, IntCounter::with_opts(opts(name, help)));
+        Self {
+            state: register(
+                registry,
+                IntGaugeVec::new(opts("slot_state", "1 for what the slot does"), &["slot", "state"]),
+            ),
+            resident: register(
+                registry,
+                IntGaugeVec::new(opts("resident_info", "The model that the slot holds"), &["slot", "model"]),
+            ),
+            swaps: register(
+                registry,
+                IntCounterVec::new(
+                    opts("swaps_total", "Swaps beyond their commit point"),
+                    &["from", "to", "reason", "result"],
+                ),
+            ),
+            phases: histogram(registry, "swap_phase_seconds", "What swaps spent their time on", "phase"),
+            cost: register(
+                registry,
+                GaugeVec::new(
+                    opts("swap_cost_ema_seconds", "What a swap to the model is expected to cost"),
+                    &["model"],
+                ),
+            ),
+            held: histogram(registry, "hold_seconds", "How long requests were held here until they began", "model"),
+            waiting: register(
+                registry,
+                IntGaugeVec::new(opts("waiting", "Requests that wait, here or at relays"), &["model"]),
+            ),
+            leases: register(registry, IntGaugeVec::new(opts("leases", "Requests that run"), &["model"])),
+            severed: counter("severed_total", "Requests that did not finish before a swap"),
+            aborted: counter("swaps_aborted_total", "Swaps that were called off"),
+            linger_hits: counter("linger_hits_total", "Idle residents that were kept, and asked again"),
+            linger_misses: counter("linger_misses_total", "Idle residents that were kept for nothing"),
+            coalesced: counter("coalesced_total", "Requests that found their model's load under way"),
+            load_failures: register(
+                registry,
+                IntCounterVec::new(opts("load_failures_total", "Loads that failed"), &["model"]),
+            ),
+            memory_not_freed: counter("memory_not_freed_total", "Unloaded models whose memory did not come back"),
+            residency: histogram(registry, "residency_seconds", "How long models stayed", "model"),
+            share: register(
+                registry,
+                GaugeVec::new(
+                    opts("gpu_time_share", "What the slot did with its time, since the start"),
+                    &["slot", "activity"],
+                ),
+            ),
+            seen: Mutex::default(),
+        }
+    }
+
+    /// Something has happened.
+    pub fn note(&self, news: &News) {
+        match news {
+            News::SwapEnded(swap) => self.note_swap(swap),
+            News::SwapAborted { .. } => self.aborted.inc(),
+            News::Held { model, waited } => self.held.with_label_values(&[&**model]).observe(waited.as_secs_f64()),
+            News::Coalesced { .. } => self.coalesced.inc(),
+            News::LingerHit { .. } => self.linger_hits.inc(),
+            News::LingerMiss { .. } => self.linger_misses.inc(),
+            News::LoadFailed { model, .. } => self.load_failures.with_label_values(&[&**model]).inc(),
+            News::MemoryNotFreed { .. } => self.memory_not_freed.inc(),
+            News::ResidencyEnded { model, lasted } => {
+                self.residency.with_label_values(&[&**model]).observe(lasted.as_secs_f64());
+            }
+            News::SwapBegun { .. }
+            | News::WakeFailed { .. }
+            | News::EvictFailed { .. }
+            | News::Quarantined { .. }
+            | News::BackendDown { .. }
+            | News::Adopted { .. }
+            | News::MaxWaitInfeasible { .. } => {}
+        }
+    }
+
+    fn note_swap(&self, swap: &Swap) {
+        let (from, to) = (swap.from.as_deref().unwrap_or(NONE), swap.to.as_deref().unwrap_or(NONE));
+        self.swaps.with_label_values(&[from, to, swap.reason.as_str(), swap.result.as_str()]).inc();
+        for (phase, took) in [("drain", swap.drain), ("evict", swap.evict), ("load", swap.load)] {
+            self.phases.with_label_values(&[phase]).observe(took.as_secs_f64());
+        }
+        self.severed.inc_by(u64::from(swap.severed));
+    }
+
+    /// How all slots are.
+    pub fn observe(&self, reports: &[Report]) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = Seen::default();
+        let mut models: BTreeMap<&str, (i64, i64, f64)> = BTreeMap::new();
+        for report in reports {
+            let slot = report.slot.id.as_str();
+            for state in STATES {
+                self.state.with_label_values(&[slot, state_label(state)]).set(i64::from(report.slot.state == state));
+            }
+            if let Some(resident) = &report.slot.resident {
+                self.resident.with_label_values(&[slot, resident]).set(1);
+                now.residents.insert((slot.to_owned(), resident.clone()));
+            }
+            self.observe_shares(slot, &report.shares);
+            for (model, requests) in &report.requests {
+                let sums = models.entry(model).or_default();
+                sums.0 += i64::from(requests.waiting);
+                sums.1 += i64::try_from(requests.leases).unwrap_or(i64::MAX);
+            }
+            for model in &report.slot.models {
+                let sums = models.entry(&model.id).or_default();
+                sums.2 = model.swap_cost_ms as f64 / 1e3;
+            }
+        }
+        for (model, (waiting, leases, cost)) in models {
+            self.waiting.with_label_values(&[model]).set(waiting);
+            self.leases.with_label_values(&[model]).set(leases);
+            self.cost.with_label_values(&[model]).set(cost);
+            now.models.insert(model.to_owned());
+        }
+        for (slot, model) in seen.residents.difference(&now.residents) {
+            let _ = self.resident.remove_label_values(&[slot, model]);
+        }
+        for model in seen.models.difference(&now.models) {
+            let _ = self.waiting.remove_label_values(&[model]);
+            let _ = self.leases.remove_label_values(&[model]);
+            let _ = self.cost.remove_label_values(&[model]);
+        }
+        *seen = now;
+    }
+
+    fn observe_shares(&self, slot: &str, shares: &Shares) {
+        let all = (shares.serving + shares.swapping + shares.idle).as_secs_f64().max(f64::MIN_POSITIVE);
+        for (activity, time) in [("serving", shares.serving), ("swapping", shares.swapping), ("idle", shares.idle)] {
+            self.share.with_label_values(&[slot, activity]).set(time.as_secs_f64() / all);
+        }
+    }
+}
+
+impl Reason {
+    /// One word for labels.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Quantum => "quantum",
+            Self::Wanted => "wanted",
+            Self::Order => "order",
+            Self::Default => "default",
+            Self::Ttl => "ttl",
+            Self::Removed => "removed",
+        }
+    }
+}
+
+impl SwapResult {
+    /// One word for labels.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::LoadFailed => "load_failed",
+            Self::Quarantined => "quarantined",
+        }
+    }
+}
+
+fn state_label(state: SlotState) -> &'static str {
+    match state {
+        SlotState::Empty => "empty",
+        SlotState::Ready => "ready",
+        SlotState::Draining => "draining",
+        SlotState::Severing => "severing",
+        SlotState::Evicting => "evicting",
+        SlotState::Loading => "loading",
+        SlotState::RollingBack => "rolling_back",
+        SlotState::Backoff => "backoff",
+        SlotState::Stopping => "stopping",
+        SlotState::Quarantined => "quarantined",
+    }
+}
+
+fn opts(name: &str, help: &str) -> Opts {
+    Opts::new(format!("modelrelay_worker_{name}"), help)
+}
+
+fn histogram(registry: &Registry, name: &str, help: &str, label: &str) -> HistogramVec {
+    let opts = HistogramOpts::from(opts(name, help)).buckets(SECONDS.to_vec());
+    register(registry, HistogramVec::new(opts, &[label]))
+}
+
+/// Names and labels are constants of this file, so neither step can fail at run time.
+fn register<C: Collector + Clone + 'static>(registry: &Registry, metric: prometheus::Result<C>) -> C {
+    let metric = metric.expect("a metric with a valid name");
+    registry.register(Box::new(metric.clone())).expect("a metric registered once");
+    metric
+}

@@ -1,0 +1,248 @@
+//! All slots of a worker: what links, probes and the shutdown talk to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use modelrelay_protocol::error::ApiError;
+use modelrelay_protocol::message::{self, Command, CommandResult, SlotState, Slots, WorkerError};
+use serde_json::{Value, json};
+
+use super::Model;
+use super::actor::{Arriving, Report, SlotHandle, now};
+use super::board::{Board, Peer, RelaySink};
+use super::config::SlotConfig;
+use super::driver::slot::SlotDriver;
+use super::error::SlotError;
+use super::event::{Arrival, Demand, Event, Order, RelayKey, RequestKey};
+use super::machine::{Jitter, Machine};
+use super::metrics::Metrics;
+
+/// A worker's slots. Dropping it ends their tasks, once the last lease is gone.
+#[derive(Debug)]
+pub struct Multiplexer {
+    slots: Vec<SlotHandle>,
+    ids: Vec<String>,
+    board: Arc<Board>,
+    metrics: Arc<Metrics>,
+    next_key: AtomicU64,
+}
+
+/// How a relay is told that a request is not served.
+#[derive(Debug)]
+pub enum Refusal {
+    /// By an `error`: the relay knows what to do about this code. Its `request_id` is still to be filled in.
+    Code(WorkerError),
+    /// By an answer, which goes to the client as it is.
+    Answer(ApiError),
+}
+
+impl Multiplexer {
+    /// Starts a task for each slot. `seed` spreads what would otherwise be tried again at the same time.
+    pub fn start(slots: Vec<(SlotConfig, Arc<SlotDriver>)>, metrics: Arc<Metrics>, seed: u64) -> Self {
+        let jitter = |index: usize| Jitter::Seeded(seed.wrapping_add(index as u64));
+        Self::start_with(slots, metrics, jitter)
+    }
+
+    fn start_with(
+        slots: Vec<(SlotConfig, Arc<SlotDriver>)>,
+        metrics: Arc<Metrics>,
+        jitter: impl Fn(usize) -> Jitter,
+    ) -> Self {
+        let now = now();
+        let (machines, drivers): (Vec<_>, Vec<_>) = slots
+            .into_iter()
+            .enumerate()
+            .map(|(index, (config, driver))| (Machine::new(config, jitter(index), now), driver))
+            .unzip();
+        let snapshots: Vec<_> = machines.iter().map(|machine| machine.snapshot(now)).collect();
+        let ids = snapshots.iter().map(|slot| slot.id.clone()).collect();
+        let board = Board::new(snapshots, now);
+        let start = |(index, (machine, driver))| {
+            SlotHandle::start(index, machine, driver, Arc::clone(&board), Arc::clone(&metrics))
+        };
+        let slots = machines.into_iter().zip(drivers).enumerate().map(start).collect();
+        Self { slots, ids, board, metrics, next_key: AtomicU64::new(1) }
+    }
+
+    #[cfg(test)]
+    pub(super) fn start_unjittered(slots: Vec<(SlotConfig, Arc<SlotDriver>)>, metrics: Arc<Metrics>) -> Self {
+        Self::start_with(slots, metrics, |_| Jitter::None)
+    }
+
+    /// A link has registered. Its sink is told the slots and a grant before this returns.
+    pub fn join(&self, peer: Peer, sink: Arc<dyn RelaySink>) -> RelayKey {
+        let relay = RelayKey(self.next_key());
+        self.board.join(relay, peer, sink, now());
+        self.tell_all(|| Event::RelayJoined { relay, kind: peer.kind() });
+        relay
+    }
+
+    /// A link is gone. What waits for it is forgotten, what runs for it is told to end.
+    pub fn leave(&self, relay: RelayKey) {
+        self.board.leave(relay);
+        self.tell_all(|| Event::RelayLost { relay });
+    }
+
+    /// A request was read, which came to its relay at `at`. In line when this returns; dropping the future cancels it.
+    pub fn arrive(&self, relay: RelayKey, model: &str, at: Instant) -> Arriving {
+        let (request, model) = (RequestKey(self.next_key()), Model::from(model));
+        let Some(place) = self.board.enter(relay, &model) else {
+            let known = self.board.models().into_iter().collect();
+            return Arriving::refused(request, SlotError::UnknownModel { model, known });
+        };
+        self.slots[place.slot()].arrive(Arrival { relay, request, model, at }, place)
+    }
+
+    /// A relay says what waits there.
+    pub fn handle_demand(&self, relay: RelayKey, demand: &message::Demand) {
+        let stated = |model: &message::ModelDemand| Demand {
+            model: model.id.as_str().into(),
+            waiting: model.waiting,
+            oldest: Duration::from_millis(model.oldest_ms),
+            sum: Duration::from_millis(model.sum_ms),
+        };
+        let stated: Vec<_> = demand.models.iter().map(stated).collect();
+        for (slot, models) in self.slots.iter().zip(self.board.divide(relay, &stated)) {
+            slot.tell(Event::Demand { relay, models });
+        }
+    }
+
+    /// A relay sends nothing more over a link: what it has queued goes elsewhere, what has come is served.
+    pub fn handle_leaving(&self, relay: RelayKey) {
+        self.tell_all(|| Event::RelayLeaving { relay });
+    }
+
+    /// Any other message was read on a link.
+    pub fn handle_message(&self, relay: RelayKey) {
+        self.tell_all(|| Event::Heard { relay });
+    }
+
+    /// A relay passes an operator's order on. The answer goes to its sink.
+    pub fn handle_command(&self, relay: RelayKey, command: &Command) {
+        let op_id = command.op_id.clone();
+        match self.read_command(command) {
+            Ok((slot, order)) => {
+                let id = self.board.note_order(slot, relay, op_id);
+                self.slots[slot].tell(Event::Ordered { id, order });
+            }
+            Err(error) => self.board.answer_command(relay, CommandResult { op_id, ok: false, error: Some(error) }),
+        }
+    }
+
+    fn read_command(&self, command: &Command) -> Result<(usize, Order), String> {
+        let model = Model::from(command.model.as_str());
+        let order = match (command.command.as_str(), command.mode.as_deref()) {
+            ("load", _) => Order::Load(model),
+            ("unload", None | Some("drain")) => Order::Unload { model, now: false },
+            ("unload", Some("now")) => Order::Unload { model, now: true },
+            ("unload", Some(other)) => return Err(format!("unknown mode {other}: drain and now are known")),
+            ("pin", _) => Order::Pin(model),
+            ("unpin", _) => Order::Unpin(model),
+            (other, _) => return Err(format!("unknown command {other}: load, unload, pin and unpin are known")),
+        };
+        Ok((self.slot_for(command)?, order))
+    }
+
+    fn slot_for(&self, command: &Command) -> Result<usize, String> {
+        if let Some(named) = &command.slot {
+            let slot = self.ids.iter().position(|id| id == named);
+            return slot.ok_or_else(|| format!("no slot {named}; there are {}", self.ids.join(", ")));
+        }
+        match *self.board.slots_of(&command.model) {
+            [slot] => Ok(slot),
+            [] => Err(format!("no slot has model {}", command.model)),
+            ref several => {
+                let ids: Vec<_> = several.iter().map(|slot| self.ids[*slot].as_str()).collect();
+                Err(format!("model {} is in slots {}: name one", command.model, ids.join(", ")))
+            }
+        }
+    }
+
+    /// The configuration of one slot was replaced; `false` if there is no such slot. Its driver stays.
+    pub fn reconfigure(&self, config: SlotConfig) -> bool {
+        let Some(slot) = self.ids.iter().position(|id| *id == config.id) else { return false };
+        self.slots[slot].tell(Event::ConfigChanged(Box::new(config)));
+        true
+    }
+
+    /// Takes no more requests. Returns when none run any more, or their time is over, and backends that are our children
+    /// have ended.
+    pub async fn stop(&self, timeout: Duration) {
+        join_all(self.slots.iter().map(|slot| slot.stop(timeout))).await;
+    }
+
+    /// Models that are advertised: all, whatever is resident.
+    pub fn models(&self) -> Vec<String> {
+        self.board.models().iter().map(ToString::to_string).collect()
+    }
+
+    /// What is registered as `max_concurrent`.
+    pub fn capacity(&self) -> u32 {
+        self.board.capacity()
+    }
+
+    /// For `register`.
+    pub fn slots(&self) -> Slots {
+        self.board.slots(now())
+    }
+
+    /// For `/readyz`: no slot is quarantined.
+    pub fn is_ready(&self) -> bool {
+        self.slots().slots.iter().all(|slot| slot.state != SlotState::Quarantined)
+    }
+
+    /// How each slot is.
+    pub async fn reports(&self) -> Vec<Report> {
+        join_all(self.slots.iter().map(SlotHandle::report)).await.into_iter().flatten().collect()
+    }
+
+    /// For `/healthz`.
+    pub async fn health(&self) -> Value {
+        let reports: Vec<_> = self.reports().await.iter().map(Report::to_json).collect();
+        json!({ "slots": reports })
+    }
+
+    /// Brings the gauges up to date, before the metrics are read.
+    pub async fn observe(&self) {
+        self.metrics.observe(&self.reports().await);
+    }
+
+    fn tell_all(&self, event: impl Fn() -> Event) {
+        for slot in &self.slots {
+            slot.tell(event());
+        }
+    }
+
+    fn next_key(&self) -> u64 {
+        self.next_key.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Refusal {
+    /// What this relay is told. A code where the relay acts on it: takes the request back, or tries another worker. All else
+    /// would become a plain 502 there, so the worker answers itself.
+    pub fn new(error: &SlotError, peer: Peer) -> Self {
+        let acted_on = match error {
+            SlotError::InsufficientMemory { .. }
+            | SlotError::LoadFailed { .. }
+            | SlotError::Quarantined
+            | SlotError::AtCapacity
+            | SlotError::Severed
+            | SlotError::BackendLost
+            | SlotError::Draining => peer != Peer::Old,
+            SlotError::UnknownModel { .. } | SlotError::HoldExpired { .. } | SlotError::QueueFull { .. } => false,
+        };
+        if !acted_on {
+            return Self::Answer(error.api_error());
+        }
+        let retry_after = error.retry_after().map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
+        Self::Code(WorkerError {
+            request_id: None,
+            code: error.code().to_owned(),
+            message: error.to_string(),
+            retry_after_ms: retry_after,
+        })
+    }
+}

@@ -73,23 +73,37 @@ impl End {
 }
 
 /// Serves one upgraded connection until it ends.
-pub async fn serve<S>(mut socket: Socket<S>, pulse: Arc<Pulse>, provider: Arc<Provider>, admission: Admission)
+pub async fn serve<S>(socket: Socket<S>, pulse: Arc<Pulse>, provider: Arc<Provider>, admission: Admission)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    // On the heap and gone once it is done: what a registration needs would otherwise be a part of each idle worker.
+    let Some((socket, link)) = Box::pin(admit(socket, &provider, admission)).await else { return };
+    run(socket, pulse, &provider, &link).await;
+}
+
+/// Waits for the registration and lets the worker in; `None` where the connection ended instead.
+async fn admit<S>(
+    mut socket: Socket<S>,
+    provider: &Arc<Provider>,
+    admission: Admission,
+) -> Option<(Socket<S>, Arc<WorkerLink>)>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let first = tokio::time::timeout(REGISTER_TIMEOUT, first_message(&mut socket)).await;
     let register = match first {
         Ok(Ok(register)) => register,
-        Ok(Err(end)) => return reject(socket, &provider, end).await,
-        Err(_) => return reject(socket, &provider, PROTOCOL_ERROR).await,
+        Ok(Err(end)) => return rejected(socket, provider, end).await,
+        Err(_) => return rejected(socket, provider, PROTOCOL_ERROR).await,
     };
     let config = provider.config();
     if !register::version_is_accepted(register.protocol_version.as_deref(), config.require_protocol_version) {
-        return reject(socket, &provider, PROTOCOL_ERROR).await;
+        return rejected(socket, provider, PROTOCOL_ERROR).await;
     }
     let accepted = register::sanitize(&register, &config);
-    let link = new_link(&provider, &register, &accepted, &admission);
-    let mut ack = acknowledge(&provider, &link, &register, &accepted);
+    let link = new_link(provider, &register, &accepted, &admission);
+    let mut ack = acknowledge(provider, &link, &register, &accepted);
     if register.have.contains(&provider.shared.relay_id) {
         ack.duplicate = true;
         // Nothing may be sent on this link; its twin lives.
@@ -99,7 +113,7 @@ where
             close_socket(&mut socket, Close { code: 1000, reason: "duplicate" }).await;
         }
         provider.series.worker_disconnected(DisconnectReason::Duplicate);
-        return;
+        return None;
     }
     provider.series.worker_connected(ConnectionResult::Accepted);
     info!(
@@ -118,7 +132,7 @@ where
     }
     let succeeds = register.succeeds.contains(&provider.shared.relay_id);
     provider.join(&link, &accepted, &config, register.current_load, ack, succeeds);
-    run(socket, pulse, &provider, &link).await;
+    Some((socket, link))
 }
 
 async fn run<S>(socket: Socket<S>, pulse: Arc<Pulse>, provider: &Arc<Provider>, link: &Arc<WorkerLink>)
@@ -185,13 +199,14 @@ where
     }
 }
 
-async fn reject<S>(mut socket: Socket<S>, provider: &Provider, close: Close)
+async fn rejected<S, T>(mut socket: Socket<S>, provider: &Provider, close: Close) -> Option<T>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     provider.series.worker_connected(ConnectionResult::BadProtocol);
     warn!(provider = %provider.name, code = close.code, reason = close.reason, "worker registration refused");
     close_socket(&mut socket, close).await;
+    None
 }
 
 fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admission: &Admission) -> Arc<WorkerLink> {

@@ -1,7 +1,7 @@
 # What people and CI run. Everything works from a fresh clone; tools that are missing are fetched into
 # $XDG_CACHE_HOME/modelrelay (default ~/.cache/modelrelay), never into the repository.
 
-.PHONY: help run check test test-backends test-clients test-cluster images cluster cluster-down generate
+.PHONY: help run check test test-backends test-clients test-cluster bench images cluster cluster-down generate
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -18,11 +18,14 @@ test: ## Everything that CI runs
 test-clients: ## The real OpenAI and Anthropic SDKs against relay and worker
 	@scripts/test build clients
 
-test-backends: ## The multiplexer's drivers against real llama-server and Ollama, which are built the first time
+test-backends: ## The multiplexer against real llama-server and Ollama, which are built the first time
 	@scripts/test build backends
 
 test-cluster: ## The programs on a real Kubernetes cluster, on Linux as root; its binaries take ten minutes the first time
 	@scripts/test images cluster
+
+bench: ## How fast it is beside nginx, haproxy and other routers; QUICK=1, ROUNDS=, ONLY= and SYSTEMS= ask for less
+	@scripts/bench
 
 images: ## Container images of the three programs in target/images, without a container engine
 	@scripts/images

@@ -66,7 +66,7 @@ pub fn start(client: &Client, span: &Span) -> (Caches, Requests, impl Future<Out
     let relays = format!("{ours},app.kubernetes.io/component=relay");
     let watches: Vec<future::BoxFuture<'static, ()>> = vec![
         Box::pin(keep_readable(span.api(client), providers_writer, provider_changes(&triggers))),
-        Box::pin(keep_readable(span.api(client), pools_writer, pool_changes(&triggers))),
+        Box::pin(keep_readable(span.api(client), pools_writer, pool_changes(&triggers, caches.pools.clone()))),
         Box::pin(keep(span.api(client), relays, relay_pods_writer, trim_pod, pods(&triggers))),
         Box::pin(keep(span.api(client), names::POOL_LABEL.into(), pool_pods_writer, trim_pod, pods(&triggers))),
         Box::pin(keep(span.api(client), ours.clone(), deployments_writer, |_| {}, objects(&triggers))),
@@ -264,8 +264,8 @@ fn provider_changes(triggers: &Triggers) -> impl FnMut(&Provider, Now) + Send + 
     }
 }
 
-/// A pool concerns itself and its Provider, which must know what may be at zero.
-fn pool_changes(triggers: &Triggers) -> impl FnMut(&WorkerPool, Now) + Send + 'static {
+/// A pool concerns itself and its Provider, which must know what may be at zero; and pools that may name the same Deployments.
+fn pool_changes(triggers: &Triggers, pools: Store<WorkerPool>) -> impl FnMut(&WorkerPool, Now) + Send + 'static {
     let triggers = triggers.clone();
     let mut seen = Fingerprints::default();
     move |pool, now| {
@@ -274,6 +274,14 @@ fn pool_changes(triggers: &Triggers) -> impl FnMut(&WorkerPool, Now) + Send + 's
             let namespace = pool.namespace().unwrap_or_default();
             triggers.pool(&namespace, &pool.name_any());
             triggers.provider(&namespace, &pool.spec.provider);
+            let beside = |other: &Arc<WorkerPool>| {
+                other.metadata.namespace == pool.metadata.namespace
+                    && other.metadata.name != pool.metadata.name
+                    && other.spec.scales_deployments()
+            };
+            for other in pools.state().into_iter().filter(beside) {
+                triggers.pool(&namespace, &other.name_any());
+            }
         }
     }
 }

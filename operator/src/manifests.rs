@@ -18,6 +18,7 @@ pub mod sidecar;
 pub(crate) mod snapshot;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod worker_access;
 pub mod worker_config;
 
 /// An object as it should be.

@@ -26,10 +26,14 @@ pub const SECRET_CHANGED_ANNOTATION: &str = "modelrelay.io/changed-at";
 pub const NUDGE_ANNOTATION: &str = "modelrelay.io/nudged-at";
 /// On Pods that were injected: hash of the worker as it was put there.
 pub const WORKER_HASH_ANNOTATION: &str = "modelrelay.io/worker-hash";
+/// On Pods whose worker has a multiplexer: hash of what of it a running worker cannot take over.
+pub const SLOTS_HASH_ANNOTATION: &str = "modelrelay.io/slots-hash";
 /// Keeps a Pod whose pool does not exist from being scheduled.
 pub const NO_SUCH_POOL_GATE: &str = "modelrelay.io/no-such-pool";
 /// The worker's container, in every mode.
 pub const WORKER_CONTAINER: &str = "modelrelay-worker";
+/// Brings the worker's program into the engine's image, where the worker starts the engines itself.
+pub const WORKER_BINARY_CONTAINER: &str = "modelrelay-worker-binary";
 /// The relay's container.
 pub const RELAY_CONTAINER: &str = "relay";
 

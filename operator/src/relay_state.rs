@@ -4,7 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use tokio::sync::watch;
+
+use crate::crd::worker_pool::{SlotFailure, SlotState};
+
+/// Two reckonings of a moment that differ by less are the same: reports travel, and clocks are set.
+pub const SAME_MOMENT: SignedDuration = SignedDuration::from_secs(5);
 
 /// Of every Provider, by namespace and name.
 #[derive(Debug, Default)]
@@ -74,7 +80,59 @@ pub struct WorkerReport {
     pub draining: bool,
     /// Relays it is attached to.
     pub links: u32,
+    /// The slots of its multiplexer, in its own order.
+    pub slots: Vec<SlotReport>,
 }
+
+/// One slot of a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotReport {
+    /// Its name.
+    pub id: String,
+    /// What it does.
+    pub state: SlotState,
+    /// The model that it holds.
+    pub resident: Option<String>,
+    /// The model that it is going to hold.
+    pub target: Option<String>,
+    /// Since when it does that.
+    pub since: Since,
+    /// Its models that could not be loaded when that was last tried, and are not tried again yet. Those that are not the last
+    /// one have no message.
+    pub failures: Vec<SlotFailure>,
+    /// The last load that failed, which relays remember until its model is resident, or for ten minutes.
+    pub last_failure: Option<LastFailure>,
+}
+
+/// A load that failed, perhaps a while ago.
+#[derive(Clone, Debug)]
+pub struct LastFailure {
+    /// What failed.
+    pub failure: SlotFailure,
+    /// When, as reckoned from its age in a report.
+    pub at: Timestamp,
+}
+
+impl PartialEq for LastFailure {
+    fn eq(&self, other: &Self) -> bool {
+        self.failure == other.failure && self.at.duration_since(other.at).abs() <= SAME_MOMENT
+    }
+}
+
+impl Eq for LastFailure {}
+
+/// When a state began, as reckoned from its age in a report. Each report says it a little differently, and two of them say the
+/// same all the same.
+#[derive(Clone, Copy, Debug)]
+pub struct Since(pub Timestamp);
+
+impl PartialEq for Since {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Since {}
 
 /// One model, over all relays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

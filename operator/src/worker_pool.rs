@@ -6,8 +6,10 @@
 //!
 //! No finalizers: a deleted pool's objects go by their owner references, and a pool that is being deleted is not rebuilt.
 
+mod access;
 pub mod bring;
 pub mod census;
+mod claims;
 pub mod fetch;
 pub mod memory;
 pub mod pods;
@@ -15,6 +17,7 @@ pub mod reasons;
 pub mod render;
 pub mod replicas;
 pub mod report;
+pub mod residency;
 pub mod rivals;
 pub mod rollout;
 pub mod scaling;
@@ -53,6 +56,7 @@ use fetch::FetchError;
 use memory::Memory;
 use reasons::Reason;
 use render::Rendered;
+use residency::Residency;
 use rivals::{Dispute, Rival};
 use rollout::Rollout;
 use status::{Facts, ProviderState, Workers};
@@ -117,6 +121,7 @@ impl ReconcileError {
             Self::Fetch(_) | Self::Write { .. } => "api",
             Self::Apply(error) => error.kind(),
             Self::Stalled { reason: Reason::NameTaken, .. } => "name_taken",
+            Self::Stalled { reason: Reason::InvalidSpec, .. } => "invalid_spec",
             Self::Stalled { .. } => "forbidden",
         }
     }
@@ -292,6 +297,10 @@ async fn bring_about(
     bring::unread(shared, pool, &config).await?;
     let Some(workload) = validated.workload else { return Ok(Outcome::default()) };
 
+    if let Some(dispute) = claims::dispute(&shared.caches, pool) {
+        access::withhold(pool, shared).await?;
+        return Ok(Outcome { heals: true, ..Outcome::stalled(Reason::InvalidSpec, dispute) });
+    }
     let live = fetch::workload(&shared.ctx.client, pool, workload).await?;
     if live.is_none() && fetched.provider == ProviderState::Missing {
         // Backends without anybody who could send them requests would hold GPUs for nothing. Those that run stay.
@@ -302,7 +311,16 @@ async fn bring_about(
         Err(refusal) => return Ok(Outcome::stalled(Reason::TemplateInvalid, refusal.to_string())),
     };
     let (replicas, dispute) = replicas(pool, shared, workload, live.as_ref());
+    let runs = replicas.wanted > 0;
+    // What it may do comes before a worker, and goes after it.
+    let needs_access = pool.spec.scales_deployments() && runs;
+    if needs_access {
+        access::bring(pool, shared, &fetched.pods, runs).await?;
+    }
     let object = bring_workload(pool, shared, fetched, workload, live, &rendered, replicas).await?;
+    if workload == Workload::Workers && !needs_access {
+        access::bring(pool, shared, &fetched.pods, runs).await?;
+    }
     let rollout = Some(Rollout::of(workload, &object));
     Ok(Outcome { rollout, dispute, outdated: rendered.outdated, ..Outcome::default() })
 }
@@ -410,7 +428,9 @@ async fn report(
 ) -> Result<Option<Duration>, ReconcileError> {
     let (namespace, name) = memory::key(pool);
     let previous = report::previous(shared, pool);
-    let workers = Workers::of(&name, shared.ctx.relays.of(&namespace, &pool.spec.provider).as_deref());
+    let snapshot = shared.ctx.relays.of(&namespace, &pool.spec.provider);
+    let workers = Workers::of(&name, snapshot.as_deref());
+    let residency = Residency::of(&name, snapshot.as_deref());
     let census = &fetched.census;
     let outdated = match &outcome.rollout {
         Some(_) if outcome.outdated => census.injected,
@@ -426,6 +446,7 @@ async fn report(
         census,
         not_created: fetched.not_created.clone(),
         workers,
+        residency: residency.clone(),
         rollout: outcome.rollout.clone(),
         wakeable: pool.spec.scaling.is_none() || ticker::is_wakeable(pool),
         standing: shared.standing(pool, Instant::now()),
@@ -438,9 +459,20 @@ async fn report(
     {
         shared.ctx.metrics.pool_replicas.with_label_values(&[&namespace, &name, state]).set(number.into());
     }
-    report::write(shared, pool, &previous, status)
+    let later = report::write(shared, pool, &previous, status)
         .await
-        .map_err(|source| ReconcileError::Write { what: "status", source: Box::new(source) })
+        .map_err(|source| ReconcileError::Write { what: "status", source: Box::new(source) })?;
+    tell_of_slots(pool, shared, residency.as_ref()).await;
+    Ok(later)
+}
+
+/// Loads that failed and slots that take nothing any more: the numbers of the status come and go between two looks of a person.
+async fn tell_of_slots(pool: &WorkerPool, shared: &Shared, residency: Option<&Residency>) {
+    let Some(residency) = residency else { return };
+    let news = shared.memory.with(pool, |entry| entry.told_slots.news(residency, Instant::now(), Timestamp::now()));
+    for (reason, note) in news {
+        shared.ctx.tell(&pool.object_ref(&()), EventType::Warning, reason, "Load", note).await;
+    }
 }
 
 fn next_look(pool: &WorkerPool, census: &Census, numbers_later: Option<Duration>) -> Duration {

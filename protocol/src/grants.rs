@@ -219,6 +219,11 @@ impl<L: Copy + Ord> Divider<L> {
         }
     }
 
+    /// Whether the next message of some link would change anything: only then one has to be told of.
+    pub fn is_listening(&self) -> bool {
+        self.links.values().any(|state| state.quiet)
+    }
+
     /// Passes on the handed slots whose time is over.
     pub fn on_timeout(&mut self, now: Instant) {
         for state in self.links.values_mut() {

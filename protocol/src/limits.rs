@@ -45,11 +45,19 @@ pub const MAX_WORKER_NAME_CHARS: usize = 128;
 /// Model names, in characters.
 pub const MAX_MODEL_CHARS: usize = 256;
 
-/// Models that one worker may advertise (`MAX_MODELS_PER_WORKER`).
+/// Models that one worker may advertise (`MAX_MODELS_PER_WORKER`). A multiplexer's aliases count like models, and a name that
+/// several slots have counts once.
 pub const MAX_MODELS_PER_WORKER: usize = 256;
 
-/// Slots of one multiplexer: more than any machine has accelerators.
-pub const MAX_SLOTS_PER_WORKER: usize = 64;
+/// Slots of one multiplexer: as many as any machine has accelerators. What its file may have, a pool's resource may have,
+/// and a relay believes.
+pub const MAX_SLOTS_PER_WORKER: usize = 16;
+
+/// Models of one slot.
+pub const MAX_MODELS_PER_SLOT: usize = 64;
+
+/// Further names of one model of a slot.
+pub const MAX_ALIASES_PER_MODEL: usize = 16;
 
 /// Times that a request may go back into the queue after its worker was lost.
 pub const MAX_REQUEUES: u32 = 3;

@@ -365,6 +365,12 @@ mod worker_with_capabilities {
         golden::<WorkerToRelay>(&format!(r#"{{"type": "slots", "slots": [{SLOT}]}}"#));
     }
 
+    #[test]
+    fn slots_with_further_names_of_a_model() {
+        let slot = SLOT.replace(r#"{"id": "qwen", "#, r#"{"id": "qwen", "aliases": ["qwen3", "claude-sonnet-4-5"], "#);
+        golden::<WorkerToRelay>(&format!(r#"{{"type": "slots", "slots": [{slot}]}}"#));
+    }
+
     /// The document leaves out what says nothing of a failed model; we may say it.
     #[test]
     fn slots_with_a_failed_model() {

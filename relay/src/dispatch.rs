@@ -12,6 +12,8 @@
 //!   oldest goes first, whatever way it came into the queue;
 //! - no worker has more than it acknowledged or granted, nor a model that it did not advertise when it was sent; a
 //!   multiplexer has nothing for a model whose gate was shut when it was sent;
+//! - all names of a multiplexer's model are one model there, whatever other workers mean by them;
+//! - a request that only some models may answer has no other worker than one that means one of those by its name;
 //! - where requests wait for a model that only a swap can bring, one multiplexer is told so and no other;
 //! - a request whose answer has begun is never sent again; one that has not is sent four times at most, not counting
 //!   refusals and three swaps;
@@ -46,7 +48,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 pub use effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
 pub use event::{
-    AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, Gate, Grant, LoadFailure, LossCause, Model,
+    Allowed, AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, Gate, Grant, LoadFailure, LossCause, Model,
     NewMultiplexer, NewRequest, NewWorker, Now, RequestKey, Settings, WorkerKey,
 };
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
@@ -66,6 +68,8 @@ pub struct Dispatch {
     phase: Phase,
     clock: Clock,
     requests: HashMap<RequestKey, Request>,
+    /// Requests that only one worker may serve, by that worker.
+    pinned: BTreeSet<(WorkerKey, RequestKey)>,
     workers: BTreeMap<WorkerKey, Worker>,
     models: Models,
     queue: Queue,
@@ -96,6 +100,7 @@ impl Dispatch {
             phase: Phase::Open,
             clock: Clock::default(),
             requests: HashMap::new(),
+            pinned: BTreeSet::new(),
             workers: BTreeMap::new(),
             models: Models::default(),
             queue: Queue::default(),
@@ -135,7 +140,7 @@ impl Dispatch {
             Event::LoadReported { worker, load } => self.handle_load(worker, load, now, out),
             Event::Granted { worker, grant } => self.handle_grant(worker, grant, now, out),
             Event::GatesSet { worker, sums, gates } => self.handle_gates(worker, sums, &gates, now, out),
-            Event::SlotsReported { worker, slots } => self.handle_slots(worker, &slots, now),
+            Event::SlotsReported { worker, slots } => self.handle_slots(worker, &slots, now, out),
             Event::Completed { worker, request, attempt } => {
                 self.handle_completed(worker, request, attempt, now, out);
             }

@@ -6,7 +6,6 @@ pub mod health;
 pub mod inference;
 pub mod intake;
 pub mod models;
-pub mod multipart;
 pub mod parse;
 pub mod peer;
 pub mod respond;

@@ -1,5 +1,6 @@
 //! The relay's program: read the settings, run, and say in one line what is wrong with them.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use modelrelay_relay::cli::{Args, CliError};
@@ -40,10 +41,12 @@ fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
     })
 }
 
-#[allow(clippy::print_stdout, reason = "help and version are this command's output")]
 fn refuse_arguments(error: &CliError) -> ExitCode {
     match error {
-        CliError::Information(text) => println!("{text}"),
+        CliError::Information(text) => {
+            // Whoever reads it may have seen enough before its end.
+            let _ = writeln!(std::io::stdout(), "{text}");
+        }
         CliError::Invalid(text) => eprintln!("modelrelay-relay: {text}"),
     }
     ExitCode::from(error.exit_code())

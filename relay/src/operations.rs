@@ -31,7 +31,10 @@ pub enum Progress {
 }
 
 struct Operation {
+    /// The worker's current link.
     worker: WorkerKey,
+    /// The link that the worker had before it moved to that one. It may report there still.
+    earlier: Option<WorkerKey>,
     /// When its progress last changed.
     since: Instant,
     progress: Progress,
@@ -54,15 +57,15 @@ impl Operations {
             all.remove(&oldest);
         }
         let id: Arc<str> = ids::operation_id().into();
-        all.insert(Arc::clone(&id), Operation { worker, since: now, progress: Progress::Running });
+        all.insert(Arc::clone(&id), Operation { worker, earlier: None, since: now, progress: Progress::Running });
         Some(id)
     }
 
     /// A worker reports on an order. Nothing happens, and `false` comes back, for one that it does not have.
     pub fn finish(&self, worker: WorkerKey, id: &str, result: Result<(), &str>, now: Instant) -> bool {
         let mut all = self.current(now);
-        let running =
-            |operation: &&mut Operation| operation.worker == worker && operation.progress == Progress::Running;
+        let is_its = |operation: &Operation| operation.worker == worker || operation.earlier == Some(worker);
+        let running = |operation: &&mut Operation| is_its(operation) && operation.progress == Progress::Running;
         let Some(operation) = all.get_mut(id).filter(running) else { return false };
         operation.since = now;
         operation.progress = match result {
@@ -73,6 +76,14 @@ impl Operations {
             }
         };
         true
+    }
+
+    /// A worker has moved to another link, with what it was ordered to do.
+    pub fn worker_moved(&self, older: WorkerKey, newer: WorkerKey, now: Instant) {
+        for operation in self.current(now).values_mut().filter(|operation| operation.worker == older) {
+            operation.worker = newer;
+            operation.earlier = Some(older);
+        }
     }
 
     /// A worker is gone, and will report nothing more.
@@ -133,6 +144,19 @@ mod tests {
         assert_eq!(all.progress(&done, now), Some(Progress::Done));
         assert!(matches!(all.progress(&open, now), Some(Progress::Failed(_))));
         assert_eq!(all.progress(&other, now), Some(Progress::Running));
+    }
+
+    #[test]
+    fn a_worker_that_moves_takes_its_orders_along() {
+        let (all, now) = (Operations::default(), Instant::now());
+        let (early, late, lost) =
+            (all.begin(ONE, now).unwrap(), all.begin(ONE, now).unwrap(), all.begin(ONE, now).unwrap());
+        all.worker_moved(ONE, TWO, now);
+        assert!(all.finish(ONE, &early, Ok(()), now), "reported before it had read of its newer link");
+        all.worker_left(ONE, now);
+        assert!(all.finish(TWO, &late, Ok(()), now));
+        all.worker_left(TWO, now);
+        assert!(matches!(all.progress(&lost, now), Some(Progress::Failed(_))));
     }
 
     #[test]

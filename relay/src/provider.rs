@@ -7,6 +7,9 @@
 mod effects;
 mod multiplexer;
 mod snapshot;
+mod succession;
+#[cfg(test)]
+mod tests;
 
 pub use snapshot::{LiveRequest, ProviderState, WorkerState};
 
@@ -56,6 +59,8 @@ struct State {
     requests: HashMap<RequestKey, Arc<RequestRecord>>,
     links: HashMap<WorkerKey, Arc<WorkerLink>>,
     by_instance: HashMap<Arc<str>, WorkerKey>,
+    /// Links that another takes the place of, by that other's key, until it has spoken.
+    succeeded: HashMap<WorkerKey, Arc<WorkerLink>>,
     effects: Vec<Effect>,
     /// What the timer task is waiting for.
     armed: Option<Instant>,
@@ -70,6 +75,7 @@ impl Provider {
             requests: HashMap::new(),
             links: HashMap::new(),
             by_instance: HashMap::new(),
+            succeeded: HashMap::new(),
             effects: Vec::new(),
             armed: None,
             deleted: false,
@@ -93,16 +99,18 @@ impl Provider {
     }
 
     /// Takes a request in; its exchange tells how it ends.
-    pub fn submit(&self, record: &Arc<RequestRecord>, pin: Option<WorkerKey>, resendable: bool) {
+    pub fn submit(&self, record: &Arc<RequestRecord>, pin: Option<WorkerKey>) {
+        let mut state = self.lock();
+        // Its worker may have moved since it was looked up.
+        let pin = pin.map(|pin| state.newest_link(pin));
         let request = NewRequest {
             key: record.key,
             model: Arc::clone(&record.outline.model),
             bytes: record.outline.body.len() as u64,
             pin,
             needs_core1: record.needs_core1.is_some(),
-            resendable,
+            allowed: record.outline.allowed.clone(),
         };
-        let mut state = self.lock();
         state.requests.insert(record.key, Arc::clone(record));
         self.handle(&mut state, Event::Submit(request));
     }
@@ -139,6 +147,9 @@ impl Provider {
         let instance = link.info.instance.as_ref();
         let older = instance.and_then(|instance| state.by_instance.insert(Arc::clone(instance), link.info.key));
         let older = older.and_then(|older| state.links.get(&older).cloned());
+        if let Some(older) = &older {
+            link.inherit_failures(older);
+        }
         let (succeeded, replaced) = if succeeds { (older, None) } else { (None, older) };
         if let Some(older) = replaced {
             older.close(Close { code: 1000, reason: "replaced" });
@@ -149,7 +160,8 @@ impl Provider {
         state.links.insert(link.info.key, Arc::clone(link));
         self.handle(&mut state, Event::WorkerJoined(worker));
         if let Some(older) = &succeeded {
-            self.handle(&mut state, Event::WorkerSucceeded { older: older.info.key, newer: link.info.key });
+            self.shared.operations.worker_moved(older.info.key, link.info.key, Instant::now());
+            self.begin_succession(&mut state, older, link);
         }
         if !Arc::ptr_eq(config, &self.config()) {
             // Replaced since the registration was read.
@@ -158,12 +170,6 @@ impl Provider {
         drop(state);
         self.joined.notify_waiters();
         self.send_away_if_refused(link);
-        if let Some(older) = succeeded.filter(|older| older.draining_since().is_none()) {
-            // Whatever runs there was let in by a link as good as this one.
-            let time = self.shared.config.load().drain_timeout.max(self.config().request_timeout);
-            older.allow_drain(time);
-            self.drain_link(&older, GracefulShutdown::SUCCEEDED, Some(time.as_secs()), Some(DRAINED));
-        }
     }
 
     /// Drains a worker that may not stay any more: its provider or the secret that admitted it is gone. Asked again once
@@ -202,9 +208,9 @@ impl Provider {
     pub fn models_updated(&self, link: &WorkerLink, update: ModelsUpdate) {
         let mut warnings = Vec::new();
         let mut state = self.lock();
-        let models = register::sanitize_models(&update.models, &self.config.load(), &mut warnings);
-        let count = models.len();
         link.set_advertised(update.models);
+        let models = register::sanitize_models(&link.advertised(), &self.config.load(), &mut warnings);
+        let count = models.len();
         let load = update.current_load;
         self.handle(&mut state, Event::ModelsUpdated { worker: link.info.key, models, load });
         drop(state);
@@ -221,7 +227,9 @@ impl Provider {
 
     /// The worker says how much of it this relay may use.
     pub fn granted(&self, link: &WorkerLink, grant: Grant) {
-        self.apply(Event::Granted { worker: link.info.key, grant });
+        let mut state = self.lock();
+        self.end_succession(&mut state, link.info.key);
+        self.handle(&mut state, Event::Granted { worker: link.info.key, grant });
     }
 
     /// The worker's answer came to its end. The link lets go of it under the same lock, so that a loss of the worker in
@@ -332,20 +340,34 @@ impl Provider {
     }
 
     fn drain_link(&self, link: &Arc<WorkerLink>, reason: &str, timeout: Option<u64>, close: Option<Close>) {
-        let worker = link.info.key;
+        self.drain_locked(&mut self.lock(), link, reason, timeout, close);
+    }
+
+    fn drain_locked(
+        &self,
+        state: &mut State,
+        link: &Arc<WorkerLink>,
+        reason: &str,
+        timeout: Option<u64>,
+        close: Option<Close>,
+    ) {
         info!(provider = %self.name, worker = %link.info.name, worker_id = %link.info.id, reason, "graceful shutdown");
-        let mut state = self.lock();
-        // Nothing new from here on; what was not written yet goes to somebody else.
-        self.handle_quietly(&mut state, Event::WorkerDraining { worker });
+        self.stop_sending(state, link);
+        link.begin_drain(reason, timeout, close);
+        self.execute_all(state);
+        self.arm(state);
+    }
+
+    /// Nothing new goes over this link from here on; what was not written yet goes to somebody else.
+    fn stop_sending(&self, state: &mut State, link: &WorkerLink) {
+        let worker = link.info.key;
+        self.handle_quietly(state, Event::WorkerDraining { worker });
         for held in link.take_unwritten() {
             let (request, attempt) = (held.record.key, held.attempt);
             held.exchange().detach(attempt);
             let failure = AttemptFailure::Draining;
-            self.handle_quietly(&mut state, Event::AttemptFailed { worker, request, attempt, failure });
+            self.handle_quietly(state, Event::AttemptFailed { worker, request, attempt, failure });
         }
-        link.begin_drain(reason, timeout, close);
-        self.execute_all(&mut state);
-        self.arm(&mut state);
     }
 
     fn remove(&self, state: &mut State, link: &Arc<WorkerLink>, cause: LossCause) {
@@ -354,6 +376,7 @@ impl Provider {
         }
         let begun = |held: &Held| held.exchange().detach(held.attempt) == Detached::Begun;
         let started = link.release_all().iter().filter(|held| begun(held)).map(|held| held.record.key).collect();
+        self.end_succession(state, link.info.key);
         self.handle(state, Event::WorkerLost { worker: link.info.key, started, cause });
         self.shared.operations.worker_left(link.info.key, Instant::now());
         self.shared.progress.notify_waiters();
@@ -419,6 +442,14 @@ impl Provider {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The newest link of the process that this one leads to.
+    fn newest_link(&self, link: WorkerKey) -> WorkerKey {
+        let instance = self.links.get(&link).and_then(|link| link.info.instance.as_ref());
+        instance.and_then(|instance| self.by_instance.get(instance)).copied().unwrap_or(link)
     }
 }
 

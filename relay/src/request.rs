@@ -10,7 +10,7 @@ use modelrelay_protocol::error::ApiError;
 use modelrelay_protocol::message::{RelayToWorker, Request, TokenCounts, encode};
 use modelrelay_protocol::paths::Endpoint;
 
-use crate::dispatch::RequestKey;
+use crate::dispatch::{Allowed, RequestKey};
 use crate::exchange::Exchange;
 
 /// What an old worker's envelope may add to the body: path, ids and at most 32 KiB of headers, escaped.
@@ -22,6 +22,8 @@ pub struct Outline {
     pub id: String,
     /// The model as the backend sees it.
     pub model: Arc<str>,
+    /// The models that may answer, by their ids, where it asks by a name that a worker gives to one; `None`: any.
+    pub allowed: Option<Allowed>,
     /// The provider.
     pub provider: Arc<str>,
     /// The route.
@@ -156,6 +158,7 @@ mod tests {
         Outline {
             id: "id".into(),
             model: "m".into(),
+            allowed: None,
             provider: "p".into(),
             endpoint: Endpoint::ChatCompletions,
             dialect: Dialect::OpenAi,

@@ -3,6 +3,7 @@
 //! Checked in this order, so that a stranger learns nothing: a proper WebSocket handshake (400, 426), the lockout (429),
 //! the secret (401, compared for an unknown provider too), the provider (404, 403).
 
+pub mod failures;
 pub mod io;
 pub mod link;
 pub mod register;

@@ -132,8 +132,18 @@ def test_pools_name_providers_and_scalers_and_pods_name_pools_that_are_there():
     for scaler in [*examples("ScaledObject").values(), *examples("HorizontalPodAutoscaler").values()]:
         pool = pools[scaler["spec"]["scaleTargetRef"]["name"]]
         assert "template" in pool["spec"] and "scaling" not in pool["spec"]
-    for deployment in examples("Deployment").values():
-        assert deployment["spec"]["template"]["metadata"]["labels"]["modelrelay.io/pool"] in pools
+    scaled = set(deployments_of(pools.values()))
+    for name, deployment in examples("Deployment").items():
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        assert name in scaled or labels["modelrelay.io/pool"] in pools
+    assert scaled <= set(examples("Deployment"))
+
+
+def deployments_of(pools):
+    """Those that workers scale."""
+    for pool in pools:
+        for slot in pool["spec"].get("multiplexer", {}).get("slots", []):
+            yield from (model["deployment"] for model in slot["models"] if "deployment" in model)
 
 
 def test_routes_name_services_of_providers():

@@ -15,7 +15,7 @@ DASHBOARDS = sorted((chart.CHART / "files/dashboards").glob("*.json"))
 PREFIXES = {
     # The relay's names are written without their prefix, so a worker's could hide behind one of them: longest first.
     "modelrelay_operator_": ["operator/src"],
-    "modelrelay_worker_": ["worker-sidecar/src/metrics.rs", "relay/src/metrics"],
+    "modelrelay_worker_": ["worker-sidecar/src/metrics.rs", "worker-sidecar/src/multiplexer/metrics.rs", "relay/src/metrics"],
     "modelrelay_": ["relay/src/metrics"],
     "process_": ["relay/src/metrics"],
 }
@@ -130,7 +130,7 @@ def test_dashboards_ask_the_data_source_that_was_chosen():
         for panel in panels(dashboard):
             for target in panel.get("targets", []):
                 assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, panel["title"]
-    assert len({json.loads(path.read_text())["uid"] for path in DASHBOARDS}) == len(DASHBOARDS) == 3
+    assert len({json.loads(path.read_text())["uid"] for path in DASHBOARDS}) == len(DASHBOARDS) == 4
 
 
 def test_the_config_map_of_dashboards_holds_the_files():

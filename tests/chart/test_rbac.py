@@ -65,12 +65,33 @@ def test_the_operator_can_grant_what_a_relay_gets():
     assert any(granted <= set(rule["verbs"]) and "resourceNames" not in rule for rule in secrets)
 
 
+# What a worker of the driver kubernetes gets, over names that nobody knows beforehand.
+SCALING = [("apps", "deployments/scale", {"get", "patch"}), ("", "pods", {"list", "watch"})]
+
+
+@pytest.mark.parametrize("namespaces", [[], ["a"]])
+def test_the_operator_can_grant_what_a_worker_that_scales_deployments_gets(namespaces):
+    values = {"webhook": {"enabled": False}, "watchNamespaces": namespaces}
+    granted = rules(chart.render(values), "modelrelay-operator.mr-system")
+    for group, resource, verbs in SCALING:
+        held = [rule for rule in granted if group in rule["apiGroups"] and resource in rule["resources"]]
+        assert any(verbs <= set(rule["verbs"]) and "resourceNames" not in rule for rule in held), resource
+
+
+def test_without_such_workers_nothing_of_that_is_held():
+    values = {"webhook": {"enabled": False}, "rbac": {"scaleDeployments": False}}
+    granted = rules(chart.render(values), "modelrelay-operator.mr-system")
+    assert not [rule for rule in granted if "deployments/scale" in rule["resources"]]
+    assert deletable({"rbac": {"scaleDeployments": False}}) == DELETED
+
+
 def deletable(values):
     granted = rules(chart.render({"webhook": {"enabled": False}} | values), "modelrelay-operator.mr-system")
     return {resource for rule in granted if "delete" in rule["verbs"] for resource in rule["resources"]}
 
 
-# Gated Pods, a NetworkPolicy that is not wanted any more, and the rights of a relay that asks for no keys.
+# Gated Pods, a NetworkPolicy that is not wanted any more, and the rights of a relay that asks for no keys or of a worker that
+# scales no Deployments.
 DELETED = {"pods", "networkpolicies", "roles", "rolebindings"}
 
 

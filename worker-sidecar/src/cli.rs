@@ -12,6 +12,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use modelrelay_protocol::secret::Secret;
 
 use crate::demo::DemoArgs;
+use crate::install::InstallArgs;
 use crate::multiplexer::driver::supervisor::SuperviseArgs;
 
 /// What the command line asks for.
@@ -23,6 +24,8 @@ pub enum Command {
     Run(Box<Args>),
     /// Run the demo backend.
     Demo(Box<Args>, DemoArgs),
+    /// Copy this program for a container of another image.
+    Install(InstallArgs),
     /// Stand between a worker and a backend that it has started.
     Supervise(SuperviseArgs),
 }
@@ -45,6 +48,8 @@ struct Cli {
 enum Instead {
     /// Serve a built-in demo backend, which needs no model and says so in every answer
     Demo(DemoArgs),
+    /// Copy this program into a folder, for a container of another image that mounts it
+    Install(InstallArgs),
     /// Run a backend for a worker, and end it when standard input closes
     #[command(hide = true)]
     Supervise(SuperviseArgs),
@@ -92,6 +97,9 @@ pub struct Args {
     /// How long running requests may take to finish after SIGTERM [default: 30]
     #[arg(long, env = "SHUTDOWN_TIMEOUT_SECS", value_name = "SECONDS")]
     pub shutdown_timeout_secs: Option<String>,
+    /// With a multiplexer: how long running requests may take once their model has to go; 0 severs them at once [default: 30s]
+    #[arg(long, env = "DRAIN_TIMEOUT", value_name = "DURATION")]
+    pub drain_timeout: Option<String>,
     /// Where /livez, /readyz, /backendz, /healthz, /metrics and /drain are served [default: 127.0.0.1:17990]
     #[arg(long, env = "PROBE_ADDR", value_name = "ADDR")]
     pub probe_addr: Option<String>,
@@ -153,6 +161,7 @@ where
             Ok(match instead {
                 None => Command::Run(args),
                 Some(Instead::Demo(demo)) => Command::Demo(args, demo),
+                Some(Instead::Install(install)) => Command::Install(install),
                 Some(Instead::Supervise(supervise)) => Command::Supervise(supervise),
             })
         }
@@ -196,6 +205,7 @@ impl Args {
             &mut self.models,
             &mut self.max_concurrency,
             &mut self.shutdown_timeout_secs,
+            &mut self.drain_timeout,
             &mut self.probe_addr,
             &mut self.log_level,
             &mut self.log_format,

@@ -5,10 +5,12 @@
 //! says so.
 
 mod file;
+mod multiplexer;
 mod parse;
 mod relay_url;
 mod watch;
 
+pub use multiplexer::{DriverSettings, SlotSettings};
 pub use relay_url::RelayUrl;
 pub use watch::watch;
 
@@ -109,6 +111,8 @@ pub struct Live {
     pub models: Models,
     /// Requests at once.
     pub max_concurrency: u32,
+    /// The slots of a multiplexer, which take the place of backend, models and requests at once.
+    pub slots: Option<Vec<SlotSettings>>,
 }
 
 /// Where the worker's secret comes from.
@@ -178,9 +182,6 @@ impl Settings {
     }
 
     fn resolve(args: &Args, file: &File) -> Result<Self, SettingError> {
-        if file.multiplexer.is_some() {
-            return Err(SettingError::hidden("multiplexer", "this version has no multiplexer yet; use `backend`"));
-        }
         let relay = Given::first([("PROXY_URL", &args.proxy_url), ("relay", &file.relay)]);
         let provider = Given::first([("PROVIDER_NAME", &args.provider_name), ("provider", &file.provider)]);
         let name = Given::first([("WORKER_NAME", &args.worker_name), ("name", &file.name)]);
@@ -210,6 +211,7 @@ impl Settings {
                 backend: backend(args, file)?,
                 models: models(args, file)?,
                 max_concurrency: max_concurrency(args, file)?,
+                slots: multiplexer::slots(args, file)?,
             },
         })
     }
@@ -319,8 +321,9 @@ fn optional_secret(
 }
 
 fn backend(args: &Args, file: &File) -> Result<BackendSettings, SettingError> {
-    let url = Given::first([("BACKEND_URL", &args.backend_url), ("backend.url", &file.backend.url)]);
-    let engine = Given::first([("BACKEND_ENGINE", &args.backend_engine), ("backend.engine", &file.backend.engine)]);
+    let of_file = file.backend.clone().unwrap_or_default();
+    let url = Given::first([("BACKEND_URL", &args.backend_url), ("backend.url", &of_file.url)]);
+    let engine = Given::first([("BACKEND_ENGINE", &args.backend_engine), ("backend.engine", &of_file.engine)]);
     let default = Given { setting: "BACKEND_URL", value: "http://127.0.0.1:8000" };
     Ok(BackendSettings {
         url: url.unwrap_or(default).backend_url()?,
@@ -329,9 +332,9 @@ fn backend(args: &Args, file: &File) -> Result<BackendSettings, SettingError> {
             ("BACKEND_API_KEY", args.backend_api_key.as_ref()),
             ("BACKEND_API_KEY_FILE", args.backend_api_key_file.as_deref()),
             ("backend.apiKey", None),
-            ("backend.apiKeyFile", file.backend.api_key_file.as_deref()),
+            ("backend.apiKeyFile", of_file.api_key_file.as_deref()),
         )?,
-        headers: parse::headers(&file.backend.headers.0)?,
+        headers: parse::headers(&of_file.headers.0)?,
     })
 }
 

@@ -39,7 +39,7 @@ use tokio::net::TcpListener;
 use crate::shutdown;
 use reply::{Dialect, Failure};
 
-/// The one model id that the demo backend knows.
+/// The one model id that the demo backend knows, unless told otherwise.
 pub const MODEL: &str = "demo";
 
 /// Longest body taken: above the relay's default, so that the relay's limit is the one that a user meets.
@@ -55,6 +55,10 @@ pub struct DemoArgs {
     #[arg(long, env = "DEMO_LISTEN", default_value = "127.0.0.1:8000", value_name = "ADDR")]
     pub listen: SocketAddr,
 
+    /// The one model id that it knows: several of them are several models to a multiplexer
+    #[arg(long, env = "DEMO_MODEL", default_value = MODEL, value_name = "ID")]
+    pub model: String,
+
     /// Pause before each word of an answer: `40ms`, `1s`, `0ms` for none
     #[arg(long, env = "DEMO_DELAY", default_value = "40ms", value_name = "DURATION", value_parser = parse_duration_or_zero)]
     pub delay: Duration,
@@ -66,14 +70,14 @@ pub struct DemoArgs {
 /// The address cannot be bound.
 pub async fn run(args: DemoArgs) -> io::Result<()> {
     let listener = TcpListener::bind(args.listen).await?;
-    tracing::info!(address = %listener.local_addr()?, model = MODEL, "demo backend listening; it is no model");
+    tracing::info!(address = %listener.local_addr()?, model = args.model, "demo backend listening; it is no model");
     let shutdown = async {
         match shutdown::first_signal().await {
             Ok(signal) => tracing::info!(signal, "graceful shutdown"),
             Err(error) => tracing::error!(%error, "signals cannot be heard"),
         }
     };
-    serve_at_pace(listener, args.delay, shutdown).await
+    serve_demo(listener, Demo::new(&args.model, args.delay), shutdown).await
 }
 
 /// Serves the demo backend at its default pace on `listener`, until `shutdown` resolves and the running answers have ended.
@@ -81,12 +85,12 @@ pub async fn run(args: DemoArgs) -> io::Result<()> {
 /// # Errors
 /// Those of the listener.
 pub async fn serve(listener: TcpListener, shutdown: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
-    serve_at_pace(listener, Duration::from_millis(40), shutdown).await
+    serve_demo(listener, Demo::new(MODEL, Duration::from_millis(40)), shutdown).await
 }
 
-async fn serve_at_pace(
+async fn serve_demo(
     listener: TcpListener,
-    delay: Duration,
+    demo: Demo,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let listener = listener.tap_io(|stream| {
@@ -95,20 +99,21 @@ async fn serve_at_pace(
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
     });
-    axum::serve(listener, router(Demo::new(delay))).with_graceful_shutdown(shutdown).await
+    axum::serve(listener, router(demo)).with_graceful_shutdown(shutdown).await
 }
 
 /// What the routes share.
 #[derive(Debug, Clone)]
 struct Demo {
+    model: Arc<str>,
     delay: Duration,
     answering: Answering,
     stored: responses::Store,
 }
 
 impl Demo {
-    fn new(delay: Duration) -> Self {
-        Self { delay, answering: Answering::default(), stored: responses::Store::default() }
+    fn new(model: &str, delay: Duration) -> Self {
+        Self { model: model.into(), delay, answering: Answering::default(), stored: responses::Store::default() }
     }
 }
 
@@ -159,16 +164,20 @@ async fn health(State(demo): State<Demo>) -> Json<Value> {
     Json(json!({"status": "ok", "backend": "demo", "answering": demo.answering.0.load(Ordering::Relaxed)}))
 }
 
-async fn list_models() -> Json<Value> {
-    Json(json!({"object": "list", "data": [model_card()]}))
+async fn list_models(State(demo): State<Demo>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [model_card(&demo)]}))
 }
 
-async fn one_model(Path(id): Path<String>) -> Result<Json<Value>, Failure> {
-    if id == MODEL { Ok(Json(model_card())) } else { Err(Failure::no_such_model(Dialect::OpenAi, &id)) }
+async fn one_model(State(demo): State<Demo>, Path(id): Path<String>) -> Result<Json<Value>, Failure> {
+    if *id == *demo.model {
+        Ok(Json(model_card(&demo)))
+    } else {
+        Err(Failure::no_such_model(&demo, Dialect::OpenAi, &id))
+    }
 }
 
-fn model_card() -> Value {
-    json!({"id": MODEL, "object": "model", "created": 0, "owned_by": "modelrelay", "max_model_len": CONTEXT_TOKENS})
+fn model_card(demo: &Demo) -> Value {
+    json!({"id": &*demo.model, "object": "model", "created": 0, "owned_by": "modelrelay", "max_model_len": CONTEXT_TOKENS})
 }
 
 async fn no_such_path(uri: Uri) -> Failure {

@@ -1,16 +1,19 @@
 //! One request: from its `request` message to the last byte of its answer.
 //!
-//! Each runs in a task of its own and owns all that it holds: its slot, its backend connection, its place on the link. A
-//! cancel aborts the task, and with that everything is given back. Its failure is its own: it is said on the link, and the
-//! link goes on.
+//! Each runs in a task of its own and owns all that it holds: its slot or its lease, its backend connection, its place on
+//! the link. A cancel aborts the task, and with that everything is given back: the connection first, then the lease, since
+//! a model is unloaded as soon as its last lease is gone. Its failure is its own: it is said on the link, and the link goes
+//! on.
 
 mod failure;
 mod frames;
+mod refusal;
 mod texts;
 
 pub use failure::Failure;
 pub use texts::cancelled_completion;
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,12 +23,15 @@ use modelrelay_protocol::credit::ReceiveWindow;
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::limits::{MAX_ID_BYTES, STREAM_WINDOW_BYTES, WORKER_MAX_OUTSTANDING_BYTES};
 use modelrelay_protocol::message::{Request, WorkerError, WorkerToRelay};
-use modelrelay_protocol::paths::{Endpoint, backend_path};
+use modelrelay_protocol::paths::{Endpoint, POST_PATHS, backend_path};
+use modelrelay_protocol::rename::Renamer;
 use modelrelay_protocol::usage::UsageReader;
 
 use crate::backend::{Answer, Backend, BackendError, Upload, UploadError};
 use crate::capacity::{Held, Place};
+use crate::multiplexer::actor::{Arriving, Suspicion};
 use crate::relay_link::{Link, RequestKey};
+use crate::swapping::Leased;
 use crate::worker::Worker;
 
 /// A request on its way.
@@ -36,6 +42,25 @@ struct Job {
     request: Request,
     upload: Upload,
     started: Instant,
+    /// What a multiplexer lets it run under. Dropped after whatever `run` holds, and so after the backend's connection.
+    leased: Option<Leased>,
+}
+
+/// How a request begins.
+enum Start {
+    /// At once.
+    Now,
+    /// When a slot comes free.
+    Held(Held),
+    /// When its model is there.
+    Arriving(Arriving),
+}
+
+/// An answer that was passed on, up to its last message.
+struct Passed {
+    complete: WorkerToRelay,
+    /// None when it broke off, and its connection is closed.
+    answer: Option<Answer>,
 }
 
 /// Takes a request in. Never waits: what cannot begin is refused, or held where the relay does not know refusals.
@@ -50,11 +75,18 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     if link.core1 && (request.stream.is_none() || request.content_length.is_none()) {
         return refuse(WorkerError::BAD_BODY, "the request names no stream or no length");
     }
-    let (slot, held) = match worker.capacity.handle_request(link) {
-        Place::Run(slot) => (Some(slot), None),
-        Place::Held(held) => (None, Some(held)),
-        // The grant that says so is queued already.
-        Place::AtCapacity => return refuse(WorkerError::AT_CAPACITY, "all slots are taken"),
+    let (slot, start) = match &worker.swapping {
+        // In line before anything else is read: a demand counts what came before it.
+        Some(swapping) => match swapping.arrive(link, &request.model) {
+            Some(arriving) => (None, Start::Arriving(arriving)),
+            None => return,
+        },
+        None => match worker.capacity.handle_request(link) {
+            Place::Run(slot) => (Some(slot), Start::Now),
+            Place::Held(held) => (None, Start::Held(held)),
+            // The grant that says so is queued already.
+            Place::AtCapacity => return refuse(WorkerError::AT_CAPACITY, "all slots are taken"),
+        },
     };
     let upload = upload_of(link, &mut request);
     let stream = request.stream.filter(|_| link.core1).map(|stream| (stream, upload.clone()));
@@ -62,8 +94,8 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     let id = request.request_id.clone();
     let (worker, job_link) = (Arc::clone(worker), Arc::clone(link));
     let begun = link.begin(&id, stream, window, slot, move |key| {
-        let job = Job { worker, link: job_link, key, request, upload, started: Instant::now() };
-        tokio::spawn(job.run(held)).abort_handle()
+        let job = Job { worker, link: job_link, key, request, upload, started: Instant::now(), leased: None };
+        tokio::spawn(job.run(start)).abort_handle()
     });
     if begun.is_none() {
         tracing::warn!(relay = %link.relay, request_id = %id, "skipping a request whose id is in use");
@@ -75,6 +107,7 @@ pub fn fail_upload(worker: &Worker, link: &Link, id: &str, stream: u32, error: U
     let message = match error {
         UploadError::Overrun => "the request body exceeds its credit",
         UploadError::TooLong => "the request body exceeds its announced length",
+        UploadError::Misnamed => "the request body names another model than the request",
     };
     tracing::warn!(request_id = %id, stream, message, "backend error");
     worker.metrics.backend_errors("body");
@@ -116,33 +149,116 @@ impl Drop for Job {
 }
 
 impl Job {
-    async fn run(self, held: Option<Held>) {
-        if let Some(held) = held
-            && !self.link.wait_for_slot(&self.key, held).await
-        {
-            return;
+    async fn run(mut self, start: Start) {
+        match start {
+            Start::Now => {}
+            Start::Held(held) => {
+                if !self.link.wait_for_slot(&self.key, held).await {
+                    return;
+                }
+            }
+            Start::Arriving(arriving) => match (arriving.await, &self.worker.swapping) {
+                (Ok(lease), Some(swapping)) => self.leased = Some(swapping.leased(lease)),
+                (Err(error), _) => return refusal::refuse(&self, &error).await,
+                (Ok(_), None) => return,
+            },
         }
+        let backend = match &self.leased {
+            Some(leased) => Arc::clone(&leased.backend),
+            None => self.worker.backend.load_full(),
+        };
+        self.rename();
         let path = self.path();
         tracing::info!(request_id = %self.key.id, model = %self.request.model, path, relay = %self.link.relay, "forwarding request");
-        let result = if self.link.core1 { frames::answer(&self).await } else { texts::answer(&self).await };
-        if let Err(failure) = result {
-            tracing::warn!(request_id = %self.key.id, path, error = %failure, "backend error");
-            self.worker.metrics.backend_errors(failure.label());
-            self.react(&failure);
-            if self.link.core1 {
-                let message = failure::error_message(&self.key.id, failure.code(), &failure.public_message());
-                self.link.fail(&self.key, &message);
-            } else {
-                texts::fail(&self, &failure).await;
-            }
+        let passed =
+            if self.link.core1 { frames::answer(&self, &backend).await } else { texts::answer(&self, &backend).await };
+        match passed {
+            Ok(passed) => self.finish(&backend, passed).await,
+            Err(failure) => self.fail(&failure).await,
         }
     }
 
+    /// Has the body name the model as its backend does, where a body names one: on the listed paths. Elsewhere nothing
+    /// does, neither a path nor a query.
+    fn rename(&self) {
+        let Some(name) = self.leased.as_ref().and_then(Leased::backend_name) else { return };
+        let is_named = self.upload.length() > 0 && POST_PATHS.iter().any(|(path, _)| *path == self.path());
+        if is_named && name != self.request.model {
+            let mut headers = self.request.headers.iter();
+            let content_type = headers.find(|(name, _)| name.eq_ignore_ascii_case("content-type"));
+            let content_type = content_type.map(|(_, value)| value.as_str());
+            self.upload.rename(Renamer::new(content_type, &self.request.model, name));
+        }
+    }
+
+    /// Says the last message, once the slot is free for the next request.
+    async fn finish(mut self, backend: &Backend, Passed { complete, answer }: Passed) {
+        let leased = self.leased.take();
+        let is_whole = answer.is_some();
+        let finish = async {
+            if let Some(leased) = leased {
+                leased.release(is_whole).await;
+            }
+            self.link.finish(&self.key, &complete).await;
+        };
+        let recycle = async {
+            if let Some(answer) = answer {
+                backend.recycle(answer).await;
+            }
+        };
+        tokio::join!(recycle, finish);
+    }
+
+    /// Says that there is no answer, or that it broke off. The backend's connection is closed by now.
+    async fn fail(mut self, failure: &Failure) {
+        self.note(failure);
+        let suspicion = self.suspicion(failure);
+        if let Some(leased) = self.leased.take() {
+            leased.release(false).await;
+        }
+        match failure {
+            Failure::Slot(error) => refusal::refuse(&self, error).await,
+            Failure::Backend(_) | Failure::Broken(_) | Failure::BadPath | Failure::TooLarge | Failure::NotText => {
+                if self.link.core1 {
+                    let message = failure::error_message(&self.key.id, failure.code(), &failure.public_message());
+                    self.link.fail(&self.key, &message);
+                } else {
+                    texts::fail(&self, &failure.api_error()).await;
+                }
+            }
+        }
+        // Not before: a relay that has read of the failure is to read after it that the backend was found.
+        if let Some(suspicion) = suspicion {
+            suspicion.tell();
+        }
+    }
+
+    /// What the slot is to be told of its backend. It knows that best: it looks at once, and says what it finds in its own
+    /// messages.
+    fn suspicion(&self, failure: &Failure) -> Option<Suspicion> {
+        match failure {
+            Failure::Backend(BackendError::Unreachable(_) | BackendError::Reset(_)) | Failure::Broken(_) => {
+                self.leased.as_ref()?.suspicion()
+            }
+            Failure::Backend(BackendError::BadAnswer(_))
+            | Failure::BadPath
+            | Failure::TooLarge
+            | Failure::NotText
+            | Failure::Slot(_) => None,
+        }
+    }
+
+    /// Counts a failure, and does what must be done before it is said.
+    fn note(&self, failure: &Failure) {
+        tracing::warn!(request_id = %self.key.id, path = self.path(), error = %failure, "backend error");
+        self.worker.metrics.backend_errors(failure.label());
+        self.react(failure);
+    }
+
     /// Sends the request. The answer's status is one that may be passed on.
-    async fn send(&self) -> Result<(Arc<Backend>, Answer), Failure> {
-        let backend = self.worker.backend.load_full();
-        let head = self.head(&backend).ok_or(Failure::BadPath)?;
-        let answer = backend.send(head, &self.upload).await.map_err(Failure::from)?;
+    async fn send(&self, backend: &Backend) -> Result<Answer, Failure> {
+        let head = self.head(backend).ok_or(Failure::BadPath)?;
+        let answer = self.unless_ended(backend.send(head, &self.upload)).await?.map_err(Failure::from)?;
         let status = answer.head.status.as_u16();
         let endpoint = self.endpoint();
         self.worker.metrics.observe_backend(endpoint, status, self.started.elapsed());
@@ -153,7 +269,27 @@ impl Job {
             // It wants no more of the body, and a write that it answers with a reset could cost us the answer.
             self.upload.stop();
         }
-        Ok((backend, answer))
+        Ok(answer)
+    }
+
+    /// The next bytes of the answer; `None` at its end.
+    async fn next_bytes(&self, answer: &mut Answer) -> Result<Option<Bytes>, Failure> {
+        self.unless_ended(answer.next()).await?.transpose().map_err(Failure::Broken)
+    }
+
+    /// Does something unless the slot wants the request to end.
+    async fn unless_ended<T>(&self, work: impl Future<Output = T>) -> Result<T, Failure> {
+        let ended = async {
+            match &self.leased {
+                Some(leased) => leased.ended().await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            error = ended => Err(Failure::Slot(error)),
+            done = work => Ok(done),
+        }
     }
 
     fn head(&self, backend: &Backend) -> Option<Head<()>> {
@@ -165,12 +301,19 @@ impl Job {
 
     /// What must happen before the failure is said: a relay that reads it has read of the withdrawal first.
     fn react(&self, failure: &Failure) {
+        if self.leased.is_some() {
+            return;
+        }
         match failure {
             Failure::Backend(BackendError::Unreachable(_)) => {
                 self.worker.catalogue.handle_unreachable(&self.worker.links, self.worker.capacity.load());
             }
             Failure::Backend(BackendError::Reset(_)) | Failure::Broken(_) => self.worker.catalogue.look_again(),
-            Failure::Backend(BackendError::BadAnswer(_)) | Failure::BadPath | Failure::TooLarge | Failure::NotText => {}
+            Failure::Backend(BackendError::BadAnswer(_))
+            | Failure::BadPath
+            | Failure::TooLarge
+            | Failure::NotText
+            | Failure::Slot(_) => {}
         }
     }
 

@@ -10,6 +10,7 @@ pub mod cli;
 pub mod config;
 pub mod demo;
 pub mod forward;
+pub mod install;
 pub mod metrics;
 pub mod multiplexer;
 pub mod net;
@@ -17,6 +18,7 @@ pub mod probe;
 pub mod relay_link;
 pub mod relays;
 pub mod shutdown;
+pub mod swapping;
 pub mod telemetry;
 pub mod worker;
 

@@ -1,8 +1,10 @@
 //! The worker program: reads its settings, runs until a signal, exits.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use modelrelay_worker::cli::{self, Command};
+use modelrelay_worker::install;
 use modelrelay_worker::multiplexer::driver::supervisor;
 use tikv_jemallocator::Jemalloc;
 
@@ -17,15 +19,18 @@ fn main() -> ExitCode {
         Ok(Command::Say(text)) => say(&text),
         Ok(Command::Run(args)) => modelrelay_worker::run(&args),
         Ok(Command::Demo(args, demo)) => modelrelay_worker::run_demo(&args, demo),
+        Ok(Command::Install(args)) => match install::run(&args) {
+            Ok(target) => say(&format!("installed {}\n", target.display())),
+            Err(error) => fail(&error),
+        },
         Ok(Command::Supervise(args)) => supervisor::run(&args),
         Err(error) => fail(&error.to_string()),
     }
 }
 
-/// Help and version are command output, not a log.
-#[allow(clippy::print_stdout)]
+/// Help and version are command output, not a log. Whoever reads it may have seen enough before its end.
 fn say(text: &str) -> ExitCode {
-    print!("{text}");
+    let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS
 }
 

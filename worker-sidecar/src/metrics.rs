@@ -161,6 +161,17 @@ impl Metrics {
         let _ = self.last_message.remove_label_values(&[relay]);
     }
 
+    /// Takes out what only a worker with one backend can say: with slots, "down" would be a false alarm.
+    pub fn forget_backend(&self) {
+        // It fails only where it is out already.
+        let _ = self.registry.unregister(Box::new(self.backend_up.clone()));
+    }
+
+    /// Where further metrics of this worker belong.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
     /// The text that Prometheus reads.
     pub fn render(&self) -> Vec<u8> {
         let mut text = Vec::new();

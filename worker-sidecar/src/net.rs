@@ -32,6 +32,7 @@ pub enum Stream {
 /// system's roots take a megabyte.
 #[derive(Debug)]
 pub struct Trust {
+    system: bool,
     extra: Option<PathBuf>,
     config: OnceLock<Arc<ClientConfig>>,
 }
@@ -39,7 +40,12 @@ pub struct Trust {
 impl Trust {
     /// Trusts the system's roots and the certificates in `extra`.
     pub fn new(extra: Option<PathBuf>) -> Self {
-        Self { extra, config: OnceLock::new() }
+        Self { system: true, extra, config: OnceLock::new() }
+    }
+
+    /// Trusts the certificates in `file` and nobody else.
+    pub fn only(file: PathBuf) -> Self {
+        Self { system: false, extra: Some(file), config: OnceLock::new() }
     }
 
     /// Reads `extra`, so that a wrong file is found at the start.
@@ -52,7 +58,9 @@ impl Trust {
             return Ok(TlsConnector::from(Arc::clone(config)));
         }
         let mut roots = RootCertStore::empty();
-        let (_, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        if self.system {
+            let (_, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
         if let Some(path) = &self.extra {
             let (_, _) = roots.add_parsable_certificates(read_pem(path)?);
         }

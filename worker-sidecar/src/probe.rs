@@ -57,14 +57,21 @@ pub async fn serve(listener: TcpListener, worker: Arc<Worker>) {
 }
 
 /// Ready means configured. Neither the relay nor the backend counts: restarting this Pod would mend neither.
-async fn readyz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
-    Json(json!({ "ready": true, "config_error": worker.config_error() }))
+/// A slot whose memory cannot be freed is another matter: somebody has to look at it.
+async fn readyz(State(worker): State<Arc<Worker>>) -> (StatusCode, Json<serde_json::Value>) {
+    let ready = worker.swapping.as_ref().is_none_or(|swapping| swapping.multiplexer.is_ready());
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(json!({ "ready": ready, "config_error": worker.config_error() })))
 }
 
 /// For rollouts, which must not go on to the next Pod before this one's backend has loaded its model. Once it could serve, an
 /// outage changes nothing here: relays are told of it at once, and a Pod that is unready again would only hold up a rollout.
 async fn backendz(State(worker): State<Arc<Worker>>) -> (StatusCode, String) {
-    match worker.catalogue.never_served() {
+    let never_served = match &worker.swapping {
+        Some(swapping) => swapping.never_served(),
+        None => worker.catalogue.never_served(),
+    };
+    match never_served {
         Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
         None => (StatusCode::OK, "ok\n".to_owned()),
     }
@@ -91,25 +98,32 @@ async fn healthz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
             "remaining_ms": order.deadline.saturating_duration_since(Instant::now()).as_millis() as u64,
         })),
     };
-    Json(json!({
+    let mut health = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "name": worker.settings.name,
         "provider": worker.settings.provider,
-        "backend_up": *worker.catalogue.healthy().borrow(),
-        "models": worker.catalogue.advertised(),
-        "running": worker.capacity.load(),
-        "max_concurrency": worker.live.load().max_concurrency,
+        "models": worker.advertised(),
+        "running": worker.load(),
+        "max_concurrency": worker.max_concurrency(),
         "links": links,
         "drain": drain,
         "config_error": worker.config_error(),
         "secret_error": worker.secret_error(),
         "uptime_secs": worker.started.elapsed().as_secs(),
-    }))
+    });
+    match &worker.swapping {
+        Some(swapping) => health["slots"] = swapping.multiplexer.health().await["slots"].take(),
+        None => health["backend_up"] = json!(*worker.catalogue.healthy().borrow()),
+    }
+    Json(health)
 }
 
 async fn metrics(State(worker): State<Arc<Worker>>) -> Response {
-    worker.metrics.in_flight.set(i64::from(worker.capacity.load()));
-    worker.metrics.max_concurrency.set(i64::from(worker.live.load().max_concurrency));
+    if let Some(swapping) = &worker.swapping {
+        swapping.multiplexer.observe().await;
+    }
+    worker.metrics.in_flight.set(i64::from(worker.load()));
+    worker.metrics.max_concurrency.set(i64::from(worker.max_concurrency()));
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], worker.metrics.render()).into_response()
 }
 

@@ -20,14 +20,17 @@ pub use establish::{End, Linked, establish};
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use modelrelay_protocol::frame::BodyKind;
 use modelrelay_protocol::message::{Credit, ModelsUpdate, WorkerToRelay, encode};
 use modelrelay_protocol::outbox::{Latest, Outbox};
 use modelrelay_protocol::secret::Secret;
+use modelrelay_protocol::version::{Capabilities, Capability};
 use tokio::sync::Notify;
 
+use crate::multiplexer::board::Peer;
+use crate::multiplexer::event::RelayKey;
 use requests::{Running, StreamState};
 
 /// Tells the pong of [`Link::ping_behind`] from those of liveness.
@@ -58,10 +61,14 @@ pub struct Link {
     pub relay_id: Option<String>,
     /// Binary bodies, credits, grants, drain.
     pub core1: bool,
+    /// A multiplexer's slots.
+    pub slots1: bool,
     /// What may be sent of each answer before credit comes.
     pub window: u64,
     /// What let it in.
     pub secret: Secret,
+    /// Names the link to the multiplexer, once it has joined.
+    seat: OnceLock<RelayKey>,
     state: Mutex<State>,
     /// Something is there to be written.
     work: Notify,
@@ -103,7 +110,13 @@ pub(crate) enum Next {
 
 impl Link {
     /// A new link with nothing to write.
-    pub fn new(relay: Arc<str>, relay_id: Option<String>, core1: bool, window: u64, secret: Secret) -> Arc<Self> {
+    pub fn new(
+        relay: Arc<str>,
+        relay_id: Option<String>,
+        capabilities: &Capabilities,
+        window: u64,
+        secret: Secret,
+    ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let state = State {
             outbox: Outbox::new(BodyKind::Response, credit_text),
@@ -119,9 +132,11 @@ impl Link {
             id: LinkId(NEXT.fetch_add(1, Ordering::Relaxed)),
             relay,
             relay_id,
-            core1,
+            core1: capabilities.has(Capability::Core1),
+            slots1: capabilities.has(Capability::Slots1),
             window,
             secret,
+            seat: OnceLock::new(),
             state: Mutex::new(state),
             work: Notify::new(),
             written: Notify::new(),
@@ -129,6 +144,25 @@ impl Link {
             watched: AtomicBool::new(false),
             succeeded: AtomicBool::new(false),
         })
+    }
+
+    /// What the relay understands of a multiplexer.
+    pub fn peer(&self) -> Peer {
+        match (self.slots1, self.core1) {
+            (true, _) => Peer::Slots1,
+            (false, true) => Peer::Core1,
+            (false, false) => Peer::Old,
+        }
+    }
+
+    /// The multiplexer calls the link so.
+    pub fn take_seat(&self, seat: RelayKey) {
+        let _ = self.seat.set(seat);
+    }
+
+    /// How the multiplexer calls the link; none without one.
+    pub fn seat(&self) -> Option<RelayKey> {
+        self.seat.get().copied()
     }
 
     /// Queues a message of the link itself.
@@ -255,7 +289,8 @@ impl Link {
 
     #[cfg(test)]
     pub(crate) fn for_test(id: u64, core1: bool) -> Arc<Self> {
-        let mut link = Self::new("test".into(), None, core1, 1024, Secret::new("test"));
+        let capabilities = Capabilities::new(core1.then_some(Capability::Core1));
+        let mut link = Self::new("test".into(), None, &capabilities, 1024, Secret::new("test"));
         if let Some(link) = Arc::get_mut(&mut link) {
             link.id = LinkId(id);
         }

@@ -238,10 +238,19 @@ async fn serve(
     loop {
         let link = Arc::clone(linked.link());
         let mut session = Session(tokio::spawn(linked.serve()));
-        linked = tokio::select! {
-            // A panic is our fault and costs this link, not this relay.
-            end = &mut session.0 => return end.unwrap_or_else(|_| End::panicked()),
-            newer = successor(worker, endpoint, version, &link, wanted.clone()) => newer,
+        let mut moving = Move::new(worker, wanted.clone());
+        linked = loop {
+            tokio::select! {
+                biased;
+                () = moving.due(&link) => {}
+                // A panic is our fault and costs this link, not this relay.
+                end = &mut session.0 => return end.unwrap_or_else(|_| End::panicked()),
+            }
+            // Not given up when the older link ends meanwhile: the relay may have accepted the newer one already.
+            match link_up(worker, endpoint, version, Some(&link)).await {
+                Ok(newer) => break newer,
+                Err(end) => moving.handle_failed(endpoint, &end),
+            }
         };
         tracing::info!(relay = %link.relay, "a link with the new worker secret takes the place of the older one");
         leaving.retain(|session| !session.0.is_finished());
@@ -268,38 +277,52 @@ async fn link_up(
     linked.await.unwrap_or_else(|_| Err(End::panicked()))
 }
 
-/// The link that takes the place of this one, once there is another secret than the one that let it in. While the relay
-/// does not take the new one the older link serves on.
-async fn successor(
-    worker: &Arc<Worker>,
-    endpoint: &Endpoint,
-    version: &str,
-    link: &Link,
-    mut wanted: watch::Receiver<bool>,
-) -> Linked {
-    let mut secret = worker.newest_secret();
-    let is_other = |newest: &Option<Secret>| newest.as_ref().is_some_and(|newest| *newest != link.secret);
-    let mut backoff = Backoff::default();
-    let mut said = None;
-    let mut pause = spread(relay_link::random());
-    loop {
-        // The sender lives in `worker`.
-        let _ = secret.wait_for(is_other).await;
-        // A still newer one need not wait for what was meant for another.
-        if tokio::time::timeout(pause, secret.changed()).await.is_ok() {
-            pause = spread(relay_link::random());
-            continue;
+/// When to make the link that takes the place of another: once there is another secret than the one that let that in.
+/// While the relay does not take the new one the older link serves on.
+struct Move<'a> {
+    worker: &'a Worker,
+    secret: watch::Receiver<Option<Secret>>,
+    wanted: watch::Receiver<bool>,
+    backoff: Backoff,
+    said: Option<(EndKind, &'static str)>,
+    pause: Duration,
+}
+
+impl<'a> Move<'a> {
+    fn new(worker: &'a Worker, wanted: watch::Receiver<bool>) -> Self {
+        Self {
+            worker,
+            secret: worker.newest_secret(),
+            wanted,
+            backoff: Backoff::default(),
+            said: None,
+            pause: spread(relay_link::random()),
+        }
+    }
+
+    /// Waits until a successor of `link` is to be dialled.
+    async fn due(&mut self, link: &Link) {
+        let is_other = |newest: &Option<Secret>| newest.as_ref().is_some_and(|newest| *newest != link.secret);
+        loop {
+            // The sender lives in `worker`.
+            let _ = self.secret.wait_for(is_other).await;
+            // A still newer one need not wait for what was meant for another.
+            if tokio::time::timeout(self.pause, self.secret.changed()).await.is_err() {
+                break;
+            }
+            self.pause = spread(relay_link::random());
         }
         // An address that has left the list is dialled no more, whatever its link still serves.
-        let _ = wanted.wait_for(|wanted| *wanted).await;
-        let end = match link_up(worker, endpoint, version, Some(link)).await {
-            Ok(linked) => return linked,
-            Err(end) => end,
-        };
-        worker.metrics.reconnects(end.label);
-        tell(endpoint, &end, &mut said);
-        let relays = *worker.relay_count.borrow();
-        pause = backoff.next_pause(end.kind, relays, relay_link::random()).max(end.retry_after.unwrap_or_default());
+        let _ = self.wanted.wait_for(|wanted| *wanted).await;
+    }
+
+    /// The relay was not reached, or refused.
+    fn handle_failed(&mut self, endpoint: &Endpoint, end: &End) {
+        self.worker.metrics.reconnects(end.label);
+        tell(endpoint, end, &mut self.said);
+        let relays = *self.worker.relay_count.borrow();
+        let pause = self.backoff.next_pause(end.kind, relays, relay_link::random());
+        self.pause = pause.max(end.retry_after.unwrap_or_default());
     }
 }
 

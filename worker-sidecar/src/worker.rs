@@ -1,6 +1,10 @@
 //! The whole worker: what its parts share, and how they are started and ended.
 
-use std::collections::BTreeMap;
+mod links;
+mod undo;
+
+pub use links::Links;
+
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,8 +21,9 @@ use crate::config::{self, Live, SecretSource, SettingError, Settings};
 use crate::demo::{self, DemoArgs};
 use crate::metrics::Metrics;
 use crate::net::Trust;
-use crate::relay_link::{Link, LinkId};
-use crate::shutdown::{self, Cause, Drain, DrainState, Order};
+use crate::relay_link::Link;
+use crate::shutdown::{self, Cause, Drain, Order};
+use crate::swapping::Swapping;
 use crate::{probe, relays, telemetry};
 
 /// Between two looks for a secret that is not there, or not good.
@@ -41,11 +46,13 @@ pub struct Worker {
     /// 128 random bits: names this process to relays.
     pub instance_id: String,
     /// Live links.
-    pub links: Links,
-    /// Slots.
+    pub links: Arc<Links>,
+    /// Slots, unless there is a multiplexer.
     pub capacity: Arc<Capacity>,
-    /// Models.
+    /// Models, unless there is a multiplexer.
     pub catalogue: Catalogue,
+    /// The multiplexer, if there is one: it takes the place of backend, capacity and catalogue.
+    pub swapping: Option<Arc<Swapping>>,
     /// Whether work is taken.
     pub drain: Drain,
     /// True while no link lives and none is dialled.
@@ -62,15 +69,6 @@ pub struct Worker {
     reloaded: Notify,
     secret_error: Mutex<Option<String>>,
     config_error: Mutex<Option<String>>,
-}
-
-/// The live links.
-#[derive(Debug)]
-pub struct Links {
-    map: Mutex<BTreeMap<LinkId, Arc<Link>>>,
-    changed: watch::Sender<()>,
-    /// Held while a link is registered, by those who must know of one another.
-    registering: tokio::sync::Mutex<()>,
 }
 
 /// Runs the worker until a signal. Errors of the settings end it with one line and exit code 1.
@@ -122,11 +120,13 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
     let listener = probe::bind(settings.probe).await?;
     let worker = Arc::new(Worker::new(settings)?);
     tokio::spawn(probe::serve(listener, Arc::clone(&worker)));
-    tokio::spawn(Arc::clone(&worker.capacity).run());
-    let catalogue = Arc::clone(&worker);
-    tokio::spawn(async move { catalogue.catalogue.run(&catalogue).await });
+    if worker.swapping.is_none() {
+        tokio::spawn(Arc::clone(&worker.capacity).run());
+        let catalogue = Arc::clone(&worker);
+        tokio::spawn(async move { catalogue.catalogue.run(&catalogue).await });
+    }
     tokio::spawn(relays::run(Arc::clone(&worker)));
-    tokio::spawn(undo_drain(Arc::clone(&worker)));
+    tokio::spawn(undo::undo_drains(Arc::clone(&worker)));
     let secret = Arc::clone(&worker);
     tokio::spawn(async move { secret.watch_secret().await });
     if let Some(path) = args.config.clone() {
@@ -144,28 +144,8 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
     Ok(())
 }
 
-/// A `/drain` is over when the backend for whose end it was asked has gone and come back.
-async fn undo_drain(worker: Arc<Worker>) {
-    let mut drain = worker.drain.subscribe();
-    let mut healthy = worker.catalogue.healthy();
-    let mut unlinked = worker.unlinked.subscribe();
-    loop {
-        let _ = drain.wait_for(DrainState::is_undoable).await;
-        let _ = healthy.wait_for(|healthy| !healthy).await;
-        let _ = healthy.wait_for(|healthy| *healthy).await;
-        // Links of the drain that still end must not be mistaken for new ones.
-        let _ = unlinked.wait_for(|unlinked| *unlinked).await;
-        if worker.drain.is_undoable() {
-            tracing::info!("the backend is back; the drain is undone");
-        }
-        worker.drain.undo();
-        // A stronger drain is for good.
-        let _ = drain.wait_for(|state| *state == DrainState::Serving).await;
-    }
-}
-
 impl Worker {
-    /// A worker that does nothing yet.
+    /// A worker without links yet; the slots of a multiplexer start at once. Within a runtime.
     pub fn new(settings: Settings) -> Result<Self, SettingError> {
         let trust = Arc::new(Trust::new(settings.relay_ca_file.clone()));
         trust.check().map_err(|error| {
@@ -174,13 +154,15 @@ impl Worker {
         })?;
         let metrics = Arc::new(Metrics::new());
         let live = settings.live.clone();
+        let start = |slots| Swapping::start(slots, &metrics);
         Ok(Self {
+            swapping: live.slots.clone().map(start).transpose()?,
             backend: ArcSwap::from_pointee(Backend::new(live.backend.clone(), Arc::new(Trust::new(None)))),
             capacity: Capacity::new(live.max_concurrency),
             live: ArcSwap::from_pointee(live),
             trust,
             instance_id: instance_id()?,
-            links: Links::default(),
+            links: Arc::default(),
             catalogue: Catalogue::new(Arc::clone(&metrics)),
             drain: Drain::default(),
             unlinked: watch::channel(false).0,
@@ -265,6 +247,16 @@ impl Worker {
 
     /// A link has registered with these models.
     pub fn attach(&self, link: &Arc<Link>, models: &[String]) {
+        if let Some(swapping) = &self.swapping {
+            self.links.insert(link);
+            swapping.attach(link, models);
+        } else {
+            self.attach_to_capacity(link, models);
+        }
+        self.metrics.connected.with_label_values(&[&*link.relay]).inc();
+    }
+
+    fn attach_to_capacity(&self, link: &Arc<Link>, models: &[String]) {
         self.catalogue.attach(models, |changed| {
             self.links.insert(link);
             if let Some(models) = changed {
@@ -272,7 +264,38 @@ impl Worker {
             }
         });
         self.capacity.join(link);
-        self.metrics.connected.with_label_values(&[&*link.relay]).inc();
+    }
+
+    /// What relays are told to be served here.
+    pub fn advertised(&self) -> Vec<String> {
+        match &self.swapping {
+            Some(swapping) => swapping.multiplexer.models(),
+            None => self.catalogue.advertised(),
+        }
+    }
+
+    /// Requests that run.
+    pub fn load(&self) -> u32 {
+        match &self.swapping {
+            Some(swapping) => swapping.running(),
+            None => self.capacity.load(),
+        }
+    }
+
+    /// Requests that may run at once.
+    pub fn max_concurrency(&self) -> u32 {
+        match &self.swapping {
+            Some(swapping) => swapping.multiplexer.capacity(),
+            None => self.live.load().max_concurrency,
+        }
+    }
+
+    /// A relay asks for the models anew.
+    pub fn refresh(&self, link: &Link) {
+        match &self.swapping {
+            Some(swapping) => link.announce(&swapping.multiplexer.models(), swapping.running()),
+            None => self.catalogue.refresh(link.id),
+        }
     }
 
     /// A link has ended: its requests with it, at once.
@@ -281,7 +304,10 @@ impl Worker {
         if aborted > 0 {
             tracing::warn!(relay = %link.relay, aborted, "requests ended with their link");
         }
-        self.capacity.leave(link.id);
+        match &self.swapping {
+            Some(swapping) => swapping.detach(link),
+            None => self.capacity.leave(link.id),
+        }
         self.links.remove(link.id);
         let gauge = self.metrics.connected.with_label_values(&[&*link.relay]);
         gauge.dec();
@@ -300,6 +326,10 @@ impl Worker {
         let order = self.drain.begin(cause, timeout, Instant::now());
         let running = self.links.unanswered();
         tracing::info!(cause = cause.as_str(), running, "graceful shutdown");
+        // A `/drain` may be undone, and what waits then has its turn.
+        if let (Cause::Admin | Cause::Signal, Some(swapping)) = (order.cause, &self.swapping) {
+            swapping.multiplexer.give_back_held();
+        }
         order
     }
 
@@ -316,6 +346,14 @@ impl Worker {
     async fn stop(&self, signal: &str) {
         tracing::info!(signal, "signal received");
         let order = self.begin_drain(Cause::Signal, self.settings.shutdown_timeout);
+        self.end_links(order).await;
+        if let Some(swapping) = &self.swapping {
+            // Nothing runs any more. What is left are backends that are our children, and must not outlive us.
+            swapping.stop(order.deadline.saturating_duration_since(Instant::now())).await;
+        }
+    }
+
+    async fn end_links(&self, order: Order) {
         let mut unlinked = self.unlinked.subscribe();
         let idle = unlinked.wait_for(|unlinked| *unlinked);
         if tokio::time::timeout_at(order.deadline.into(), idle).await.is_ok() {
@@ -341,6 +379,16 @@ impl Worker {
         lock(&self.config_error).take();
         self.live.store(Arc::new(new.clone()));
         self.reloaded.notify_one();
+        match (&self.swapping, &new.slots) {
+            (Some(swapping), Some(slots)) if new.slots != old.slots => swapping.reconfigure(slots, &self.links),
+            (Some(_), Some(_)) | (None, None) => {}
+            (Some(_), None) | (None, Some(_)) => {
+                tracing::warn!("worker.yaml gained or lost its multiplexer; that needs a restart");
+            }
+        }
+        if self.swapping.is_some() {
+            return tracing::info!("worker.yaml applied");
+        }
         if new.max_concurrency != old.max_concurrency {
             self.capacity.set(new.max_concurrency);
         }
@@ -361,59 +409,6 @@ impl Worker {
     }
 }
 
-impl Default for Links {
-    fn default() -> Self {
-        Self { map: Mutex::default(), changed: watch::channel(()).0, registering: tokio::sync::Mutex::default() }
-    }
-}
-
-impl Links {
-    /// All of them.
-    pub fn all(&self) -> Vec<Arc<Link>> {
-        lock(&self.map).values().map(Arc::clone).collect()
-    }
-
-    /// One of them.
-    pub fn find(&self, id: LinkId) -> Option<Arc<Link>> {
-        lock(&self.map).get(&id).map(Arc::clone)
-    }
-
-    /// Waits until no other link is being registered.
-    pub async fn register_turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.registering.lock().await
-    }
-
-    /// The relays that need no other link than they have: not those where a link only finishes what it has, nor the one of
-    /// `older`, whose place another is about to take.
-    pub fn relay_ids_beside(&self, older: Option<&Link>) -> Vec<String> {
-        let links = lock(&self.map);
-        let stays = |link: &&Arc<Link>| !link.has_successor() && older.is_none_or(|older| older.id != link.id);
-        links.values().filter(stays).filter_map(|link| link.relay_id.clone()).collect()
-    }
-
-    /// Requests that have not been answered to their last byte.
-    pub fn unanswered(&self) -> usize {
-        self.all().iter().map(|link| link.unanswered()).sum()
-    }
-
-    /// Waits until no link leads to that relay.
-    pub async fn wait_without(&self, relay_id: &str) {
-        let mut changed = self.changed.subscribe();
-        let leads_there = || lock(&self.map).values().any(|link| link.relay_id.as_deref() == Some(relay_id));
-        let _ = changed.wait_for(|()| !leads_there()).await;
-    }
-
-    fn insert(&self, link: &Arc<Link>) {
-        lock(&self.map).insert(link.id, Arc::clone(link));
-        self.changed.send_replace(());
-    }
-
-    fn remove(&self, id: LinkId) {
-        lock(&self.map).remove(&id);
-        self.changed.send_replace(());
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -423,28 +418,4 @@ fn instance_id() -> Result<String, SettingError> {
     getrandom::fill(&mut bytes)
         .map_err(|error| SettingError::hidden("instance_id", format!("no randomness: {error}")))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn link(relay_id: &str) -> Arc<Link> {
-        Link::new("test".into(), Some(relay_id.to_owned()), true, 1, Secret::new("secret"))
-    }
-
-    #[test]
-    fn a_relay_where_a_link_only_finishes_needs_another() {
-        let links = Links::default();
-        let (one, two) = (link("one"), link("two"));
-        links.insert(&one);
-        links.insert(&two);
-        assert_eq!(links.relay_ids_beside(None), ["one", "two"]);
-        assert_eq!(links.relay_ids_beside(Some(&one)), ["two"]);
-        one.succeed();
-        assert_eq!(links.relay_ids_beside(None), ["two"]);
-        let newer = link("one");
-        links.insert(&newer);
-        assert_eq!(links.relay_ids_beside(None), ["two", "one"]);
-    }
 }

@@ -23,6 +23,13 @@
 - apiGroups: [""]
   resources: [configmaps, services, serviceaccounts]
   verbs: [get, list, watch, create, patch{{ $delete }}]
+{{- if .Values.rbac.scaleDeployments }}
+# A worker that scales Deployments has the right to scale those that its pool names; the operator scales to 0 what its pool
+# drops. Listing and watching Pods, which the worker is granted too, is below.
+- apiGroups: [apps]
+  resources: [deployments/scale]
+  verbs: [get, patch]
+{{- end }}
 # Counts them, annotates them so that configuration arrives at once and the idlest goes first, deletes gated ones.
 - apiGroups: [""]
   resources: [pods]

@@ -1,6 +1,7 @@
-//! The `multiplexer` block of a WorkerPool: many models on one GPU, one resident at a time. The same shape as in worker.yaml.
+//! The `multiplexer` block of a WorkerPool: many models on one GPU, one resident at a time. The same shape as in worker.yaml,
+//! which it becomes as it is written here: a field that worker.yaml does not know would stop every worker of the pool.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -65,9 +66,109 @@ pub enum Driver {
     Hooks,
 }
 
+impl Driver {
+    /// As it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Static => "static",
+            Self::Process => "process",
+            Self::LlamaServer => "llama-server",
+            Self::Ollama => "ollama",
+            Self::VllmSleep => "vllm-sleep",
+            Self::Kubernetes => "kubernetes",
+            Self::Sglang => "sglang",
+            Self::Hooks => "hooks",
+        }
+    }
+}
+
+impl Multiplexer {
+    /// Whether the worker starts programs itself, which must be in its own container then.
+    pub fn runs_commands(&self) -> bool {
+        self.slots.iter().any(Slot::runs_commands)
+    }
+
+    /// Whether the worker scales Deployments.
+    pub fn scales_deployments(&self) -> bool {
+        self.slots.iter().any(|slot| slot.driver == Driver::Kubernetes)
+    }
+
+    /// The Deployments that it scales, sorted.
+    pub fn deployments(&self) -> BTreeSet<&str> {
+        let models = self.slots.iter().filter(|slot| slot.driver == Driver::Kubernetes).flat_map(|slot| &slot.models);
+        models.filter_map(|model| model.deployment.as_deref()).collect()
+    }
+
+    /// Every name that clients may ask for.
+    pub fn models(&self) -> impl Iterator<Item = &String> {
+        let models = self.slots.iter().flat_map(|slot| &slot.models);
+        models.flat_map(|model| std::iter::once(&model.id).chain(&model.aliases))
+    }
+
+    /// Requests that one worker runs at once: each slot holds one model, at most the one that takes the most.
+    pub fn capacity(&self) -> i32 {
+        let largest = |slot: &Slot| slot.models.iter().map(|model| model.max_concurrency.unwrap_or(1)).max();
+        self.slots.iter().filter_map(largest).fold(0, i32::saturating_add)
+    }
+}
+
+impl Multiplexer {
+    /// The part that a running worker cannot take over: with another, its Pod has to be replaced. The rest (times, sizes, numbers,
+    /// names, which model comes first) it reads again. Sorted, because a manifest that is only written in another order is the same.
+    pub fn fixed(&self) -> Self {
+        let model = |model: &SlotModel| SlotModel {
+            aliases: Vec::new(),
+            memory: None,
+            max_concurrency: None,
+            pin: false,
+            idle_ttl: None,
+            ..model.clone()
+        };
+        let slot = |slot: &Slot| {
+            let mut models: Vec<SlotModel> = slot.models.iter().map(model).collect();
+            models.sort_by(|one, other| one.id.cmp(&other.id));
+            Slot { memory: None, default: None, return_to_default_after: None, models, ..slot.clone() }
+        };
+        let mut slots: Vec<Slot> = self.slots.iter().map(slot).collect();
+        slots.sort_by(|one, other| one.id.cmp(&other.id));
+        Self { slots, ..Self::default() }
+    }
+}
+
+impl Slot {
+    /// Whether its driver starts programs.
+    pub fn runs_commands(&self) -> bool {
+        match self.driver {
+            Driver::Process | Driver::Hooks => true,
+            Driver::VllmSleep | Driver::Sglang => self.models.iter().any(|model| !model.command.is_empty()),
+            Driver::Static | Driver::LlamaServer | Driver::Ollama | Driver::Kubernetes => false,
+        }
+    }
+}
+
 /// Holds one model at a time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("(self.driver in ['llama-server', 'ollama']) == has(self.url)")
+    .message("url of a slot is needed by the drivers llama-server and ollama, and by no other: those have it at each model").field_path(".url"))]
+#[x_kube(validation = Rule::new("!(self.driver in ['static', 'vllm-sleep', 'sglang', 'hooks']) || self.models.all(m, has(m.url))")
+    .message("the drivers static, vllm-sleep, sglang and hooks need url at each model").field_path(".models"))]
+#[x_kube(validation = Rule::new("!(self.driver in ['llama-server', 'ollama']) || self.models.all(m, !has(m.url) && !has(m.healthPath) && !has(m.expectModel))")
+    .message("the drivers llama-server and ollama read no url, healthPath and expectModel of a model").field_path(".models"))]
+#[x_kube(validation = Rule::new("self.driver in ['process', 'vllm-sleep', 'sglang'] || self.models.all(m, !has(m.command) && !has(m.env))")
+    .message("command and env are for the drivers process, vllm-sleep and sglang").field_path(".models"))]
+#[x_kube(validation = Rule::new("self.driver != 'process' || self.models.all(m, has(m.command))")
+    .message("the driver process needs command at each model").field_path(".models"))]
+#[x_kube(validation = Rule::new("self.driver == 'vllm-sleep' || self.models.all(m, !has(m.level))")
+    .message("level is for the driver vllm-sleep").field_path(".models"))]
+#[x_kube(validation = Rule::new("self.models.all(m, (self.driver == 'kubernetes') == has(m.deployment))")
+    .message("deployment is needed by the driver kubernetes, and read by no other").field_path(".models"))]
+#[x_kube(validation = Rule::new("self.models.all(m, (self.driver == 'hooks') == (has(m.load) && has(m.evict)) && (self.driver == 'hooks' || !(has(m.load) || has(m.evict) || has(m.alive))))")
+    .message("load and evict are needed by the driver hooks; they and alive are read by no other").field_path(".models"))]
+#[x_kube(validation = Rule::new("!has(self.default) || self.models.exists(m, m.id == self.default)")
+    .message("default must be the id of one of the slot's models").field_path(".default"))]
+#[x_kube(validation = Rule::new("!has(self.returnToDefaultAfter) || has(self.default)")
+    .message("returnToDefaultAfter needs a default to return to").field_path(".returnToDefaultAfter"))]
 pub struct Slot {
     /// Its name.
     #[schemars(length(min = 1, max = 64))]
@@ -81,6 +182,10 @@ pub struct Slot {
     /// What it can hold; not checked without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<SizeText>,
+    /// Its GPUs, by index or UUID, for measuring what is free. Default: all that the worker sees.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 128)))]
+    pub devices: Vec<String>,
     /// Loaded at start, and again after returnToDefaultAfter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
@@ -98,10 +203,10 @@ pub struct Slot {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SlotModel {
-    /// What clients, and the backend, call it.
+    /// What clients call it, and the backend too unless expectModel says otherwise.
     #[schemars(length(min = 1, max = 256))]
     pub id: String,
-    /// Further names that clients may use.
+    /// Further names that clients may use; none may be another model's id or alias.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), inner(length(min = 1, max = 256)))]
     pub aliases: Vec<String>,
@@ -120,15 +225,15 @@ pub struct SlotModel {
     /// What it needs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<SizeText>,
-    /// Requests to run at once.
+    /// Requests to run at once. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub max_concurrency: Option<i32>,
-    /// Path that answers 200 when it is loaded.
+    /// Path that answers 200 when it is loaded. Default /health.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub health_path: Option<String>,
-    /// What the backend must list in /v1/models. Default: id.
+    /// The backend's own name for it: requests ask for that, and /v1/models must list it. Default: id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub expect_model: Option<String>,
@@ -138,7 +243,7 @@ pub struct SlotModel {
     /// Evict it after it idled for so long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_ttl: Option<DurationText>,
-    /// Depth of vLLM's sleep.
+    /// Depth of vLLM's sleep, the same for all models of a slot. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2))]
     pub level: Option<i32>,

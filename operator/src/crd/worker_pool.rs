@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,8 @@ use super::schema;
     printcolumn(name = "Pods", type_ = "integer", json_path = ".status.replicas"),
     printcolumn(name = "Connected", type_ = "integer", json_path = ".status.connected"),
     printcolumn(name = "Models", type_ = "integer", json_path = ".status.modelCount"),
+    printcolumn(name = "Slots", type_ = "integer", json_path = ".status.slotCount", priority = 1),
+    printcolumn(name = "Quarantined", type_ = "integer", json_path = ".status.quarantined", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     selectable = ".spec.provider",
     validation = Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$') && self.metadata.name.size() <= 52")
@@ -62,6 +64,14 @@ use super::schema;
     .message("replicas needs standalone, or a template of kind Deployment; injected Pods are scaled where they come from").field_path(".replicas"))]
 #[x_kube(validation = Rule::new("!has(self.multiplexer) || !has(self.multiplexer.slots) || has(self.standalone) || self.multiplexer.slots.all(s, s.driver != 'kubernetes')")
     .message("the driver kubernetes needs standalone").field_path(".multiplexer"))]
+#[x_kube(validation = Rule::new("!has(self.multiplexer) || !has(self.multiplexer.slots) || self.multiplexer.slots.size() == 0 || self.models == ['*']")
+    .message("models and multiplexer.slots exclude each other: the models are those of the slots").field_path(".models"))]
+#[x_kube(validation = Rule::new("!has(self.multiplexer) || !has(self.multiplexer.slots) || self.multiplexer.slots.size() == 0 || !has(self.maxConcurrency)")
+    .message("maxConcurrency and multiplexer.slots exclude each other: each model of a slot has its own").field_path(".maxConcurrency"))]
+#[x_kube(validation = Rule::new("!has(self.multiplexer) || !has(self.multiplexer.slots) || has(self.template) || (has(self.sidecar.image) && self.sidecar.image != '') || self.multiplexer.slots.all(s, !(s.driver in ['process', 'hooks']) && s.models.all(m, !has(m.command)))")
+    .message("the drivers process and hooks, and command, run programs in the worker's container: they need template, or sidecar.image with an image that has these programs").field_path(".multiplexer"))]
+#[x_kube(validation = Rule::new("!has(self.multiplexer) || !has(self.multiplexer.slots) || self.multiplexer.slots.all(s, s.driver != 'kubernetes') || ((!has(self.replicas) || self.replicas <= 1) && (!has(self.standalone) || !has(self.standalone.replicas) || self.standalone.replicas <= 1))")
+    .message("one worker scales the Deployments of the driver kubernetes: replicas is 0 or 1").field_path(".multiplexer"))]
 pub struct WorkerPoolSpec {
     /// Provider, in the same namespace, that the workers serve.
     #[schemars(length(min = 1, max = 52))]
@@ -77,7 +87,7 @@ pub struct WorkerPoolSpec {
     #[schemars(length(min = 1, max = 256), inner(length(min = 1, max = 256)))]
     pub models: Vec<String>,
 
-    /// Requests that one backend runs at once. Default 16.
+    /// Requests that one backend runs at once. Default 16. With multiplexer.slots, each model has its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub max_concurrency: Option<i32>,
@@ -235,7 +245,8 @@ pub struct Scaling {
     /// Pods at most.
     #[schemars(range(min = 1, max = 10_000))]
     pub max_replicas: i32,
-    /// Queued and running requests that one Pod should have. Default: maxConcurrency.
+    /// Queued and running requests that one Pod should have. Default: maxConcurrency, or with multiplexer.slots the sum over
+    /// slots of what each slot's largest model runs at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub target_requests_per_replica: Option<i32>,
@@ -338,6 +349,84 @@ pub struct WorkerPoolStatus {
     /// How many models they advertise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_count: Option<i32>,
+    /// What the first 32 slots of its workers hold, with a multiplexer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub slots: Vec<SlotStatus>,
+    /// How many slots its workers have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot_count: Option<i32>,
+    /// How many of them take nothing, because their memory could not be freed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quarantined: Option<i32>,
+}
+
+/// What a slot of a worker holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SlotStatus {
+    /// The worker: the name of its Pod.
+    #[schemars(length(max = 253))]
+    pub worker: String,
+    /// The slot.
+    #[schemars(length(max = 64))]
+    pub slot: String,
+    /// What it does.
+    pub state: SlotState,
+    /// The model that it holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub resident: Option<String>,
+    /// The model that it is going to hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub target: Option<String>,
+    /// Since when it does that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+    /// The last of its loads that failed, until that model is loaded or ten minutes have gone by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<SlotFailure>,
+}
+
+/// Why a model could not be loaded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SlotFailure {
+    /// The model.
+    #[schemars(length(max = 256))]
+    pub model: String,
+    /// Kind of failure, as clients get it: backend_unavailable, insufficient_memory.
+    #[schemars(length(max = 64))]
+    pub code: String,
+    /// What went wrong, or nothing where the worker did not say.
+    #[schemars(length(max = 256))]
+    pub message: String,
+}
+
+/// What a slot does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum SlotState {
+    /// It holds nothing.
+    Empty,
+    /// Its model serves.
+    Ready,
+    /// It waits for running requests before a swap.
+    Draining,
+    /// It ends those that did not finish.
+    Severing,
+    /// It unloads.
+    Evicting,
+    /// It loads.
+    Loading,
+    /// It loads the former model again.
+    RollingBack,
+    /// It holds nothing after a failure, and tries again soon.
+    Backoff,
+    /// Its worker is ending.
+    Stopping,
+    /// It takes nothing, because its memory could not be freed.
+    Quarantined,
 }
 
 /// How the workers of a pool come to be.
@@ -352,6 +441,21 @@ pub enum Mode {
 }
 
 impl WorkerPoolSpec {
+    /// Its multiplexer, if that has slots: without, it counts as none.
+    pub fn slots(&self) -> Option<&Multiplexer> {
+        self.multiplexer.as_ref().filter(|multiplexer| !multiplexer.slots.is_empty())
+    }
+
+    /// Whether its workers start programs, in a container of their own image or of the engine's.
+    pub fn runs_commands(&self) -> bool {
+        self.slots().is_some_and(Multiplexer::runs_commands)
+    }
+
+    /// Whether its worker scales Deployments.
+    pub fn scales_deployments(&self) -> bool {
+        self.slots().is_some_and(Multiplexer::scales_deployments)
+    }
+
     /// How its workers come to be.
     pub fn mode(&self) -> Mode {
         match (&self.template, &self.standalone) {

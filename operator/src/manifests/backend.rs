@@ -99,6 +99,9 @@ pub fn template(
     let mut pod = given(inputs.pool);
     let mut notes = Vec::new();
     match workload {
+        Workload::Backend | Workload::BackendOnNodes if sidecar::runs_in_engine(&inputs.pool.spec) => {
+            notes = sidecar::run_in_engine(&mut pod, inputs)?;
+        }
         Workload::Backend | Workload::BackendOnNodes => notes = sidecar::add_to_pod(&mut pod, inputs)?,
         Workload::Workers => pod = alone(inputs)?,
     }
@@ -153,13 +156,21 @@ pub fn workload(
     Manifest::of_json(resource, value)
 }
 
-/// Workers alone hold no GPU, so the API server's own way of replacing them is right for them.
+/// Said for every kind: what is left out is filled in by the API server and then nobody's, and stays when another is wanted.
 fn strategy(workload: Workload, pool: &WorkerPool) -> Option<(&'static str, Value)> {
     let given = pool.spec.template.as_ref().map(|template| &template.strategy).filter(|one| !one.is_empty());
     let given = given.map(|strategy| strategy.0.clone());
     let rolling = |parameters: Value| json!({"type": "RollingUpdate", "rollingUpdate": parameters});
+    let spec = &pool.spec;
     match workload {
-        Workload::Workers => None,
+        // Two workers would scale the same Deployments, against each other.
+        Workload::Workers if spec.scales_deployments() => Some(("strategy", json!({"type": "Recreate"}))),
+        // With their engines they hold GPUs, of which there is none to spare.
+        Workload::Workers if spec.runs_commands() => {
+            Some(("strategy", rolling(json!({"maxSurge": 0, "maxUnavailable": 1}))))
+        }
+        // Alone they hold none: as the API server would have it.
+        Workload::Workers => Some(("strategy", rolling(json!({"maxSurge": "25%", "maxUnavailable": "25%"})))),
         // With a Pod more than there are GPUs, a rollout would never end.
         Workload::Backend => {
             Some(("strategy", given.unwrap_or_else(|| rolling(json!({"maxSurge": 0, "maxUnavailable": 1})))))
@@ -172,22 +183,32 @@ fn strategy(workload: Workload, pool: &WorkerPool) -> Option<(&'static str, Valu
 
 /// A Pod with the worker alone.
 fn alone(inputs: &sidecar::Inputs<'_>) -> Result<Value, sidecar::Refusal> {
+    let pool = &inputs.pool.spec;
+    let access = pool.scales_deployments();
     let mut spec = json!({
         "containers": [sidecar::container(inputs, true)],
         "volumes": sidecar::volumes(inputs),
-        "terminationGracePeriodSeconds": sidecar::standalone_grace_seconds(&inputs.pool.spec)?,
-        "automountServiceAccountToken": false,
+        "terminationGracePeriodSeconds": sidecar::standalone_grace_seconds(pool)?,
+        "automountServiceAccountToken": access,
         "enableServiceLinks": false,
         "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
     });
-    if !inputs.defaults.image_pull_secrets.is_empty()
-        && let Some(spec) = spec.as_object_mut()
-    {
-        spec.insert("imagePullSecrets".to_owned(), json!(inputs.defaults.image_pull_secrets));
+    if let Some(spec) = spec.as_object_mut() {
+        if access {
+            let name = inputs.pool.metadata.name.as_deref().unwrap_or_default();
+            spec.insert("serviceAccountName".to_owned(), names::worker(name).into());
+        }
+        if !inputs.defaults.image_pull_secrets.is_empty() {
+            spec.insert("imagePullSecrets".to_owned(), json!(inputs.defaults.image_pull_secrets));
+        }
     }
-    let port = sidecar::sidecar_port(&inputs.pool.spec).to_string();
-    let scraped = json!({"prometheus.io/scrape": "true", "prometheus.io/port": port, "prometheus.io/path": "/metrics"});
-    Ok(json!({"metadata": {"annotations": scraped}, "spec": spec}))
+    let port = sidecar::sidecar_port(pool).to_string();
+    let mut annotations =
+        json!({"prometheus.io/scrape": "true", "prometheus.io/port": port, "prometheus.io/path": "/metrics"});
+    if let (Some(hash), Some(annotations)) = (sidecar::slots_hash(pool), annotations.as_object_mut()) {
+        annotations.insert(names::SLOTS_HASH_ANNOTATION.to_owned(), hash.into());
+    }
+    Ok(json!({"metadata": {"annotations": annotations}, "spec": spec}))
 }
 
 #[cfg(test)]
@@ -262,6 +283,32 @@ mod tests {
             },
         });
         snapshot::check("backend-standalone", &built(&spec, 2).to_yaml());
+    }
+
+    #[test]
+    fn a_worker_that_scales_deployments_is_one_and_has_a_token() {
+        let models = json!([{"id": "qwen", "deployment": "qwen", "url": "http://qwen:8000", "maxConcurrency": 8}]);
+        let spec = json!({
+            "provider": "local", "standalone": {},
+            "multiplexer": {"slots": [{"id": "gpu0", "driver": "kubernetes", "models": models}]},
+        });
+        snapshot::check("backend-standalone-kubernetes", &built(&spec, 1).to_yaml());
+    }
+
+    #[test]
+    fn a_worker_alone_that_starts_its_engines_gives_its_gpu_back_before_another_gets_it() {
+        let models = json!([{"id": "qwen", "command": ["vllm", "--port", "${PORT}"]}]);
+        let spec = json!({
+            "provider": "local", "standalone": {}, "shutdownTimeout": "60s", "sidecar": {"image": "mine"},
+            "multiplexer": {"slots": [{"id": "gpu0", "driver": "process", "models": models}]},
+        });
+        let spec = &built(&spec, 1).value["spec"];
+        assert_eq!(spec["strategy"]["rollingUpdate"], json!({"maxSurge": 0, "maxUnavailable": 1}));
+        let pod = &spec["template"]["spec"];
+        assert_eq!(pod["terminationGracePeriodSeconds"], 90);
+        assert_eq!((&pod["automountServiceAccountToken"], pod.get("serviceAccountName")), (&json!(false), None));
+        let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
+        assert!(mounts.contains(&json!({"name": "modelrelay-tmp", "mountPath": "/tmp", "readOnly": false})));
     }
 
     #[test]

@@ -11,7 +11,10 @@
 //!   once and sends SIGTERM to a container when its own hook has ended, so only a container with the hook outlives its
 //!   requests. Which containers need it is [`backend`]'s decision;
 //! - time for all that in `terminationGracePeriodSeconds`;
-//! - annotations for Prometheus, unless the Pod has some of its own.
+//! - annotations for Prometheus, unless the Pod has some of its own, and for what of a multiplexer a running worker cannot
+//!   take over.
+//!
+//! A worker that starts its engines itself runs in their image instead: that is [`engine`].
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -23,10 +26,12 @@ use crate::names::{self, SIDECAR_PORT, WORKER_CONTAINER};
 
 pub mod backend;
 mod container;
+mod engine;
 mod refusal;
 
 pub use backend::{backend_engine, backend_port, backend_url};
 pub use container::{BACKEND_KEY_FILE, CONFIG_FILE, SECRET_FILE, container, volumes};
+pub use engine::{run_in_engine, runs_in_engine};
 pub use refusal::{Note, Refusal};
 
 /// Header in which a preStop hook shows the drain token.
@@ -106,7 +111,7 @@ pub fn add_to_pod(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Ref
     let wanted = grace_seconds(inputs.spec())?;
     let given = spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(DEFAULT_GRACE_SECS);
     spec.insert("terminationGracePeriodSeconds".to_owned(), wanted.max(given).into());
-    annotate(&mut metadata, sidecar_port(inputs.spec()))?;
+    annotate(&mut metadata, inputs.spec())?;
 
     root.insert("metadata".to_owned(), metadata.into());
     root.insert("spec".to_owned(), spec.into());
@@ -134,8 +139,15 @@ pub fn hash(inputs: &Inputs<'_>) -> String {
         inputs.spec().backend.as_ref().and_then(|backend| backend.container.as_deref()),
         grace_seconds(inputs.spec()).ok(),
     ]);
-    let digest = Sha256::digest(written.to_string());
+    let slots = slots_hash(inputs.spec()).unwrap_or_default();
+    let digest = Sha256::digest(written.to_string() + &slots);
     digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Of what of a multiplexer a running worker cannot take over; none without one.
+pub fn slots_hash(spec: &WorkerPoolSpec) -> Option<String> {
+    let fixed = serde_json::to_string(&spec.slots()?.fixed()).unwrap_or_default();
+    Some(Sha256::digest(fixed)[..8].iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Whether the Pod, or the template, has a worker.
@@ -176,11 +188,16 @@ pub fn sidecar_port(spec: &WorkerPoolSpec) -> i32 {
 
 /// Seconds that a Pod with a backend needs from its deletion to its end.
 pub fn grace_seconds(spec: &WorkerPoolSpec) -> Result<i64, Refusal> {
-    Ok(standalone_grace_seconds(spec)? + BACKEND_STOP_SECS)
+    Ok(drain_seconds(spec)? + BACKEND_STOP_SECS)
 }
 
-/// The same for a worker alone.
+/// The same for a worker alone. One that starts its backends ends them after the last request.
 pub fn standalone_grace_seconds(spec: &WorkerPoolSpec) -> Result<i64, Refusal> {
+    let backends = if spec.runs_commands() { BACKEND_STOP_SECS } else { 0 };
+    Ok(drain_seconds(spec)? + backends)
+}
+
+fn drain_seconds(spec: &WorkerPoolSpec) -> Result<i64, Refusal> {
     let timeout = spec.shutdown_timeout.parse().map_err(Refusal::ShutdownTimeout)?;
     let seconds = i64::try_from(timeout.as_millis().div_ceil(1000)).unwrap_or(i64::MAX / 2);
     Ok(seconds + MARGIN_SECS)
@@ -190,7 +207,7 @@ pub fn standalone_grace_seconds(spec: &WorkerPoolSpec) -> Result<i64, Refusal> {
 fn check(spec: &Map<String, Value>, inputs: &Inputs<'_>) -> Result<(), Refusal> {
     let pool = inputs.spec();
     let port = sidecar_port(pool);
-    container::check_env(pool)?;
+    container::check_env("spec.sidecar.env of the pool", &pool.sidecar.env)?;
     if runs_windows(spec) {
         return Err(Refusal::Windows);
     }
@@ -262,8 +279,12 @@ fn add_pull_secrets(spec: &mut Map<String, Value>, inputs: &Inputs<'_>) -> Resul
 }
 
 /// A Pod that says anything about scraping is scraped as it says: it has only one set of these.
-fn annotate(metadata: &mut Map<String, Value>, port: i32) -> Result<(), Refusal> {
+fn annotate(metadata: &mut Map<String, Value>, spec: &WorkerPoolSpec) -> Result<(), Refusal> {
+    let port = sidecar_port(spec);
     let mut annotations = take_object(metadata, "annotations")?;
+    if let Some(hash) = slots_hash(spec) {
+        annotations.insert(names::SLOTS_HASH_ANNOTATION.to_owned(), hash.into());
+    }
     if !annotations.keys().any(|key| key.starts_with("prometheus.io/")) {
         for (key, value) in [("scrape", "true".to_owned()), ("port", port.to_string()), ("path", "/metrics".to_owned())]
         {

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::{Manifest, sidecar};
 use crate::crd::worker_pool::Mode;
-use crate::crd::{LogFormat, WorkerPool};
+use crate::crd::{LogFormat, Multiplexer, WorkerPool};
 use crate::defaults::WorkerDefaults;
 use crate::names::{self, Component};
 
@@ -34,8 +34,12 @@ struct File<'a> {
     pool: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     backend: Option<Backend>,
-    models: &'a [String],
-    max_concurrency: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    models: Option<&'a [String]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_concurrency: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    multiplexer: Option<&'a Multiplexer>,
     shutdown_timeout: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     log_level: Option<&'a str>,
@@ -65,14 +69,19 @@ pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults) -> Manifest {
     })
 }
 
-/// Requests that one backend runs at once.
+/// Requests that one worker runs at once: those of its backend, or of all its slots.
 pub fn max_concurrency(pool: &WorkerPool) -> i32 {
-    pool.spec.max_concurrency.unwrap_or(DEFAULT_MAX_CONCURRENCY)
+    match pool.spec.slots() {
+        Some(multiplexer) => multiplexer.capacity(),
+        None => pool.spec.max_concurrency.unwrap_or(DEFAULT_MAX_CONCURRENCY),
+    }
 }
 
 fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults) -> String {
     let spec = &pool.spec;
     let sidecar = &spec.sidecar;
+    // Each slot says where its backends are and what they run; a worker refuses anything of that beside them.
+    let slots = spec.slots();
     let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
     let log_format = sidecar.log_format.or(defaults.log_format).unwrap_or(LogFormat::Json);
     let file = File {
@@ -81,8 +90,9 @@ fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults) -> String {
         worker_secret_file: sidecar::SECRET_FILE,
         pool: pool.metadata.name.as_deref().unwrap_or_default(),
         backend: backend(pool),
-        models: &spec.models,
-        max_concurrency: max_concurrency(pool),
+        models: slots.is_none().then_some(&spec.models),
+        max_concurrency: slots.is_none().then(|| max_concurrency(pool)),
+        multiplexer: slots,
         shutdown_timeout: &spec.shutdown_timeout.0,
         log_level: sidecar.log_level.as_deref().or(defaults.log_level.as_deref()),
         log_format: log_format.as_str(),
@@ -93,7 +103,7 @@ fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults) -> String {
 /// Of a worker that is alone: it follows its backend to another address without a new Pod.
 fn backend(pool: &WorkerPool) -> Option<Backend> {
     let spec = &pool.spec;
-    (spec.mode() == Mode::Standalone)
+    (spec.mode() == Mode::Standalone && spec.slots().is_none())
         .then(|| Backend { url: sidecar::backend_url(spec), engine: sidecar::backend_engine(spec).as_str() })
 }
 
@@ -122,6 +132,25 @@ mod tests {
             "sidecar": {"port": 18000, "logLevel": "debug", "logFormat": "text"},
         }));
         snapshot::check("worker-config-standalone", &config_map(&pool, &testing::defaults()).to_yaml());
+    }
+
+    #[test]
+    fn slots_take_the_place_of_backend_models_and_requests_at_once() {
+        let pool = testing::pool(&json!({
+            "provider": "local", "standalone": {},
+            "multiplexer": {
+                "drainTimeout": "0s", "rollback": false,
+                "slots": [
+                    {"id": "gpu0", "driver": "kubernetes", "default": "qwen", "memory": "24Gi", "models": [
+                        {"id": "qwen", "aliases": ["qwen3"], "deployment": "qwen", "url": "http://qwen:8000", "maxConcurrency": 8},
+                        {"id": "llama", "deployment": "llama", "memory": 9_663_676_416_u64},
+                    ]},
+                    {"id": "cpu", "driver": "ollama", "url": "http://ollama:11434", "models": [{"id": "gemma:2b", "pin": true}]},
+                ],
+            },
+        }));
+        snapshot::check("worker-config-multiplexer", &config_map(&pool, &testing::defaults()).to_yaml());
+        assert_eq!(max_concurrency(&pool), 8 + 1);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::crd::provider::{SecretsPolicy, ServiceType};
 use crate::crd::{Provider, ProviderSpec, WorkerPool};
 use crate::manifests::relay::{RESERVED_ENV, RESERVED_PATH, RESERVED_VOLUMES};
 use crate::names::{self, Component};
+use crate::worker_pool::ticker;
 
 #[cfg(test)]
 mod tests;
@@ -71,11 +72,7 @@ pub(super) fn validate(provider: &Provider, pools: &[Arc<WorkerPool>]) -> Result
 pub(super) fn cold_models(pools: &[Arc<WorkerPool>]) -> Vec<String> {
     let mut models = BTreeSet::new();
     for pool in pools.iter().filter(|pool| may_be_at_zero(pool)) {
-        let listed = pool.spec.models.iter().filter(|model| *model != "*");
-        models.extend(listed.cloned());
-        if pool.spec.models.iter().any(|model| model == "*") {
-            models.extend(pool.status.iter().flat_map(|status| status.models.iter().cloned()));
-        }
+        models.extend(ticker::wakeable_models(pool).cloned());
     }
     // A name that the relay would refuse must not cost it the whole configuration.
     models.into_iter().filter(|model| is_model_name(model)).take(MAX_COLD_MODELS).collect()

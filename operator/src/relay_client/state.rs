@@ -3,9 +3,17 @@
 
 use std::collections::HashSet;
 
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use modelrelay_protocol::limits::MAX_MODEL_CHARS;
+use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState as WireState};
 use serde::Deserialize;
 
-use crate::relay_state::{RelayReport, RelaySnapshot};
+use crate::crd::worker_pool::{SlotFailure, SlotState};
+use crate::relay_state::{LastFailure, RelayReport, RelaySnapshot, Since, SlotReport};
+
+const MAX_SLOT_CHARS: usize = 64;
+const MAX_CODE_CHARS: usize = 64;
+const MAX_MESSAGE_CHARS: usize = 256;
 
 /// One relay's answer.
 #[derive(Debug, Deserialize)]
@@ -57,6 +65,28 @@ struct WorkerState {
     is_draining: bool,
     instance_id: Option<String>,
     pool: Option<String>,
+    /// Of a worker with a multiplexer.
+    #[serde(default)]
+    slots: Option<Vec<SlotSeen>>,
+}
+
+/// A slot, and what the relay remembers of it.
+#[derive(Debug, Deserialize)]
+struct SlotSeen {
+    #[serde(flatten)]
+    slot: Slot,
+    /// Older relays remember nothing.
+    #[serde(default)]
+    last_failure: Option<FailureSeen>,
+}
+
+#[derive(Debug, Deserialize)]
+struct FailureSeen {
+    model: String,
+    code: Option<String>,
+    message: Option<String>,
+    #[serde(default)]
+    age_ms: u64,
 }
 
 impl RelayState {
@@ -108,5 +138,82 @@ impl WorkerState {
         sum.max_concurrent = sum.max_concurrent.max(self.max_concurrent);
         sum.in_flight += self.in_flight_count;
         sum.links += 1;
+        // Every relay was told the same, one perhaps a moment before the other: the newest word counts.
+        let slots: Vec<SlotReport> = self.slots.into_iter().flatten().map(slot).collect();
+        let began = |slots: &[SlotReport]| slots.iter().map(|slot| slot.since.0).max();
+        let others = if began(&slots) > began(&sum.slots) { std::mem::replace(&mut sum.slots, slots) } else { slots };
+        for other in others {
+            let same = sum.slots.iter_mut().find(|slot| slot.id == other.id);
+            if let (Some(slot), Some(last)) = (same, other.last_failure) {
+                remember(slot, last);
+            }
+        }
     }
+}
+
+/// Another relay remembers this. One that has only begun remembers less than those that were told.
+fn remember(slot: &mut SlotReport, last: LastFailure) {
+    let is_over = slot.resident.as_ref() == Some(&last.failure.model);
+    if !is_over && slot.last_failure.as_ref().is_none_or(|known| known.at < last.at) {
+        slot.last_failure = Some(last);
+    }
+}
+
+fn slot(seen: SlotSeen) -> SlotReport {
+    let SlotSeen { slot, last_failure } = seen;
+    let last_failure = last_failure.map(|last| LastFailure {
+        failure: failure(&last.model, last.code.as_deref(), last.message.as_deref()),
+        at: ago(last.age_ms),
+    });
+    let failed = slot.models.into_iter().filter(|model| model.status == SlotModelStatus::Failed);
+    // Snapshots for machines have the words of one failure of each slot.
+    let with_words = |model: SlotModel| {
+        let current = failure(&model.id, model.code.as_deref(), model.message.as_deref());
+        let last = last_failure.as_ref().map(|last| &last.failure);
+        let known = last.filter(|last| (&last.model, &last.code) == (&current.model, &current.code));
+        known.filter(|_| current.message.is_empty()).cloned().unwrap_or(current)
+    };
+    SlotReport {
+        id: shorten(&slot.id, MAX_SLOT_CHARS),
+        state: state(slot.state),
+        resident: slot.resident.map(|model| shorten(&model, MAX_MODEL_CHARS)),
+        target: slot.target.map(|model| shorten(&model, MAX_MODEL_CHARS)),
+        since: Since(ago(slot.since_ms)),
+        failures: failed.map(with_words).collect(),
+        last_failure,
+    }
+}
+
+fn failure(model: &str, code: Option<&str>, message: Option<&str>) -> SlotFailure {
+    SlotFailure {
+        model: shorten(model, MAX_MODEL_CHARS),
+        code: shorten(code.unwrap_or("unknown"), MAX_CODE_CHARS),
+        message: shorten(message.unwrap_or_default(), MAX_MESSAGE_CHARS),
+    }
+}
+
+fn ago(millis: u64) -> Timestamp {
+    let age = SignedDuration::from_millis(i64::try_from(millis).unwrap_or(i64::MAX));
+    Timestamp::now().checked_sub(age).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+fn state(state: WireState) -> SlotState {
+    match state {
+        WireState::Empty => SlotState::Empty,
+        WireState::Ready => SlotState::Ready,
+        WireState::Draining => SlotState::Draining,
+        WireState::Severing => SlotState::Severing,
+        WireState::Evicting => SlotState::Evicting,
+        WireState::Loading => SlotState::Loading,
+        WireState::RollingBack => SlotState::RollingBack,
+        WireState::Backoff => SlotState::Backoff,
+        WireState::Stopping => SlotState::Stopping,
+        WireState::Quarantined => SlotState::Quarantined,
+    }
+}
+
+/// One line, and what the status's schema takes: a worker may say more.
+fn shorten(text: &str, longest: usize) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.chars().take(longest).collect()
 }

@@ -2,6 +2,7 @@ use axum::Router;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::get;
 use http::{Request, Response};
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::client::Body;
 use kube::runtime::{reflector, watcher};
@@ -11,6 +12,7 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::cache::Triggers;
 use crate::context::Place;
+use crate::crd::worker_pool::SlotState;
 use crate::defaults::Defaults;
 use crate::manifests::testing;
 
@@ -60,6 +62,68 @@ fn depths_are_summed_and_a_worker_of_two_relays_counts_once() {
 fn a_worker_that_leaves_every_relay_is_draining() {
     let snapshot = snapshot("local", vec![answer("a", false, state("h", true))]);
     assert!(snapshot.workers["i1"].draining);
+}
+
+#[test]
+fn what_a_multiplexer_holds_is_taken_from_the_newest_word_and_cut_to_what_a_status_takes() {
+    let with = |slots: Value| {
+        let mut state = state("h", false);
+        state["providers"][0]["workers"][0]["slots"] = slots;
+        state
+    };
+    let slot = |state: &str, since_ms: i64| {
+        let failed = json!({
+            "id": "bad", "status": "failed", "code": "backend_unavailable", "message": format!("line\n{}", "x".repeat(999)),
+            "retry_ms": 4000,
+        });
+        json!({
+            "id": "gpu0", "state": state, "resident": "m", "generation": 3, "target": null, "since_ms": since_ms,
+            "idle_ms": 0, "wanted": 2, "newer": 1, "models": [{"id": "m", "status": "resident"}, failed],
+        })
+    };
+    let older = answer("a", false, with(json!([slot("ready", 60_000)])));
+    let newer = answer("b", false, with(json!([slot("rolling_back", 1_000)])));
+    for answers in [vec![older, newer], vec![answer("a", false, with(json!([slot("rolling_back", 1_000)])))]] {
+        let snapshot = snapshot("local", answers);
+        let [slot] = snapshot.workers["i1"].slots.as_slice() else { panic!("{snapshot:?}") };
+        assert_eq!((slot.state, slot.resident.as_deref()), (SlotState::RollingBack, Some("m")));
+        let [failure] = slot.failures.as_slice() else { panic!("{slot:?}") };
+        assert_eq!((failure.model.as_str(), failure.code.as_str()), ("bad", "backend_unavailable"));
+        assert_eq!((&failure.message[..6], failure.message.chars().count()), ("line x", 256));
+    }
+    let without = snapshot("local", vec![answer("a", false, with(Value::Null))]);
+    assert_eq!(without.workers["i1"].slots, []);
+}
+
+#[test]
+fn the_last_failure_of_a_slot_gives_its_words_and_any_relay_may_remember_it() {
+    let with = |pod: &str, resident: &str, status: &str, last: Value| {
+        let mut state = state("h", false);
+        let bad = json!({"id": "bad", "status": status, "code": "backend_unavailable"});
+        // Whoever knows of the load has the newer word.
+        let since_ms = if status == "resident" { 1_000 } else { 5_000 };
+        state["providers"][0]["workers"][0]["slots"] = json!([{
+            "id": "gpu0", "state": "ready", "resident": resident, "since_ms": since_ms, "models": [bad],
+            "last_failure": last,
+        }]);
+        answer(pod, false, state)
+    };
+    let last = |age: u64| json!({"model": "bad", "code": "backend_unavailable", "message": "no Pod", "age_ms": age});
+    let seen = |answers: Vec<Answer>| snapshot("local", answers).workers["i1"].slots[0].clone();
+    let failing = seen(vec![with("a", "m", "failed", last(1_000))]);
+    assert_eq!(failing.failures[0].message, "no Pod", "{failing:?}");
+    for answers in [
+        vec![with("a", "m", "unloaded", last(90_000)), with("new", "m", "unloaded", Value::Null)],
+        vec![with("new", "m", "unloaded", Value::Null), with("a", "m", "unloaded", last(90_000))],
+    ] {
+        let slot = seen(answers);
+        let known = slot.last_failure.as_ref().unwrap();
+        assert_eq!((slot.failures.len(), known.failure.message.as_str()), (0, "no Pod"));
+        let age = Timestamp::now().duration_since(known.at).as_secs();
+        assert!((90..100).contains(&age), "{age}");
+    }
+    let loaded = seen(vec![with("a", "bad", "resident", Value::Null), with("late", "bad", "unloaded", last(9_000))]);
+    assert_eq!(loaded.last_failure, None);
 }
 
 #[test]

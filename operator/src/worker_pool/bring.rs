@@ -51,9 +51,7 @@ pub async fn ensure(
         }
         Some(AttemptResult::Done(_)) | None => {}
     }
-    let name = pool.metadata.name.as_deref().unwrap_or_default();
-    let owner = Owner { kind: "WorkerPool", label: names::POOL_LABEL, name };
-    let applied = apply::apply(&shared.ctx.client, owner, manifest).await;
+    let applied = apply::apply(&shared.ctx.client, owner(pool), manifest).await;
     let result = match &applied {
         Ok(object) => Some(AttemptResult::Done(version(&object.metadata))),
         // What a policy forbids today it may allow tomorrow; the rest is about the content.
@@ -62,11 +60,32 @@ pub async fn ensure(
         }
         Err(_) => None,
     };
-    shared.memory.with(pool, |entry| match result {
-        Some(result) => entry.applied.insert(key, Attempt { desired, result }),
-        None => entry.applied.remove(&key),
+    shared.memory.with(pool, |entry| {
+        entry.absent.remove(&key);
+        match result {
+            Some(result) => entry.applied.insert(key, Attempt { desired, result }),
+            None => entry.applied.remove(&key),
+        }
     });
     applied.map(|object| Brought { object: Some(object), applied: true })
+}
+
+/// Sees to it that an object of the pool's is not there. Asked for once: whoever makes it again means it.
+pub async fn gone(shared: &Shared, pool: &WorkerPool, manifest: &Manifest) -> Result<(), ApplyError> {
+    let key = manifest.display();
+    if shared.memory.with(pool, |entry| entry.absent.contains(&key)) {
+        return Ok(());
+    }
+    apply::delete(&shared.ctx.client, owner(pool), manifest).await?;
+    shared.memory.with(pool, |entry| {
+        entry.applied.remove(&key);
+        entry.absent.insert(key);
+    });
+    Ok(())
+}
+
+pub(super) fn owner(pool: &WorkerPool) -> Owner<'_> {
+    Owner { kind: "WorkerPool", label: names::POOL_LABEL, name: pool.metadata.name.as_deref().unwrap_or_default() }
 }
 
 /// Of what the object is, and of what its template was rendered from.

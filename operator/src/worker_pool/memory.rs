@@ -1,12 +1,13 @@
 //! What the controller remembers of each pool between two looks. All of it may be lost: a new leader starts without.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use kube::ResourceExt;
 
+use super::residency::Told;
 use super::rivals::Rivals;
 use super::scaling::History;
 use super::writers::Writers;
@@ -35,6 +36,8 @@ pub struct Entry {
     pub drain_token: Option<String>,
     /// What was applied last, by kind and name.
     pub applied: HashMap<String, Attempt>,
+    /// What was found or made absent, by kind and name.
+    pub absent: HashSet<String>,
     /// The status that was written last, and when.
     pub written: Option<(Instant, WorkerPoolStatus)>,
     /// What its load was.
@@ -45,6 +48,8 @@ pub struct Entry {
     pub rivals: Rivals,
     /// Whether it was said that Pods wait for the pool.
     pub told_waiting: bool,
+    /// What was said of its slots.
+    pub told_slots: Told,
     /// What relays and Provider last looked like.
     pub seen: Option<u64>,
     reconciling: Delays,

@@ -123,6 +123,10 @@ fn fingerprint(pool: &WorkerPool) -> String {
     let mut spec = serde_json::to_value(&pool.spec).unwrap_or_default();
     if let Some(spec) = spec.as_object_mut() {
         spec.retain(|field, _| !ELSEWHERE.contains(&field.as_str()));
+        // Of a multiplexer the template depends on what a running worker cannot read again, and on that alone.
+        if let Some(multiplexer) = pool.spec.slots() {
+            spec.insert("multiplexer".to_owned(), serde_json::to_value(multiplexer.fixed()).unwrap_or_default());
+        }
     }
     let digest = Sha256::digest(spec.to_string());
     digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
@@ -190,6 +194,45 @@ mod tests {
         // Nor does the next change of that kind.
         let third = rendered(&pool(3, &json!({"replicas": 8})), "2", &applied(&second));
         assert_eq!(third.template, first.template);
+    }
+
+    #[test]
+    fn of_a_multiplexer_only_what_a_running_worker_cannot_take_over_makes_new_pods() {
+        let with = |generation: i64, change: &Value| {
+            let model = json!({"id": "a", "url": "http://127.0.0.1:8000", "maxConcurrency": 4});
+            let mut slot = json!({"id": "gpu0", "driver": "static", "models": [model]});
+            let mut block = json!({"multiplexer": {"linger": "auto"}, "backend": null});
+            json_patch::merge(&mut slot, &change["slot"]);
+            json_patch::merge(&mut slot["models"][0], &change["model"]);
+            json_patch::merge(&mut block["multiplexer"], &change["block"]);
+            block["multiplexer"]["slots"] = json!([slot]);
+            pool(generation, &block)
+        };
+        let nothing = json!({"slot": {}, "model": {}, "block": {}});
+        let first = rendered(&with(1, &nothing), "1", &Live::default());
+        let second = |part: &str, change: Value| {
+            let mut full = nothing.clone();
+            full[part] = change;
+            // By a new operator, whose worker is another.
+            rendered(&with(2, &full), "2", &applied(&first))
+        };
+        for (part, change) in [
+            ("block", json!({"linger": "off", "maxWait": "2m"})),
+            ("slot", json!({"memory": "24Gi", "default": "a"})),
+            ("model", json!({"maxConcurrency": 8, "pin": true, "idleTtl": "1h", "aliases": ["b"]})),
+        ] {
+            assert_eq!(second(part, change.clone()).template, first.template, "{change}");
+        }
+        for (part, change) in [
+            ("slot", json!({"devices": ["1"]})),
+            ("model", json!({"url": "http://127.0.0.1:8000/other"})),
+            ("model", json!({"id": "b"})),
+        ] {
+            let second = second(part, change.clone());
+            assert!(second.anew, "{change}");
+            let hash = |of: &Rendered| of.template["metadata"]["annotations"][names::SLOTS_HASH_ANNOTATION].clone();
+            assert_ne!(hash(&second), hash(&first), "{change}: and Pods that run are told from new ones");
+        }
     }
 
     #[test]

@@ -112,7 +112,7 @@ fn event_type(reason: Reason) -> Option<EventType> {
         | Reason::NameTaken
         | Reason::TemplateInvalid
         | Reason::InvalidSpec
-        | Reason::MultiplexerUnsupported
+        | Reason::SlotsQuarantined
         | Reason::ModelsUnknown
         | Reason::ScalingConflict
         | Reason::Forbidden => Some(EventType::Warning),

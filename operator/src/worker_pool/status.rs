@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::census::{Census, LOADED};
 use super::reasons::Reason;
+use super::residency::Residency;
 use super::rivals::Dispute;
 use super::rollout::Rollout;
 use super::writers::Standing;
@@ -43,6 +44,8 @@ pub struct Facts<'a> {
     pub not_created: Option<String>,
     /// Its workers.
     pub workers: Workers,
+    /// The slots of their multiplexers; nothing while that is not known.
+    pub residency: Option<Residency>,
     /// Its Deployment or DaemonSet.
     pub rollout: Option<Rollout>,
     /// Whether a request could wake it from zero.
@@ -121,6 +124,7 @@ pub fn status(facts: &Facts<'_>, now: &Time) -> WorkerPoolStatus {
     };
     let generation = facts.pool.metadata.generation;
     let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
+    let slots = Residency::status(facts.residency.as_ref(), facts.pool, previous);
     WorkerPoolStatus {
         observed_generation: generation,
         conditions: conditions::merge(&previous.conditions, &wanted(facts), generation, now),
@@ -133,6 +137,9 @@ pub fn status(facts: &Facts<'_>, now: &Time) -> WorkerPoolStatus {
         connected,
         models,
         model_count,
+        slots: slots.listed,
+        slot_count: slots.count,
+        quarantined: slots.quarantined,
     }
 }
 
@@ -270,15 +277,45 @@ fn ready(facts: &Facts<'_>) -> Verdict {
             let message = format!("no relay of Provider {provider} answers");
             Verdict::new(Status::Unknown, Reason::RelaysUnreachable, message)
         }
-        Workers::Known { serving, .. } if *serving > 0 => match not_injected(facts) {
-            Some(message) => Verdict::new(true, Reason::PodsNotInjected, message),
-            None => {
-                let workers = words::counted(*serving, "worker is", "workers are");
-                Verdict::new(true, Reason::Serving, format!("{workers} connected to Provider {provider}"))
-            }
+        Workers::Known { serving, .. } if *serving > 0 => match quarantined(facts, *serving) {
+            Some(Quarantine::Whole(message)) => Verdict::new(false, Reason::SlotsQuarantined, message),
+            Some(Quarantine::Part(message)) => Verdict::new(true, Reason::SlotsQuarantined, message),
+            None => serving_verdict(facts, *serving),
         },
         Workers::Known { idle, .. } => not_serving(facts, *idle),
     }
+}
+
+/// Workers take requests.
+fn serving_verdict(facts: &Facts<'_>, serving: i32) -> Verdict {
+    match not_injected(facts) {
+        Some(message) => Verdict::new(true, Reason::PodsNotInjected, message),
+        None => {
+            let workers = words::counted(serving, "worker is", "workers are");
+            let message = format!("{workers} connected to Provider {}", facts.pool.spec.provider);
+            Verdict::new(true, Reason::Serving, message)
+        }
+    }
+}
+
+/// Slots that take nothing until somebody has looked at them.
+enum Quarantine {
+    Whole(String),
+    Part(String),
+}
+
+fn quarantined(facts: &Facts<'_>, serving: i32) -> Option<Quarantine> {
+    let residency = facts.residency.as_ref()?;
+    let first = residency.quarantined().next()?;
+    let (number, all) = (residency.quarantined().count(), residency.slots.len());
+    let where_ = format!("slot {} of worker {}", first.slot, first.worker);
+    let more = if number > 1 { " first" } else { "" };
+    let slots = words::counted(number, "slot is", "slots are");
+    let message = format!("{slots} quarantined of {all}, {where_}{more}: its memory could not be freed");
+    // Workers without slots, as Pods of before the multiplexer have, are none the worse for it.
+    let workers: BTreeSet<&str> = residency.slots.iter().map(|held| held.worker.as_str()).collect();
+    let others = usize::try_from(serving).is_ok_and(|serving| serving > workers.len());
+    Some(if number == all && !others { Quarantine::Whole(message) } else { Quarantine::Part(message) })
 }
 
 /// Pods, or none, and no worker that serves. `idle` ones are connected and have nothing to serve.
@@ -363,6 +400,7 @@ fn as_before(facts: &Facts<'_>) -> Option<Verdict> {
             | Reason::NotConnected
             | Reason::BackendsNotAnswering
             | Reason::PodsNotInjected
+            | Reason::SlotsQuarantined
             | Reason::NoPods
             | Reason::WaitingForWorkers
     );

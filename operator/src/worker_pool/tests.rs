@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
+use k8s_openapi::api::apps::v1::Deployment;
 use kube::Client;
 use kube::client::Body;
 use kube::runtime::{reflector, watcher};
@@ -18,6 +19,8 @@ use crate::defaults::{Defaults, WorkerDefaults};
 use crate::manifests::testing;
 use crate::relay_state::{RelayReport, RelaySnapshot, WorkerReport};
 
+mod access;
+mod leaving;
 mod numbers;
 mod ownership;
 mod somebody_elses;
@@ -67,6 +70,16 @@ impl Server {
                 pool["metadata"]["generation"] = json!(pool["metadata"]["generation"].as_i64().unwrap() + 1);
                 (200, pool.clone())
             }
+            Method::PATCH if path.ends_with("/scale") => {
+                let Some(object) = self.objects.get_mut(path.trim_end_matches("/scale")) else {
+                    return (404, failure(404, "not found"));
+                };
+                json_patch::merge(object, body);
+                (200, json!({"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {}, "spec": object["spec"]}))
+            }
+            Method::DELETE => {
+                self.objects.remove(path).map_or((404, failure(404, "not found")), |object| (200, object))
+            }
             Method::PATCH => {
                 if let Some((manager, number)) = self.race.take_if(|_| path == DEPLOYMENT) {
                     self.scale(manager, number);
@@ -108,6 +121,8 @@ pub(super) struct Scene {
     pub(super) shared: Arc<Shared>,
     providers: reflector::store::Writer<Provider>,
     pods: reflector::store::Writer<Pod>,
+    pools: reflector::store::Writer<WorkerPool>,
+    deployments: reflector::store::Writer<Deployment>,
     _writers: Vec<Box<dyn std::any::Any>>,
 }
 
@@ -140,12 +155,9 @@ impl Scene {
             shared: Arc::new(Shared { ctx, caches, memory: Memory::default() }),
             providers: providers_writer,
             pods: pool_pods_writer,
-            _writers: vec![
-                Box::new(pools_writer),
-                Box::new(relay_pods_writer),
-                Box::new(deployments_writer),
-                Box::new(daemon_sets_writer),
-            ],
+            pools: pools_writer,
+            deployments: deployments_writer,
+            _writers: vec![Box::new(relay_pods_writer), Box::new(daemon_sets_writer)],
         }
     }
 

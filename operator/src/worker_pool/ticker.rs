@@ -16,9 +16,9 @@ use super::scaling::share::{self, Place, Sharer};
 use super::scaling::{Config, Decision, Inputs, Load, Why};
 use super::status::Workers;
 use super::writers::{Seen, Standing};
-use super::{Shared, fetch, replicas, validate};
+use super::{Shared, fetch, replicas, residency, validate};
 use crate::conditions::{self, READY};
-use crate::crd::WorkerPool;
+use crate::crd::{Multiplexer, WorkerPool};
 use crate::names;
 use crate::relay_state::{RelaySnapshot, WorkerReport};
 use crate::words::one_or;
@@ -122,6 +122,7 @@ fn fingerprint(shared: &Shared, pool: &WorkerPool, snapshot: Option<&RelaySnapsh
             (2_u8, connected, serving, idle, models).hash(&mut hasher);
         }
     }
+    residency::fingerprint(&pool.name_any(), snapshot).hash(&mut hasher);
     // Whoever writes the replicas shows in the conditions.
     let standing = shared.standing(pool, Instant::now());
     format!("{standing:?}").hash(&mut hasher);
@@ -196,12 +197,14 @@ fn free(worker: &WorkerReport) -> Place {
     Place { models: worker.models.clone(), room: worker.max_concurrent.saturating_sub(worker.in_flight) }
 }
 
-/// Models that a request may wake the pool for: those it lists, and, where it asks its backends, those they last had. What a
-/// pool advertised before its list was changed it will not serve again.
-fn wakeable_models(pool: &WorkerPool) -> impl Iterator<Item = &String> {
-    let asks = pool.spec.models.iter().any(|model| model == "*");
+/// Models that a request may wake the pool for: those it lists, those of its slots, and, where it asks its backends, those they
+/// last had. What a pool advertised before its list was changed it will not serve again.
+pub fn wakeable_models(pool: &WorkerPool) -> impl Iterator<Item = &String> {
+    let slots = pool.spec.slots();
+    let asks = slots.is_none() && pool.spec.models.iter().any(|model| model == "*");
     let advertised = pool.status.iter().flat_map(|status| &status.models).filter(move |_| asks);
-    pool.spec.models.iter().filter(|model| *model != "*").chain(advertised)
+    let of_slots = slots.into_iter().flat_map(Multiplexer::models);
+    pool.spec.models.iter().filter(|model| *model != "*").chain(advertised).chain(of_slots)
 }
 
 /// Whether a request could wake the pool from zero.

@@ -1,11 +1,13 @@
 //! What the schema cannot check, checked once; the rest of the controller has it parsed.
 
+mod multiplexer;
+
 use modelrelay_protocol::units::UnitError;
 
 use super::reasons::Reason;
 use super::scaling::Config;
+use crate::crd::WorkerPool;
 use crate::crd::worker_pool::Scaling;
-use crate::crd::{Multiplexer, WorkerPool};
 use crate::manifests::backend::Workload;
 use crate::manifests::worker_config;
 
@@ -21,9 +23,14 @@ pub struct Validated {
 /// What is wrong with a spec.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValidateError {
-    /// Many models on one GPU are for a later version.
-    #[error("this version has no multiplexer: remove spec.multiplexer and use spec.backend")]
-    Multiplexer,
+    /// Something of the multiplexer that its workers would refuse.
+    #[error("{field}: {problem}")]
+    Multiplexer {
+        /// Where.
+        field: String,
+        /// What is wrong with it, and what to change.
+        problem: String,
+    },
     /// A duration that the schema let pass.
     #[error("{field}: {source}")]
     Duration {
@@ -38,8 +45,7 @@ impl ValidateError {
     /// The condition's reason.
     pub fn reason(&self) -> Reason {
         match self {
-            Self::Multiplexer => Reason::MultiplexerUnsupported,
-            Self::Duration { .. } => Reason::InvalidSpec,
+            Self::Multiplexer { .. } | Self::Duration { .. } => Reason::InvalidSpec,
         }
     }
 }
@@ -47,9 +53,7 @@ impl ValidateError {
 /// Checks a pool.
 pub fn validate(pool: &WorkerPool) -> Result<Validated, ValidateError> {
     let spec = &pool.spec;
-    if spec.multiplexer.as_ref().is_some_and(|multiplexer| *multiplexer != Multiplexer::default()) {
-        return Err(ValidateError::Multiplexer);
-    }
+    multiplexer::validate(spec)?;
     spec.shutdown_timeout
         .parse()
         .map_err(|source| ValidateError::Duration { field: "spec.shutdownTimeout", source })?;
@@ -101,9 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_multiplexer_is_none() {
-        assert!(validated(&json!({"multiplexer": {}})).is_ok());
-        assert_eq!(validated(&json!({"multiplexer": {"loadTimeout": "5m"}})), Err(ValidateError::Multiplexer));
+    fn with_a_multiplexer_the_target_is_what_all_its_slots_run_at_once() {
+        let model = |id: &str, at_once: i64| json!({"id": id, "url": "http://127.0.0.1:1", "maxConcurrency": at_once});
+        let slot = |id: &str, models: Value| json!({"id": id, "driver": "static", "models": models});
+        let one = json!({"id": "c", "url": "http://127.0.0.1:2"});
+        let slots = json!([slot("0", json!([model("a", 8), model("b", 4)])), slot("1", json!([one]))]);
+        let pool = json!({"multiplexer": {"slots": slots}, "scaling": {"maxReplicas": 2}});
+        assert_eq!(validated(&pool).unwrap().scaling.unwrap().target, 8 + 1);
     }
 
     #[test]

@@ -326,6 +326,10 @@ pub enum SlotState {
 pub struct SlotModel {
     /// Its name.
     pub id: String,
+    /// Further names of it: what is asked for by one of them goes through the gate of `id`, and counts there. They are among
+    /// the registered models like any other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
     /// How near it is.
     #[serde(default)]
     pub status: SlotModelStatus,

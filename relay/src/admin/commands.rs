@@ -21,6 +21,9 @@ use crate::socket::link::WorkerLink;
 /// An order is a few words.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
+/// A swap takes seconds to minutes, and a thousand orders wait for theirs.
+const TRY_AGAIN_SECS: &str = "10";
+
 const COMMANDS: [&str; 4] = ["load", "unload", "pin", "unpin"];
 
 const MODES: [&str; 2] = ["drain", "now"];
@@ -46,7 +49,8 @@ pub(super) async fn command(State(relay): State<Arc<Relay>>, Path(id): Path<Stri
     };
     let Some(op_id) = relay.shared.operations.begin(link.info.key, Instant::now()) else {
         let message = "too many orders have not been carried out yet; try again later";
-        return problem(StatusCode::TOO_MANY_REQUESTS, "too_many_operations", message);
+        let again = [(http::header::RETRY_AFTER, TRY_AGAIN_SECS)];
+        return (again, problem(StatusCode::TOO_MANY_REQUESTS, "too_many_operations", message)).into_response();
     };
     provider.command(&link, order.named(&op_id));
     accepted(json!({ "op_id": &*op_id }))

@@ -2,19 +2,60 @@
 
 use std::time::Duration;
 
-use modelrelay_protocol::message::Slot;
+use modelrelay_protocol::message::{Slot, SlotModel};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::dispatch::{Gate, Model};
 use crate::provider::WorkerState;
+use crate::socket::failures::Failure;
+
+/// What the snapshot for machines has of a slot's last failure.
+const MAX_SHORT_CHARS: usize = 256;
+
+/// What slots say about their failures, in words for people: up to a kilobyte for each model.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Messages {
+    /// As the worker said them.
+    Told,
+    /// Not there for each model, whose failure still has its code; the first words of the slot's last failure are.
+    LeftOut,
+}
+
+/// A slot, and what the relay remembers of it.
+#[derive(Serialize)]
+struct Seen {
+    #[serde(flatten)]
+    slot: Slot,
+    last_failure: Option<Value>,
+}
 
 /// The slots of a worker with their times as of now; nothing without a multiplexer.
-pub(super) fn slots(worker: &WorkerState) -> Value {
+pub(super) fn slots(worker: &WorkerState, messages: Messages) -> Value {
     if !worker.link.info.slots1 {
         return Value::Null;
     }
     let (slots, age) = worker.link.slots();
-    json!(slots.iter().map(|slot| aged(slot, age)).collect::<Vec<Slot>>())
+    let seen = |slot: &Slot| {
+        let mut slot = aged(slot, age);
+        if messages == Messages::LeftOut {
+            slot.models.iter_mut().for_each(|model| model.message = None);
+        }
+        let last_failure = worker.link.last_failure(&slot.id).map(|failure| told(&failure, messages));
+        Seen { slot, last_failure }
+    };
+    json!(slots.iter().map(seen).collect::<Vec<_>>())
+}
+
+fn told(failure: &Failure, messages: Messages) -> Value {
+    let longest = if messages == Messages::LeftOut { MAX_SHORT_CHARS } else { usize::MAX };
+    let message = failure.message.as_ref().map(|message| message.chars().take(longest).collect::<String>());
+    json!({
+        "model": failure.model,
+        "code": failure.code,
+        "message": message,
+        "age_ms": millis(failure.at.elapsed()),
+    })
 }
 
 /// What may be sent to a worker's multiplexer, by model; nothing without one.
@@ -24,20 +65,21 @@ pub(super) fn gates(worker: &WorkerState) -> Value {
     gates.iter().map(gate).collect()
 }
 
-/// Where a model is: each slot that can hold it, and whether the worker may be sent requests for it.
+/// Where a model is, by whichever of its names: each slot that can hold it, and whether the worker may be sent requests for it.
 pub(super) fn of_model(model: &str, workers: &[WorkerState]) -> Vec<Value> {
     let mut residency = Vec::new();
     for worker in workers.iter().filter(|worker| worker.link.info.slots1) {
         let gates = worker.core.gates.as_deref().unwrap_or_default();
-        let open = gates.iter().any(|(open, _)| **open == *model);
+        let is_open = |id: &str| gates.iter().any(|(open, _)| **open == *id);
+        let has_name = |entry: &&SlotModel| entry.id == model || entry.aliases.iter().any(|alias| alias == model);
         for slot in worker.link.slots().0.iter() {
-            residency.extend(slot.models.iter().filter(|entry| entry.id == model).map(|entry| {
+            residency.extend(slot.models.iter().filter(has_name).map(|entry| {
                 json!({
                     "worker_id": &*worker.link.info.id,
                     "slot": slot.id,
                     "slot_state": slot.state,
                     "status": entry.status,
-                    "open": open,
+                    "open": is_open(&entry.id),
                 })
             }));
         }
@@ -46,7 +88,7 @@ pub(super) fn of_model(model: &str, workers: &[WorkerState]) -> Vec<Value> {
 }
 
 fn aged(slot: &Slot, age: Duration) -> Slot {
-    let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+    let age = millis(age);
     let mut slot = slot.clone();
     slot.since_ms = slot.since_ms.saturating_add(age);
     // A slot at work says 0, and says something else when it is not.
@@ -60,10 +102,12 @@ fn aged(slot: &Slot, age: Duration) -> Slot {
     slot
 }
 
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
-    use modelrelay_protocol::message::SlotModel;
-
     use super::*;
 
     #[test]

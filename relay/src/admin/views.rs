@@ -4,18 +4,23 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::residency;
+use super::problem_in;
+use super::residency::{self, Messages};
 use crate::dispatch::{RequestPlace, WorkerKey};
 use crate::provider::{LiveRequest, Provider, WorkerState};
 use crate::relay::{Relay, gauges};
 
 /// `GET /admin/workers`
 pub(super) async fn workers(State(relay): State<Arc<Relay>>) -> Json<Value> {
-    let workers: Vec<Value> =
-        relay.all_providers().iter().flat_map(|p| p.snapshot().workers).map(|w| worker(&w)).collect();
+    let workers = relay.all_providers().into_iter().flat_map(|p| p.snapshot().workers);
+    let workers: Vec<Value> = workers.map(|w| worker(&w, Messages::Told)).collect();
     Json(json!({ "workers": workers }))
 }
 
@@ -42,11 +47,24 @@ pub(super) async fn stats(State(relay): State<Arc<Relay>>) -> Json<Value> {
     }))
 }
 
-/// `GET /admin/state`: one snapshot for machines.
-pub(super) async fn state(State(relay): State<Arc<Relay>>) -> Json<Value> {
+/// What is to be in the snapshot besides what always is.
+#[derive(Deserialize)]
+pub(super) struct Wanted {
+    /// Where each model is: as much again as all slots of all workers.
+    #[serde(default)]
+    residency: bool,
+}
+
+/// `GET /admin/state`: one snapshot for machines. What would make it large is left out, or only there if it is asked for:
+/// it is read every few seconds, and bounded where it is read.
+pub(super) async fn state(State(relay): State<Arc<Relay>>, wanted: Result<Query<Wanted>, QueryRejection>) -> Response {
+    let Ok(Query(Wanted { residency })) = wanted else {
+        let why = "residency must be true or false";
+        return problem_in(StatusCode::BAD_REQUEST, "invalid_query", why, Some("residency"));
+    };
     let status = relay.config_watch.status();
-    let providers: Vec<Value> = relay.providers.all().iter().map(|p| provider(&relay, p)).collect();
-    Json(json!({
+    let providers: Vec<Value> = relay.providers.all().iter().map(|p| provider(&relay, p, residency)).collect();
+    let body = json!({
         "relay_id": relay.shared.relay_id,
         "version": env!("CARGO_PKG_VERSION"),
         "config_hash": status.hash,
@@ -55,7 +73,8 @@ pub(super) async fn state(State(relay): State<Arc<Relay>>) -> Json<Value> {
         "api_keys_error": relay.keys.error(),
         "phase": format!("{:?}", relay.shared.phase()).to_lowercase(),
         "providers": providers,
-    }))
+    });
+    Json(body).into_response()
 }
 
 /// `GET /admin/requests`
@@ -64,7 +83,7 @@ pub(super) async fn requests(State(relay): State<Arc<Relay>>) -> Json<Value> {
     Json(json!({ "requests": live }))
 }
 
-fn worker(worker: &WorkerState) -> Value {
+fn worker(worker: &WorkerState, messages: Messages) -> Value {
     let (info, core) = (&worker.link.info, &worker.core);
     json!({
         "worker_id": &*info.id,
@@ -86,12 +105,12 @@ fn worker(worker: &WorkerState) -> Value {
         "grant": core.grant.map(|grant| json!({
             "slots": grant.slots, "others": grant.others, "capacity": grant.capacity, "links": grant.links,
         })),
-        "slots": residency::slots(worker),
+        "slots": residency::slots(worker, messages),
         "gates": residency::gates(worker),
     })
 }
 
-fn provider(relay: &Relay, provider: &Provider) -> Value {
+fn provider(relay: &Relay, provider: &Provider, with_residency: bool) -> Value {
     let (state, config) = (provider.snapshot(), provider.config());
     let id_of = |key: WorkerKey| state.workers.iter().find(|worker| worker.core.key == key).map(|w| &*w.link.info.id);
     let models = gauges::models(&state, &config).map(|model| {
@@ -103,7 +122,7 @@ fn provider(relay: &Relay, provider: &Provider) -> Value {
             "workers": model.workers,
             "open_workers": model.open_workers,
             "asked_worker": model.asked.and_then(id_of),
-            "residency": residency::of_model(&model.model, &state.workers),
+            "residency": with_residency.then(|| residency::of_model(&model.model, &state.workers)),
             "in_flight": state.in_flight_by_model.get(&model.model).copied().unwrap_or(0),
         })
     });
@@ -115,7 +134,7 @@ fn provider(relay: &Relay, provider: &Provider) -> Value {
         "oldest_ms": state.oldest_age.map(millis),
         "in_flight": state.in_flight,
         "models": models.collect::<Vec<_>>(),
-        "workers": state.workers.iter().map(worker).collect::<Vec<_>>(),
+        "workers": state.workers.iter().map(|w| worker(w, Messages::LeftOut)).collect::<Vec<_>>(),
     })
 }
 

@@ -4,11 +4,15 @@
 //! worker says that it cannot load it, drains or leaves, or a time has passed in which it should have been there: were it
 //! made anew with each word of each slot, one request would make a load on every worker in turn.
 //!
+//! A slot that was asked for one model counts as taken for the next, until its worker says more: models that are asked for in
+//! the same moment go to as many slots as are free.
+//!
 //! A model needs a choice while something waits for it that nobody who serves it can be sent: usually because nobody
 //! serves it, but a worker that speaks only the seeds, or one that failed the very request, helps no more than none.
 //! Where every multiplexer that has the model said that it cannot load it now, such requests end at once.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
 
@@ -19,7 +23,7 @@ use super::event::{Model, RequestKey, WorkerKey};
 use super::models::{Group, ModelId};
 use super::queue::LaneKey;
 use super::registry::Worker;
-use super::residency::{Failed, Nearness, Standing};
+use super::residency::{Failed, Multiplexer, Nearness, Standing};
 
 /// The least time that a choice stays if nothing comes of it.
 const LEAST_PATIENCE: Span = 60_000_000_000;
@@ -59,11 +63,18 @@ impl Dispatch {
             self.models.choice_dues.pop_first();
             self.models.touch(model);
         }
-        while let Some(model) = self.models.touched.pop_first() {
-            self.models.hold(model);
+        if self.models.touched.is_empty() {
+            return;
+        }
+        // One choice bears upon the next. By name, their order is one that relays share.
+        let mut touched: Vec<_> = std::mem::take(&mut self.models.touched).into_iter().collect();
+        touched.sort_by(|a, b| self.models[*a].name.cmp(&self.models[*b].name));
+        touched.iter().for_each(|model| self.models.hold(*model));
+        for model in touched {
             self.fail_unloadable(model, now, out);
             let choice = self.next_choice(model, now);
             self.set_choice(model, choice, now);
+            self.models.touched.remove(&model);
             self.models.let_go(model);
         }
     }
@@ -101,17 +112,26 @@ impl Dispatch {
         }
     }
 
-    /// Whether nobody serves the model, and a multiplexer could.
-    pub(super) fn is_to_be_loaded(&self, model: ModelId) -> bool {
-        let group = &self.models[model];
-        group.clock.is_cold() && !group.multiplexers.is_empty()
+    /// Whether nobody serves the model who could be sent what is in this lane, and a multiplexer could once it has loaded
+    /// it.
+    pub(super) fn waits_for_load(&self, group: &Group, pin: Option<WorkerKey>, lane: &LaneKey) -> bool {
+        match pin {
+            Some(pin) => group.multiplexers.contains(&pin) && !group.open.core1.contains(&pin),
+            None => !self.is_open_to(group, lane) && self.multiplexers_for(group, lane).next().is_some(),
+        }
     }
 
-    /// How long until the chosen worker has the model, if it said.
-    pub(super) fn eta(&self, model: ModelId, now: Moment) -> Option<Span> {
+    /// Whether time counts as cold for what waits in this lane: nobody serves the model, or nobody who could be sent it
+    /// until a multiplexer has loaded it.
+    pub(super) fn is_cold(&self, group: &Group, pin: Option<WorkerKey>, lane: &LaneKey) -> bool {
+        group.open.is_empty() || !group.multiplexers.is_empty() && self.waits_for_load(group, pin, lane)
+    }
+
+    /// How long until the worker that a request is pinned to, or the chosen one, has the model, if it said.
+    pub(super) fn eta(&self, model: ModelId, pin: Option<WorkerKey>, now: Moment) -> Option<Span> {
         let group = &self.models[model];
-        let worker = self.workers.get(&group.choice?.worker)?;
-        worker.multiplexer.as_ref()?.eta(&group.name, now)
+        let worker = pin.or(group.choice.map(|choice| choice.worker))?;
+        self.workers.get(&worker)?.multiplexer.as_ref()?.eta(&group.name, now)
     }
 
     /// Whether some worker that serves the model now could be sent what is in this lane.
@@ -172,7 +192,11 @@ impl Dispatch {
         let choice = kept.or_else(|| {
             let overdue = group.choice.filter(|choice| now >= choice.until).map(|choice| choice.worker);
             let overdue = overdue.or(group.passed_over);
-            let worker = self.nearest(group, near, overdue)?;
+            let beside = |key: WorkerKey| {
+                let nearness = self.nearness_beside(key, model, near(key)?, now);
+                Some((!self.is_asked_by_another_name(key, model), nearness))
+            };
+            let worker = self.nearest(group, beside, overdue)?;
             Some(Choice::new(worker, now))
         })?;
         let eta =
@@ -180,11 +204,44 @@ impl Dispatch {
         Some(choice.handle_eta(eta))
     }
 
+    /// How near a worker is that this relay has asked for other models too: their slots will not be free for long, though
+    /// it has not said so yet. Were they taken for free, one worker would be asked for all that is asked for in its
+    /// silence, however many have nothing to do.
+    fn nearness_beside(&self, key: WorkerKey, model: ModelId, nearness: Nearness, now: Moment) -> Nearness {
+        let Some((worker, multiplexer)) = self.workers.get(&key).and_then(|w| Some((w, w.multiplexer.as_ref()?)))
+        else {
+            return nearness;
+        };
+        let groups = worker.models.iter().filter(|other| **other != model).map(|other| &self.models[*other]);
+        let asked = groups.filter(|group| group.choice.is_some_and(|choice| choice.worker == key));
+        // By what the worker means: another name of the same model is not another model.
+        let model = multiplexer.id(&self.models[model].name);
+        let others = asked.map(|group| multiplexer.id(&group.name));
+        let others: BTreeSet<_> = others.filter(|other| *other != model && !multiplexer.is_coming(other)).collect();
+        if others.is_empty() {
+            return nearness;
+        }
+        multiplexer.nearness_beside(&others, model, now)
+    }
+
+    /// Whether this relay has asked a worker for the same model by another name, and so for its load: whatever is nearer now,
+    /// a second load is farther than none.
+    fn is_asked_by_another_name(&self, key: WorkerKey, model: ModelId) -> bool {
+        let has_names = |worker: &&Worker| worker.multiplexer.as_ref().is_some_and(Multiplexer::has_aliases);
+        let Some(worker) = self.workers.get(&key).filter(has_names) else {
+            return false;
+        };
+        let id = worker.id(&self.models[model].name);
+        let groups = worker.models.iter().filter(|other| **other != model).map(|other| &self.models[*other]);
+        let mut asked = groups.filter(|group| group.choice.is_some_and(|choice| choice.worker == key));
+        asked.any(|group| worker.id(&group.name) == id)
+    }
+
     /// The nearest worker, `overdue` last: it had its time. Ties are broken as every other relay does.
     fn nearest(
         &self,
         group: &Group,
-        near: impl Fn(WorkerKey) -> Option<Nearness>,
+        near: impl Fn(WorkerKey) -> Option<(bool, Nearness)>,
         overdue: Option<WorkerKey>,
     ) -> Option<WorkerKey> {
         let place = |key: WorkerKey| Some((Some(key) == overdue, near(key)?));
@@ -196,7 +253,8 @@ impl Dispatch {
 
     fn affinity(&self, key: WorkerKey, model: &Model) -> u64 {
         let multiplexer = self.workers.get(&key).and_then(|worker| worker.multiplexer.as_ref());
-        multiplexer.map_or(0, |multiplexer| affinity(&multiplexer.instance, model))
+        // By its id: whoever asks for it by another name shall ask the same worker.
+        multiplexer.map_or(0, |multiplexer| affinity(&multiplexer.instance, multiplexer.id(model)))
     }
 
     fn set_choice(&mut self, model: ModelId, choice: Option<Choice>, now: Moment) {

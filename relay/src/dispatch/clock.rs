@@ -1,15 +1,15 @@
 //! Time inside the core: whole nanoseconds since the first event, so that sums of deadlines can neither panic nor round.
 //!
-//! A request that waits has two clocks, one that runs while a worker serves its model and one that runs while none
-//! does. Both are read off its model's [`ModelClock`], which adds up how long the model has been cold; its warm time is
-//! the rest. Each only ever grows, and at any moment exactly one of them does, so a deadline on either axis is one
-//! number that never has to be touched again while the request waits.
+//! A request that waits has two clocks, one that runs while a worker serves its model and one that runs while it waits
+//! for a load. Both are read off the [`LaneClock`] of those that wait for the same workers, which adds up how long they
+//! have been cold; warm time is the rest. Each only ever grows, and at any moment exactly one of them does, so a deadline
+//! on either axis is one number that never has to be touched again while the request waits.
 
 use std::time::Duration;
 
 use super::event::Now;
 
-/// A length of time, or a place on a model's warm or cold axis, in nanoseconds.
+/// A length of time, or a place on the warm or cold axis of a lane, in nanoseconds.
 pub(super) type Span = i64;
 
 /// Settings beyond this (36 years) mean "never"; a few of them still add up without overflow.
@@ -75,24 +75,24 @@ impl Clock {
     }
 }
 
-/// How long a model has been cold and warm since the relay first heard of it.
+/// How long the requests of a lane have been cold and warm since the first of them came.
 #[derive(Debug)]
-pub(super) struct ModelClock {
+pub(super) struct LaneClock {
     cold_before: Span,
     cold_since: Option<Moment>,
 }
 
-impl ModelClock {
-    /// A model that nobody serves yet.
-    pub(super) fn cold_from(now: Moment) -> Self {
-        Self { cold_before: 0, cold_since: Some(now) }
+impl LaneClock {
+    /// A clock that has counted nothing yet.
+    pub(super) fn new(cold: bool, now: Moment) -> Self {
+        Self { cold_before: 0, cold_since: cold.then_some(now) }
     }
 
     pub(super) fn is_cold(&self) -> bool {
         self.cold_since.is_some()
     }
 
-    /// The cold axis: how long the model has been cold altogether.
+    /// The cold axis: how long the lane has been cold altogether.
     pub(super) fn cold(&self, now: Moment) -> Span {
         self.cold_before + self.cold_since.map_or(0, |since| now.since(since))
     }

@@ -5,6 +5,7 @@ use super::clock::{Moment, duration};
 use super::effect::{Effect, Failure};
 use super::event::{CancelReason, RequestKey};
 use super::models::ModelId;
+use super::queue::Expired;
 use super::request::{Expiry, State};
 
 impl Dispatch {
@@ -33,14 +34,13 @@ impl Dispatch {
     }
 
     fn expire_waiting(&mut self, model: ModelId, now: Moment, out: &mut Vec<Effect>) {
-        let group = &self.models[model];
-        if let Some(key) = group.queue.warm_expired(&group.clock, now) {
-            let expiry = self.requests.get(&key).map_or(Expiry::Waiting, |r| r.warm_failure());
-            self.expire_queued(key, expiry, now, out);
-        } else if let Some(key) = group.queue.cold_expired(&group.clock, now) {
-            self.expire_queued(key, Expiry::Waiting, now, out);
-        } else {
-            self.refresh_due(model, now);
+        match self.models[model].queue.pop_expired(now) {
+            Some(Expired::Warm(key)) => {
+                let expiry = self.requests.get(&key).map_or(Expiry::Waiting, |r| r.warm_failure());
+                self.expire_queued(key, expiry, now, out);
+            }
+            Some(Expired::Cold(key)) => self.expire_queued(key, Expiry::Waiting, now, out),
+            None => self.refresh_due(model),
         }
     }
 
@@ -50,15 +50,17 @@ impl Dispatch {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
-        let (trouble, model) = (request.trouble, request.model);
+        let trouble = request.trouble;
+        let waits = self.waits_for_load(&self.models[request.model], request.pin, &request.lane());
+        let loading = waits.then(|| self.eta(request.model, request.pin, now).map(duration));
         self.dequeue(key, now);
         let failure = match (trouble, expiry) {
             (Some(trouble), _) => trouble.failure(),
             (None, Expiry::Request) => Failure::RequestTimeout,
-            (None, Expiry::Waiting) if self.is_to_be_loaded(model) => {
-                Failure::ModelLoading { retry_after: self.eta(model, now).map(duration) }
-            }
-            (None, Expiry::Waiting) => Failure::QueueTimeout { retry_after_secs: self.retry_after_secs(now) },
+            (None, Expiry::Waiting) => match loading {
+                Some(retry_after) => Failure::ModelLoading { retry_after },
+                None => Failure::QueueTimeout { retry_after_secs: self.retry_after_secs(now) },
+            },
         };
         self.fail(key, failure, now, out);
     }

@@ -13,6 +13,7 @@ use super::clock::{Moment, Span, duration};
 use super::effect::{Effect, ModelDemand};
 use super::event::{Model, WorkerKey};
 use super::models::ModelId;
+use super::registry::Worker;
 
 /// The least time between two messages to one worker.
 const PACE: Span = 50_000_000;
@@ -41,17 +42,19 @@ impl DemandState {
         self.doubtful |= self.believed.remove(model).is_some();
     }
 
-    /// The worker was sent a request, and counts one less.
-    pub(super) fn handle_sent(&mut self, model: &Model) {
+    /// The worker was sent a request, and counts one less. Returns whether it now takes nothing to be waiting for the model
+    /// of which it was told before.
+    pub(super) fn handle_sent(&mut self, model: &Model) -> bool {
         // The last state is always told, also to a worker that counts for itself; and one that adds its models up counts
         // down whatever it is sent.
         self.doubtful |= !self.believed.is_empty();
-        if let Some(count) = self.believed.get_mut(model) {
-            *count -= 1;
-            if *count == 0 {
-                self.believed.remove(model);
-            }
+        let Some(count) = self.believed.get_mut(model) else { return false };
+        *count -= 1;
+        let is_last = *count == 0;
+        if is_last {
+            self.believed.remove(model);
         }
+        is_last
     }
 }
 
@@ -87,6 +90,19 @@ impl Dispatch {
         let at = worker.demand.told_at.map_or(now, |told| told.plus(PACE).max(now));
         worker.demand.marked = Some(at);
         self.marked.insert((at, key));
+    }
+
+    /// A multiplexer takes nothing to be waiting for the model any more, and something is: it is told without regard to its
+    /// pace, or it would unload the model for another. That happens once per so many requests as it was told of.
+    pub(super) fn hurry(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
+        let waits = |worker: &&mut Worker| worker.multiplexer.is_some() && self.models[model].told(worker).count > 0;
+        let Some(worker) = self.workers.get_mut(&key).filter(waits) else {
+            return;
+        };
+        if let Some(later) = worker.demand.marked.replace(now) {
+            self.marked.remove(&(later, key));
+        }
+        self.marked.insert((now, key));
     }
 
     /// A worker refused a request: it counts one more than it was told, and is told what is so.

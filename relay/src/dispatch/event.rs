@@ -1,6 +1,6 @@
 //! What the shell tells the core. Every type here is plain data; times come in beside the event.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +11,9 @@ pub type Now = std::time::Instant;
 
 /// A model's exact name, as advertised by a worker or asked for by a client.
 pub type Model = Arc<str>;
+
+/// Ids of models.
+pub type Allowed = Arc<BTreeSet<Model>>;
 
 /// Names one client request within this relay. Keys increase in arrival order: the key *is* the place in the queue.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -164,8 +167,8 @@ pub struct NewRequest {
     pub pin: Option<WorkerKey>,
     /// A worker that speaks only the seeds' messages cannot carry it.
     pub needs_core1: bool,
-    /// Whether the shell could send it a second time.
-    pub resendable: bool,
+    /// The models that may answer it, by their ids, whatever a worker means by its name; `None`: any.
+    pub allowed: Option<Allowed>,
 }
 
 /// A worker that was just acknowledged.

@@ -30,10 +30,14 @@ impl Dispatch {
         let Some(multiplexer) = &mut worker.multiplexer else {
             return;
         };
-        if multiplexer.set_gates(gates) {
-            // A model that is ready anew is as good as advertised anew: what failed there before is forgiven.
-            worker.announcements += 1;
-            worker.models.iter().for_each(|model| self.models.touch(*model));
+        let turned = multiplexer.set_gates(gates);
+        let is_turned = |model: &ModelId| turned.contains(multiplexer.id(&self.models[*model].name));
+        let turned: Vec<_> = worker.models.iter().copied().filter(is_turned).collect();
+        if !turned.is_empty() {
+            // A model that is ready anew is as good as advertised anew: what failed there before is forgiven. It is when the
+            // gate shuts, too: nothing goes there until it is ready anew, and what failed may be all that has it loaded.
+            worker.handle_turned(&turned);
+            turned.iter().for_each(|model| self.models.touch(*model));
         }
         worker.grant = Some(sums);
         worker.granted_at = self.turn;
@@ -41,13 +45,19 @@ impl Dispatch {
             let group = &self.models[*model];
             group.open.core1.contains(&key) != worker.is_open_for(&group.name)
         };
-        for model in worker.models.iter().copied().filter(is_new).collect::<Vec<_>>() {
+        let new: Vec<_> = worker.models.iter().copied().filter(is_new).collect();
+        self.serve_anew(key, new, now, out);
+        self.mark(key, now);
+        self.answer_gates(key, now);
+    }
+
+    /// These models of a multiplexer have opened, shut, or become others.
+    fn serve_anew(&mut self, key: WorkerKey, models: Vec<ModelId>, now: Moment, out: &mut Vec<Effect>) {
+        for model in models {
             self.begin_serving(key, model, now);
         }
         self.refresh_rank(key);
         self.fill(key, now, out);
-        self.mark(key, now);
-        self.answer_gates(key, now);
     }
 
     /// As every grant is answered, if something waits for a model that it is about.
@@ -60,21 +70,27 @@ impl Dispatch {
         }
     }
 
-    /// What the slots are doing. It informs the choice of whom to ask, and nothing else.
-    pub(super) fn handle_slots(&mut self, key: WorkerKey, slots: &[Slot], now: Moment) {
+    /// What the slots are doing, which informs the choice of whom to ask and nothing else; and what their models are called.
+    pub(super) fn handle_slots(&mut self, key: WorkerKey, slots: &[Slot], now: Moment, out: &mut Vec<Effect>) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
         let Some(multiplexer) = &mut worker.multiplexer else {
             return;
         };
-        multiplexer.set_slots(slots, now);
+        let are_renamed = multiplexer.set_slots(slots, now);
         for model in &worker.models {
             let name = &self.models[*model].name;
             if multiplexer.has_forgotten(name) && multiplexer.gate(name).is_none() {
                 worker.demand.handle_forgotten(name);
             }
             self.models.touch(*model);
+        }
+        if are_renamed {
+            let models = worker.models.clone();
+            self.serve_anew(key, models.clone(), now, out);
+            // Nobody else may mean what these may be answered by.
+            models.into_iter().for_each(|model| self.fail_hopeless(model, now, out));
         }
         self.mark(key, now);
     }
@@ -89,8 +105,10 @@ impl Group {
         }
         let mut waiting = self.queue.waiting_for(worker);
         let gate = worker.multiplexer.as_ref().and_then(|multiplexer| multiplexer.gate(&self.name));
-        if let Some(gate) = gate.filter(|gate| gate.capacity > 0) {
-            waiting.count = waiting.count.min(gate.capacity.saturating_mul(MOST_TOLD));
+        let most = gate.filter(|gate| gate.capacity > 0).map(|gate| gate.capacity.saturating_mul(MOST_TOLD));
+        if let Some(most) = most.filter(|most| *most < waiting.count) {
+            waiting.count = most;
+            waiting.arrivals = self.queue.first_arrivals(worker, most);
         }
         waiting
     }

@@ -2,8 +2,8 @@
 
 use super::clock::{Moment, duration, span};
 use super::effect::{Effect, Failure, Stage};
-use super::event::{CancelReason, NewRequest, RequestKey, WorkerKey};
-use super::request::{Limits, Request, State};
+use super::event::{CancelReason, Model, NewRequest, RequestKey, WorkerKey};
+use super::request::{Limits, Request, Scope, State};
 use super::{Dispatch, Phase};
 
 impl Dispatch {
@@ -22,14 +22,13 @@ impl Dispatch {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
-        let (model, lane) = (request.model, request.lane());
-        let hopeless = |pin: Option<WorkerKey>| match pin {
-            Some(pin) => self.refuses_to_load_pinned(model, pin, now),
-            None => self.refuses_to_load(model, &lane, now),
+        let hopeless = || match request.pin {
+            Some(pin) => self.refuses_to_load_pinned(request.model, pin, now),
+            None => self.refuses_to_load(request.model, &request.lane(), now),
         };
         if let Some(worker) = self.pick(request) {
             self.send(key, worker, now, out);
-        } else if let Some(failure) = hopeless(request.pin) {
+        } else if let Some(failure) = hopeless() {
             self.fail(key, failure, now, out);
         } else if self.is_full_for(request.bytes) {
             let retry_after_secs = self.retry_after_secs(now);
@@ -57,8 +56,11 @@ impl Dispatch {
             let too_old = new.needs_core1 && !worker.core1;
             return too_old.then_some(Failure::WorkerTooOld { worker: pin });
         }
-        let group = self.models.find(&new.model).filter(|_| new.needs_core1)?;
-        group.only_too_old().map(|worker| Failure::WorkerTooOld { worker })
+        if !new.needs_core1 {
+            return None;
+        }
+        let worker = self.models.find(&new.model)?.only_too_old()?;
+        Some(Failure::WorkerTooOld { worker })
     }
 
     /// Whether a worker is there and may be sent new requests.
@@ -68,7 +70,7 @@ impl Dispatch {
 
     /// Makes the request known, waiting but not in the queue yet.
     fn admit(&mut self, new: &NewRequest, now: Moment) {
-        let model = self.models.intern(&new.model, now);
+        let model = self.models.intern(&new.model);
         self.models.hold(model);
         let request = Request {
             key: new.key,
@@ -76,7 +78,7 @@ impl Dispatch {
             bytes: new.bytes,
             pin: new.pin,
             needs_core1: new.needs_core1,
-            resendable: new.resendable,
+            scope: new.allowed.clone().map(|allowed| Scope { name: Model::clone(&new.model), allowed }),
             arrived: now,
             limits: Limits::new(&self.settings, &new.model, !self.models[model].multiplexers.is_empty()),
             cold_waited: 0,
@@ -86,8 +88,9 @@ impl Dispatch {
             sent: 0,
             failed_on: Vec::new(),
             trouble: None,
-            state: State::Queued { since: now, cold_start: self.models[model].clock.cold(now) },
+            state: State::Queued { since: now, cold_start: 0 },
         };
+        self.pinned.extend(new.pin.map(|pin| (pin, new.key)));
         self.requests.insert(new.key, request);
     }
 
@@ -187,6 +190,9 @@ impl Dispatch {
     /// Forgets a request, and its model if that was all.
     pub(super) fn end(&mut self, key: RequestKey) {
         if let Some(request) = self.requests.remove(&key) {
+            if let Some(pin) = request.pin {
+                self.pinned.remove(&(pin, key));
+            }
             self.models.let_go(request.model);
         }
     }

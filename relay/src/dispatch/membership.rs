@@ -6,6 +6,7 @@ use super::clock::Moment;
 use super::effect::{Effect, Failure, RequeueReason};
 use super::event::{Grant, LossCause, Model, NewWorker, RequestKey, WorkerKey};
 use super::models::ModelId;
+use super::queue::LaneId;
 use super::registry::Worker;
 use super::{Dispatch, Phase};
 
@@ -15,7 +16,7 @@ impl Dispatch {
         if self.workers.contains_key(&new.key) {
             return;
         }
-        let models = self.intern_all(&new.models, now);
+        let models = self.intern_all(&new.models);
         let worker = Worker::new(new, models, now);
         let (key, models) = (worker.key, worker.models.clone());
         self.workers.insert(key, worker);
@@ -45,18 +46,16 @@ impl Dispatch {
         if !self.workers.contains_key(&key) {
             return;
         }
-        let new = self.intern_all(models, now);
+        let new = self.intern_all(models);
         self.forget_demand(key);
         self.clear_rank(key);
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
-        worker.announcements += 1;
         if let Some(load) = load {
             worker.handle_load(load);
         }
-        let old = std::mem::replace(&mut worker.models, new.clone());
-        worker.ranks = vec![None; new.len()];
+        let old = worker.handle_models(new.clone());
         for model in new.iter().filter(|model| old.binary_search(model).is_err()) {
             self.begin_serving(key, *model, now);
         }
@@ -69,7 +68,7 @@ impl Dispatch {
         self.fill(key, now, out);
         for model in new.iter().chain(&gone) {
             // What failed here before may be served here again.
-            self.models.touch(*model);
+            self.refresh_warmth(*model, now);
             self.fail_hopeless(*model, now, out);
         }
         for model in gone {
@@ -157,9 +156,11 @@ impl Dispatch {
         if !self.workers.get(&newer).is_some_and(|worker| worker.core1 && !worker.draining) {
             return;
         }
-        let pinned = self.requests.values().filter(|request| request.pin == Some(older));
-        let pinned: Vec<_> = pinned.map(|request| request.key).collect();
-        for request in pinned {
+        let all = (older, RequestKey(0))..=(older, RequestKey(u64::MAX));
+        let pinned: Vec<_> = self.pinned.range(all).copied().collect();
+        for (_, request) in pinned {
+            self.pinned.remove(&(older, request));
+            self.pinned.insert((newer, request));
             self.pin_to(request, newer, now);
         }
         self.fill(newer, now, out);
@@ -203,8 +204,8 @@ impl Dispatch {
         }
     }
 
-    fn intern_all(&mut self, names: &[Model], now: Moment) -> Vec<ModelId> {
-        let mut models: Vec<_> = names.iter().map(|name| self.models.intern(name, now)).collect();
+    fn intern_all(&mut self, names: &[Model]) -> Vec<ModelId> {
+        let mut models: Vec<_> = names.iter().map(|name| self.models.intern(name)).collect();
         models.sort_unstable();
         models.dedup();
         models
@@ -238,14 +239,21 @@ impl Dispatch {
         self.refresh_warmth(model, now);
     }
 
-    /// Switches the model's clock when its first worker came or opened, or its last one shut or went.
+    /// Switches the clocks of what waits for the model, where its first worker came or opened, or its last one shut or went.
     fn refresh_warmth(&mut self, model: ModelId, now: Moment) {
         self.models.touch(model);
-        let group = &mut self.models[model];
-        let cold = group.open.is_empty();
-        if cold != group.clock.is_cold() {
-            group.clock.set_cold(cold, now);
-            self.refresh_due(model, now);
+        let group = &self.models[model];
+        let switched = group.queue.lanes().filter_map(|(pin, key, lane)| {
+            let cold = self.is_cold(group, pin, key);
+            (cold != lane.is_cold()).then(|| (LaneId { pin, key: key.clone() }, cold))
+        });
+        let switched: Vec<_> = switched.collect();
+        if switched.is_empty() {
+            return;
         }
+        for (lane, cold) in switched {
+            self.models[model].queue.set_cold(&lane, cold, now);
+        }
+        self.refresh_due(model);
     }
 }

@@ -1,10 +1,10 @@
 //! The models that anybody serves or asks for. One that nobody does any more is forgotten, whatever clients make up.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::{Index, IndexMut};
 
 use super::choice::Choice;
-use super::clock::{ModelClock, Moment};
+use super::clock::Moment;
 use super::event::{Model, WorkerKey};
 use super::queue::ModelQueue;
 use super::registry::Worker;
@@ -18,7 +18,6 @@ pub(super) struct ModelId(usize);
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) name: Model,
-    pub(super) clock: ModelClock,
     /// Who advertises it and takes requests.
     pub(super) serving: Servers,
     /// Who of those could be sent requests for it now or after others: all but multiplexers that do not hold it. While there
@@ -30,6 +29,8 @@ pub(super) struct Group {
     pub(super) choice: Option<Choice>,
     /// One that was asked before and took too long.
     pub(super) passed_over: Option<WorkerKey>,
+    /// Who of all that advertise it has it as a further name of a model, and of which.
+    alias_of: BTreeMap<WorkerKey, Model>,
     /// Who advertises it and drains.
     pub(super) leaving: Servers,
     /// Who of the open ones has room.
@@ -82,15 +83,15 @@ impl Servers {
 }
 
 impl Group {
-    fn new(name: Model, now: Moment) -> Self {
+    fn new(name: Model) -> Self {
         Self {
             name,
-            clock: ModelClock::cold_from(now),
             serving: Servers::default(),
             open: Servers::default(),
             multiplexers: BTreeSet::new(),
             choice: None,
             passed_over: None,
+            alias_of: BTreeMap::new(),
             leaving: Servers::default(),
             available: Available::default(),
             queue: ModelQueue::default(),
@@ -103,6 +104,10 @@ impl Group {
     /// A worker that advertises the model came, or changed.
     pub(super) fn insert(&mut self, worker: &Worker) {
         self.remove(worker);
+        let id = worker.id(&self.name);
+        if *id != self.name {
+            self.alias_of.insert(worker.key, Model::clone(id));
+        }
         if worker.draining {
             self.leaving.insert(worker);
             return;
@@ -122,6 +127,7 @@ impl Group {
         self.open.remove(worker);
         self.leaving.remove(worker);
         self.multiplexers.remove(&worker.key);
+        self.alias_of.remove(&worker.key);
     }
 
     /// A worker that cannot carry what needs `core1`, where that is all there is. Nothing at all is not "too old".
@@ -129,6 +135,12 @@ impl Group {
         (self.serving.core1.is_empty() && self.leaving.core1.is_empty())
             .then(|| self.serving.seeds.first().copied())
             .flatten()
+    }
+
+    /// What those who advertise it mean by it.
+    pub(super) fn ids(&self) -> BTreeSet<Model> {
+        let others = self.serving.len() + self.leaving.len() > self.alias_of.len();
+        self.alias_of.values().chain(others.then_some(&self.name)).cloned().collect()
     }
 
     fn is_unused(&self) -> bool {
@@ -158,11 +170,11 @@ impl Models {
     }
 
     /// The model's number, a new one if it has none. The caller holds it, or has a worker serve it.
-    pub(super) fn intern(&mut self, name: &Model, now: Moment) -> ModelId {
+    pub(super) fn intern(&mut self, name: &Model) -> ModelId {
         if let Some(id) = self.id(name) {
             return id;
         }
-        let group = Some(Group::new(name.clone(), now));
+        let group = Some(Group::new(name.clone()));
         let id = match self.free.pop() {
             Some(id) => {
                 self.groups[id.0] = group;

@@ -9,21 +9,21 @@ use super::clock::{Moment, duration};
 use super::effect::Effect;
 use super::event::{RequestKey, WorkerKey};
 use super::models::ModelId;
-use super::queue::Place;
+use super::queue::{LaneId, Place};
 use super::registry::Worker;
 use super::request::{Request, State};
 
 impl Dispatch {
     /// The best free worker for a request, if there is one.
     pub(super) fn pick(&self, request: &Request) -> Option<WorkerKey> {
-        let suits = |worker: &Worker| !request.refuses(worker.key, worker.announcements);
+        let suits = |worker: &Worker| !request.refuses(worker);
         let Some(pin) = request.pin else {
             let suits = |key| self.workers.get(&key).is_some_and(suits);
             return self.models[request.model].available.best(request.needs_core1, suits);
         };
         let worker = self.workers.get(&pin)?;
         let able = worker.serves(request.model) && (worker.core1 || !request.needs_core1);
-        let has_room = worker.has_room_for(request.model, &self.models[request.model].name);
+        let has_room = worker.has_room_for(&self.models[request.model].name);
         (able && has_room && suits(worker)).then_some(pin)
     }
 
@@ -56,9 +56,12 @@ impl Dispatch {
 
     /// Looks only at models that this worker serves and that something waits for, starting from the shorter list.
     fn oldest_for(&self, worker: &Worker) -> Option<RequestKey> {
+        if worker.is_full() {
+            return None;
+        }
         let oldest = |model: &ModelId| {
             let group = &self.models[*model];
-            let room = worker.has_room_for(*model, &group.name);
+            let room = worker.has_room_for(&group.name);
             room.then(|| group.queue.oldest_for(worker)).flatten()
         };
         let waiting = &self.queue.models;
@@ -77,11 +80,10 @@ impl Dispatch {
         let Some(worker) = self.workers.get_mut(&to) else {
             return;
         };
-        let State::Queued { since, cold_start } = request.state else {
+        let State::Queued { since, .. } = request.state else {
             return;
         };
         let group = &self.models[request.model];
-        request.cold_waited = group.clock.cold(now) - cold_start;
         request.attempts += 1;
         let due = request.running_due();
         request.state = State::Running { worker: to, due };
@@ -92,9 +94,10 @@ impl Dispatch {
         request.sent = self.turn;
         worker.in_flight.insert(key);
         if let Some(multiplexer) = &mut worker.multiplexer {
-            multiplexer.handle_sent(request.model);
+            multiplexer.handle_sent(&group.name);
         }
-        worker.demand.handle_sent(&group.name);
+        let believes_in_none = worker.demand.handle_sent(&group.name);
+        let model = request.model;
         out.push(Effect::Send {
             worker: to,
             request: key,
@@ -102,10 +105,14 @@ impl Dispatch {
             waited: duration(now.since(since)),
         });
         self.refresh_rank(to);
+        if believes_in_none {
+            self.hurry(to, model, now);
+        }
     }
 
     /// Takes a running request from its worker, whose slot is free from here on. The caller says what becomes of the
-    /// request, and then lets the worker fill up.
+    /// request, and then lets the worker fill up and [settle](Self::settle), which puts it in its new place among the
+    /// available: not before, for what waits takes the slot at once where anything does.
     pub(super) fn take_from_worker(&mut self, key: RequestKey) {
         let Some(request) = self.requests.get(&key) else {
             return;
@@ -117,15 +124,15 @@ impl Dispatch {
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.in_flight.remove(&key);
             if let Some(multiplexer) = &mut worker.multiplexer {
-                multiplexer.handle_taken(request.model);
+                multiplexer.handle_taken(&self.models[request.model].name);
             }
         }
-        self.refresh_rank(worker);
     }
 
     /// After a worker gave something back: it takes the next, or is done if it drains.
     pub(super) fn settle(&mut self, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
         self.fill(key, now, out);
+        self.refresh_rank(key);
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
@@ -140,10 +147,16 @@ impl Dispatch {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
+        let shared = worker.shared_rank();
+        if worker.multiplexer.is_none() && worker.ranks.first().is_none_or(|rank| *rank == shared) {
+            return;
+        }
         for place in 0..worker.models.len() {
-            let model = worker.models[place];
-            let group = &mut self.models[model];
-            let new = worker.next_rank(model, &group.name);
+            let group = &mut self.models[worker.models[place]];
+            let new = match &worker.multiplexer {
+                Some(multiplexer) => worker.rank_for(&group.name, multiplexer),
+                None => shared,
+            };
             let old = std::mem::replace(&mut worker.ranks[place], new);
             if old == new {
                 continue;
@@ -159,20 +172,25 @@ impl Dispatch {
 
     /// Puts a request into the queue, where it stands by its key. Its cold clock goes on from where it stopped.
     pub(super) fn enqueue(&mut self, key: RequestKey, now: Moment) {
+        let Some(request) = self.requests.get(&key) else {
+            return;
+        };
+        let lane = request.lane_id();
+        let cold = self.is_cold(&self.models[request.model], lane.pin, &lane.key);
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
         let group = &mut self.models[request.model];
-        let cold_start = group.clock.cold(now) - request.cold_waited;
+        let cold_start = group.queue.cold(&lane, now) - request.cold_waited;
         request.state = State::Queued { since: now, cold_start };
-        let place = place_of(request, cold_start);
+        let place = place_of(request, lane, cold_start);
         self.queue.order.insert(key);
         self.queue.bytes = self.queue.bytes.saturating_add(request.bytes);
         self.queue.models.insert(request.model);
         self.queue.walls.extend(place.deadlines.wall.map(|due| (due, key)));
-        group.queue.insert(place);
+        group.queue.insert(&place, cold, now);
         let (model, pin) = (request.model, request.pin);
-        self.refresh_due(model, now);
+        self.refresh_due(model);
         self.mark_listeners(model, now);
         self.mark_pin(pin, now);
         self.models.touch(model);
@@ -183,15 +201,23 @@ impl Dispatch {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
-        let State::Queued { cold_start, .. } = request.state else {
+        let State::Queued { since, cold_start } = request.state else {
             request.pin = Some(to);
             return;
         };
-        let (model, from) = (request.model, request.pin);
-        let queue = &mut self.models[model].queue;
-        queue.remove(&place_of(request, cold_start));
+        let (model, from, old) = (request.model, request.pin, request.lane_id());
         request.pin = Some(to);
-        queue.insert(place_of(request, cold_start));
+        let new = request.lane_id();
+        let cold = self.is_cold(&self.models[model], new.pin, &new.key);
+        let Some(request) = self.requests.get_mut(&key) else {
+            return;
+        };
+        let queue = &mut self.models[model].queue;
+        request.cold_waited = queue.remove(&place_of(request, old, cold_start), now) - cold_start;
+        let cold_start = queue.cold(&new, now) - request.cold_waited;
+        request.state = State::Queued { since, cold_start };
+        queue.insert(&place_of(request, new, cold_start), cold, now);
+        self.refresh_due(model);
         self.mark_listeners(model, now);
         self.mark_pin(from, now);
         self.mark_pin(Some(to), now);
@@ -200,7 +226,7 @@ impl Dispatch {
 
     /// Takes a request out of the queue.
     pub(super) fn dequeue(&mut self, key: RequestKey, now: Moment) {
-        let Some(request) = self.requests.get(&key) else {
+        let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
         let State::Queued { cold_start, .. } = request.state else {
@@ -209,10 +235,10 @@ impl Dispatch {
         if !self.queue.order.remove(&key) {
             return;
         }
-        let place = place_of(request, cold_start);
+        let place = place_of(request, request.lane_id(), cold_start);
         let (model, pin) = (request.model, request.pin);
         let group = &mut self.models[model];
-        group.queue.remove(&place);
+        request.cold_waited = group.queue.remove(&place, now) - cold_start;
         if group.queue.is_empty() {
             self.queue.models.remove(&model);
         }
@@ -221,16 +247,16 @@ impl Dispatch {
             self.queue.walls.remove(&(due, key));
         }
         self.drain_rate.handle_departure(now);
-        self.refresh_due(model, now);
+        self.refresh_due(model);
         self.mark_listeners(model, now);
         self.mark_pin(pin, now);
         self.models.touch(model);
     }
 
     /// Brings a model's entry in the list of deadlines up to date.
-    pub(super) fn refresh_due(&mut self, model: ModelId, now: Moment) {
+    pub(super) fn refresh_due(&mut self, model: ModelId) {
         let group = &mut self.models[model];
-        let due = group.queue.next_due(&group.clock, now);
+        let due = group.queue.next_due();
         if due == group.due {
             return;
         }
@@ -241,12 +267,6 @@ impl Dispatch {
     }
 }
 
-fn place_of(request: &Request, cold_start: i64) -> Place {
-    Place {
-        key: request.key,
-        pin: request.pin,
-        lane: request.lane(),
-        arrived: request.arrived,
-        deadlines: request.deadlines(cold_start),
-    }
+fn place_of(request: &Request, lane: LaneId, cold_start: i64) -> Place {
+    Place { key: request.key, lane, arrived: request.arrived, deadlines: request.deadlines(cold_start) }
 }

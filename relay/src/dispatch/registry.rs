@@ -16,8 +16,10 @@ pub(super) struct Worker {
     pub(super) max_concurrent: u32,
     /// What it advertises, sorted, each once.
     pub(super) models: Vec<ModelId>,
-    /// How often it advertised its models: a failure before the last time is forgiven.
-    pub(super) announcements: u64,
+    /// How often it said that models are there: it advertised them all, or opened the gates of some.
+    announcements: u64,
+    /// Which of those was the last for each of its models, in their order: a failure before it is forgiven.
+    announced: Vec<u64>,
     pub(super) in_flight: BTreeSet<RequestKey>,
     pub(super) draining: bool,
     /// Whether the shell knows that a draining worker has nothing left.
@@ -47,6 +49,7 @@ impl Worker {
             core1: new.core1 || new.multiplexer.is_some(),
             max_concurrent: new.max_concurrent,
             ranks: vec![None; models.len()],
+            announced: vec![0; models.len()],
             models,
             announcements: 0,
             in_flight: BTreeSet::new(),
@@ -65,6 +68,29 @@ impl Worker {
 
     pub(super) fn serves(&self, model: ModelId) -> bool {
         self.models.binary_search(&model).is_ok()
+    }
+
+    /// It advertises these models, sorted, instead of those before, which come back.
+    pub(super) fn handle_models(&mut self, models: Vec<ModelId>) -> Vec<ModelId> {
+        self.announcements += 1;
+        self.announced = vec![self.announcements; models.len()];
+        self.ranks = vec![None; models.len()];
+        std::mem::replace(&mut self.models, models)
+    }
+
+    /// These models, which it advertises, are ready anew, or will be before they are sent anything.
+    pub(super) fn handle_turned(&mut self, turned: &[ModelId]) {
+        self.announcements += 1;
+        for (model, announced) in self.models.iter().zip(&mut self.announced) {
+            if turned.contains(model) {
+                *announced = self.announcements;
+            }
+        }
+    }
+
+    /// When it last said that the model is there.
+    pub(super) fn announcement(&self, model: ModelId) -> u64 {
+        self.models.binary_search(&model).map_or(self.announcements, |place| self.announced[place])
     }
 
     /// How many of our requests it has.
@@ -86,34 +112,52 @@ impl Worker {
         self.multiplexer.as_ref().is_none_or(|multiplexer| multiplexer.gate(name).is_some())
     }
 
-    /// Whether it may be sent one more of a model. A `core1` worker's grant is the whole gate, a multiplexer's its grant for
-    /// that model; without one it is shut.
-    pub(super) fn has_room_for(&self, model: ModelId, name: &Model) -> bool {
-        if self.draining {
-            false
-        } else if let Some(multiplexer) = &self.multiplexer {
-            multiplexer.gate(name).is_some_and(|gate| multiplexer.own(model) < gate.slots)
-        } else if self.core1 {
+    /// What it means by a name.
+    pub(super) fn id<'a>(&'a self, name: &'a Model) -> &'a Model {
+        self.multiplexer.as_ref().map_or(name, |multiplexer| multiplexer.id(name))
+    }
+
+    /// Whether it has no room for anything, whatever it is asked for. A multiplexer has room for each model apart.
+    pub(super) fn is_full(&self) -> bool {
+        self.multiplexer.is_none() && !self.has_shared_room()
+    }
+
+    /// Whether a worker without a multiplexer may be sent one more, of any of its models.
+    fn has_shared_room(&self) -> bool {
+        if self.core1 {
             self.grant.is_some_and(|grant| self.own() < grant.slots)
         } else {
             self.load() < self.max_concurrent
         }
     }
 
-    /// Where it stands among the available of a model, if it is. A multiplexer's models do not share their capacity, and
-    /// each has a load of its own.
-    pub(super) fn next_rank(&self, model: ModelId, name: &Model) -> Option<Rank> {
-        if !self.has_room_for(model, name) {
-            return None;
+    /// Whether it may be sent one more of a model. A `core1` worker's grant is the whole gate, a multiplexer's its grant for
+    /// that model; without one it is shut.
+    pub(super) fn has_room_for(&self, model: &Model) -> bool {
+        if self.draining {
+            false
+        } else if let Some(multiplexer) = &self.multiplexer {
+            multiplexer.gate(model).is_some_and(|gate| multiplexer.own(model) < gate.slots)
+        } else {
+            self.has_shared_room()
         }
-        let load = match &self.multiplexer {
-            Some(multiplexer) => {
-                let others = multiplexer.gate(name).map_or(0, |gate| gate.others);
-                multiplexer.own(model).saturating_add(others)
-            }
-            None => self.load(),
-        };
-        Some(Rank { load, turn: self.turn, worker: self.key })
+    }
+
+    /// Where a worker without a multiplexer stands among the available, if it does: its models share its slots, so it
+    /// stands alike among those of each.
+    pub(super) fn shared_rank(&self) -> Option<Rank> {
+        (!self.draining && self.has_shared_room()).then(|| self.rank(self.load()))
+    }
+
+    /// Where one with a multiplexer stands among the available of a model, if it does. Its models do not share their
+    /// capacity, and each has a load of its own.
+    pub(super) fn rank_for(&self, model: &Model, multiplexer: &Multiplexer) -> Option<Rank> {
+        let others = multiplexer.gate(model).map_or(0, |gate| gate.others);
+        self.has_room_for(model).then(|| self.rank(multiplexer.own(model).saturating_add(others)))
+    }
+
+    fn rank(&self, load: u32) -> Rank {
+        Rank { load, turn: self.turn, worker: self.key }
     }
 
     /// Whether it must be told what waits here: other relays want its slots too, or it decides by it what to load.
@@ -142,11 +186,11 @@ impl Worker {
     /// have said in a still newer one that there is a slot again: what it says about slots stands, for it is not said
     /// twice. One that said nothing since it was sent the request, and one that knows no grants, is taken at this word
     /// until its next, or the same request would go back and forth.
-    pub(super) fn handle_refusal(&mut self, sent: u64, model: ModelId, name: &Model) {
+    pub(super) fn handle_refusal(&mut self, sent: u64, model: &Model) {
         let has_granted_since = self.granted_at >= sent;
         if let Some(multiplexer) = &mut self.multiplexer {
             if !has_granted_since {
-                multiplexer.handle_refusal(model, name);
+                multiplexer.handle_refusal(model);
             }
             return;
         }

@@ -2,9 +2,10 @@
 
 use super::clock::{Moment, Span, span};
 use super::effect::Failure;
-use super::event::{DEFAULT_COLD_TIMEOUT, LoadFailure, Model, RequestKey, Settings, WorkerKey};
+use super::event::{Allowed, DEFAULT_COLD_TIMEOUT, LoadFailure, Model, RequestKey, Settings, WorkerKey};
 use super::models::ModelId;
-use super::queue::LaneKey;
+use super::queue::{LaneId, LaneKey};
+use super::registry::Worker;
 use std::time::Duration;
 
 /// Losses and broken backends that a request survives.
@@ -20,7 +21,7 @@ pub(super) struct Request {
     pub(super) bytes: u64,
     pub(super) pin: Option<WorkerKey>,
     pub(super) needs_core1: bool,
-    pub(super) resendable: bool,
+    pub(super) scope: Option<Scope>,
     pub(super) arrived: Moment,
     pub(super) limits: Limits,
     /// Cold time of the waits that are over.
@@ -40,13 +41,26 @@ pub(super) struct Request {
     pub(super) state: State,
 }
 
+/// What a request's name may mean, where not whatever a worker means by it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Scope {
+    pub(super) name: Model,
+    pub(super) allowed: Allowed,
+}
+
+impl Scope {
+    pub(super) fn admits(&self, worker: &Worker) -> bool {
+        self.allowed.contains(worker.id(&self.name))
+    }
+}
+
 /// Where a request is. Its end is its removal.
 #[derive(Debug)]
 pub(super) enum State {
     Queued {
         /// Since this arrival or requeue.
         since: Moment,
-        /// Where its cold clock stood at zero, on its model's cold axis.
+        /// Where its cold clock stood at zero, on its lane's cold axis.
         cold_start: Span,
     },
     Running {
@@ -56,7 +70,7 @@ pub(super) enum State {
     },
 }
 
-/// A worker that failed a request, and how often it had advertised its models then: once it does so again, it may try again.
+/// A worker that failed a request, and which announcement of the model it had made last: after the next it may try again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct FailedOn {
     pub(super) worker: WorkerKey,
@@ -110,9 +124,9 @@ impl Limits {
 /// When a waiting request must end, on each axis that can end it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Deadlines {
-    /// On its model's warm axis.
+    /// On its lane's warm axis.
     pub(super) warm: Option<Span>,
-    /// On its model's cold axis.
+    /// On its lane's cold axis.
     pub(super) cold: Option<Span>,
     /// On the wall.
     pub(super) wall: Option<Moment>,
@@ -122,7 +136,7 @@ impl Request {
     /// The deadlines of a wait whose cold clock stood at zero at `cold_start`.
     ///
     /// Warm time since arrival is all time less cold waiting: `(now - arrived) - (cold(now) - cold_start)`, which is
-    /// `warm(now) - (arrived - cold_start)` on the model's warm axis. Running time is in it, as it must be.
+    /// `warm(now) - (arrived - cold_start)` on the lane's warm axis. Running time is in it, as it must be.
     pub(super) fn deadlines(&self, cold_start: Span) -> Deadlines {
         let Limits { queue, cold, request } = self.limits;
         let warm_zero = i64::try_from(self.arrived.nanos()).unwrap_or(0) - cold_start;
@@ -141,7 +155,17 @@ impl Request {
 
     /// Which workers can serve it, besides its pin.
     pub(super) fn lane(&self) -> LaneKey {
-        LaneKey { needs_core1: self.needs_core1, failed_on: self.failed_on.clone() }
+        LaneKey {
+            model: self.model,
+            needs_core1: self.needs_core1,
+            failed_on: self.failed_on.clone(),
+            scope: self.scope.clone(),
+        }
+    }
+
+    /// Where in its model's queue it stands.
+    pub(super) fn lane_id(&self) -> LaneId {
+        LaneId { pin: self.pin, key: self.lane() }
     }
 
     /// What ends a request on its warm deadline.
@@ -154,9 +178,9 @@ impl Request {
         self.arrived.plus(self.cold_waited + self.limits.request)
     }
 
-    /// Whether this worker failed it and has not advertised its models since.
-    pub(super) fn refuses(&self, worker: WorkerKey, announcements: u64) -> bool {
-        refuses(&self.failed_on, worker, announcements)
+    /// Whether this worker failed it and has not announced its model since, or means what it may not have.
+    pub(super) fn refuses(&self, worker: &Worker) -> bool {
+        refuses(&self.failed_on, self.model, worker) || self.scope.as_ref().is_some_and(|scope| !scope.admits(worker))
     }
 
     pub(super) fn note_failed_on(&mut self, entry: FailedOn) {
@@ -173,7 +197,8 @@ pub(super) enum Expiry {
     Request,
 }
 
-/// Whether a list of failures rules a worker out.
-pub(super) fn refuses(failed_on: &[FailedOn], worker: WorkerKey, announcements: u64) -> bool {
-    failed_on.binary_search(&FailedOn { worker, announcement: announcements }).is_ok()
+/// Whether a list of failures with a model rules a worker out.
+pub(super) fn refuses(failed_on: &[FailedOn], model: ModelId, worker: &Worker) -> bool {
+    let entry = || FailedOn { worker: worker.key, announcement: worker.announcement(model) };
+    !failed_on.is_empty() && failed_on.binary_search(&entry()).is_ok()
 }

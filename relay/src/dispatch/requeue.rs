@@ -1,7 +1,8 @@
 //! What becomes of a request that its worker did not answer: it waits again at its original place, or it ends.
 //!
 //! A loss or a broken backend spends one of three attempts, a swap one of three of its own, a refusal none. A request
-//! that is pinned or cannot be sent twice is never sent elsewhere.
+//! that is pinned waits again for its own worker only, and ends where that is lost or its backend fails. A link of it that
+//! another has succeeded is not the worker: what it loses goes on over the newer one.
 
 use super::clock::Moment;
 use super::effect::{Effect, Failure, RequeueReason};
@@ -44,6 +45,7 @@ impl Dispatch {
                 self.enqueue(key, now);
                 // By age: first those that waited longer for this worker, then this one for any, then the rest.
                 self.fill_before(key, worker, now, out);
+                self.refresh_rank(worker);
                 self.place_if_queued(key, now, out);
                 self.settle(worker, now, out);
                 self.end_if_hopeless(key, now, out);
@@ -60,7 +62,7 @@ impl Dispatch {
 
     fn note_at_capacity(&mut self, key: WorkerKey, refused: RequestKey, now: Moment) {
         if let (Some(worker), Some(request)) = (self.workers.get_mut(&key), self.requests.get(&refused)) {
-            worker.handle_refusal(request.sent, request.model, &self.models[request.model].name);
+            worker.handle_refusal(request.sent, &self.models[request.model].name);
         }
         self.refresh_rank(key);
         self.note_refusal(key, now);
@@ -70,12 +72,20 @@ impl Dispatch {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
-        let Some(announcement) = self.workers.get(&worker).map(|worker| worker.announcements) else {
+        let model = request.model;
+        let Some(failing) = self.workers.get(&worker) else {
             return;
         };
-        // Failures of workers that are gone, or have announced themselves anew, no longer matter.
+        let name = &self.models[model].name;
+        if matches!(trouble, Trouble::Unreachable) && failing.multiplexer.is_some() && !failing.is_open_for(name) {
+            // It has shut the gate since, and serves the model anew before it is sent anything.
+            request.trouble = Some(trouble);
+            return;
+        }
+        let announcement = failing.announcement(model);
+        // Failures of workers that are gone, or have announced the model anew, no longer matter.
         request.failed_on.retain(|entry| {
-            self.workers.get(&entry.worker).is_some_and(|worker| worker.announcements == entry.announcement)
+            self.workers.get(&entry.worker).is_some_and(|worker| worker.announcement(model) == entry.announcement)
         });
         request.note_failed_on(FailedOn { worker, announcement });
         request.trouble = Some(trouble);
@@ -91,16 +101,16 @@ impl Dispatch {
         let Some(request) = self.requests.get_mut(&key) else {
             return Err(Failure::Fatal);
         };
-        let (reason, otherwise) = match failure {
+        let reason = match failure {
             AttemptFailure::Fatal => return Err(Failure::Fatal),
-            AttemptFailure::AtCapacity => (RequeueReason::AtCapacity, Failure::RequeueExhausted),
-            AttemptFailure::Draining => (RequeueReason::Draining, Failure::RequeueExhausted),
+            AttemptFailure::AtCapacity => RequeueReason::AtCapacity,
+            AttemptFailure::Draining => RequeueReason::Draining,
             AttemptFailure::SeveredBySwap => {
                 request.severed += 1;
                 if request.severed > MAX_SEVERED {
                     return Err(Failure::SeveredBySwap);
                 }
-                (RequeueReason::SeveredBySwap, Failure::SeveredBySwap)
+                RequeueReason::SeveredBySwap
             }
             AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
                 if request.requeues == MAX_REQUEUES || request.pin.is_some() {
@@ -108,20 +118,15 @@ impl Dispatch {
                 }
                 request.requeues += 1;
                 let unreachable = failure == AttemptFailure::BackendUnreachable;
-                let reason = if unreachable { RequeueReason::BackendUnreachable } else { RequeueReason::BackendReset };
-                (reason, Failure::BackendUnreachable)
+                if unreachable { RequeueReason::BackendUnreachable } else { RequeueReason::BackendReset }
             }
             AttemptFailure::LoadFailed { code, retry_after } => {
-                let failure = Failure::LoadFailed { code, retry_after };
                 if !untried || request.pin.is_some() {
-                    return Err(failure);
+                    return Err(Failure::LoadFailed { code, retry_after });
                 }
-                (RequeueReason::LoadFailed, failure)
+                RequeueReason::LoadFailed
             }
         };
-        if !request.resendable {
-            return Err(otherwise);
-        }
         let pin = request.pin;
         let stranded = pin.is_some_and(|pin| !self.takes_requests(pin));
         let refusal = refusal.or(stranded.then_some(Failure::AffinityLost));
@@ -146,12 +151,17 @@ impl Dispatch {
         out: &mut Vec<Effect>,
     ) -> bool {
         let refusal = self.refuses_waiting();
+        let Some(request) = self.requests.get(&key) else {
+            return false;
+        };
+        // Its process may have a newer link, for which such a request waits from now on.
+        let is_stranded = request.pin.is_some_and(|pin| !self.takes_requests(pin));
         let Some(request) = self.requests.get_mut(&key) else {
             return false;
         };
-        let failure = if request.pin.is_some() {
+        let failure = if is_stranded {
             Some(Failure::AffinityLost)
-        } else if request.requeues == MAX_REQUEUES || !request.resendable {
+        } else if request.requeues == MAX_REQUEUES {
             Some(Failure::RequeueExhausted)
         } else {
             refusal

@@ -3,64 +3,45 @@
 //! The gates say what it may be sent; what its slots are doing only informs the choice of whom to ask for a model that
 //! nobody serves. The worker alone decides what it loads, so nothing here is ever assumed: what it said last counts.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState, WorkerError};
+pub(super) use modelrelay_protocol::nearness::Nearness;
+use modelrelay_protocol::nearness::{self, Way};
 
-use super::clock::{Moment, Span, span};
+use super::clock::{Moment, Span, duration, span};
 use super::event::{Gate, LoadFailure, Model, NewMultiplexer};
-use super::models::ModelId;
-
-/// How often its own swap cost a slot must have been idle before a model that sleeps there goes before an empty slot.
-const IDLE_SWAPS: Span = 3;
-
-/// Idle times are compared in whole seconds: relays that hear of the same slots some milliseconds apart shall agree, and
-/// leave the rest to the tie-break that is the same for all.
-const IDLE_UNIT: Span = 1_000_000_000;
 
 /// One worker's multiplexer.
 #[derive(Debug)]
 pub(super) struct Multiplexer {
     /// The worker's name at every relay.
     pub(super) instance: Arc<str>,
-    /// What may be sent, by model. A model that is not here is not served.
+    /// What may be sent, by the model's id. A model that is not here is not served.
     gates: BTreeMap<Model, Gate>,
-    /// What each slot that can hold a model says about it.
+    /// What each slot that can hold a model says about it, by its id.
     offers: BTreeMap<Model, Vec<Offer>>,
-    /// How many of our requests it has, by model.
-    running: BTreeMap<ModelId, u32>,
+    /// From each further name of a model to its id.
+    aliases: BTreeMap<Model, Model>,
+    /// How many of our requests it has, by the names that were asked for: what those stand for may change.
+    running: BTreeMap<Model, u32>,
 }
 
 /// What one slot says about one model that it can hold.
 #[derive(Debug)]
 struct Offer {
-    way: Way,
-    asleep: bool,
-    swap_cost: Span,
-    wanted: u32,
+    /// Which slot of the worker.
+    slot: usize,
+    /// As of `at`.
+    said: nearness::Offer,
+    at: Moment,
+    /// When a slot that is on its way to the model will be there, if it said.
+    ready: Option<Moment>,
     failed: Option<Failed>,
     /// Whether the worker said that it has forgotten who waits for the model, which it says by its failure.
     forgot: bool,
-}
-
-/// What stands between a slot and a model.
-#[derive(Clone, Copy, Debug)]
-enum Way {
-    /// The slot is on its way to the model, or there.
-    Coming { ready: Option<Moment> },
-    /// It holds nothing.
-    Empty,
-    /// It holds another model, which has had nothing to do since then.
-    Idle { since: Moment },
-    /// It holds another model, or is on its way to one.
-    Busy,
-    /// It holds a model that it must keep.
-    Pinned,
-    /// It takes nothing: its worker is ending, or a person must look at it.
-    Closed,
 }
 
 /// Why a slot cannot load a model now.
@@ -84,36 +65,30 @@ pub(super) enum Standing<'a> {
     Leaving,
 }
 
-/// How near a worker is to a model, nearest first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Nearness {
-    /// A slot drains, or loads, or is ready for it.
-    Coming,
-    /// It sleeps in a slot that has long had nothing to do.
-    Asleep,
-    /// A slot holds nothing.
-    Empty,
-    /// A slot has had nothing to do for so many seconds.
-    Idle(Reverse<Span>),
-    /// All are busy; so many other models are wanted there.
-    Busy { wanted: u32 },
-    /// Nothing is known, or what the slot holds is pinned there.
-    Far,
-}
-
 impl Multiplexer {
     pub(super) fn new(new: &NewMultiplexer, now: Moment) -> Self {
         Self {
             instance: Arc::clone(&new.instance),
             gates: BTreeMap::new(),
             offers: offers(&new.slots, now),
+            aliases: aliases(&new.slots),
             running: BTreeMap::new(),
         }
     }
 
+    /// What the worker means by a name. All names of one model share its gate, its slots and its count.
+    pub(super) fn id<'a>(&'a self, name: &'a Model) -> &'a Model {
+        self.aliases.get(name).unwrap_or(name)
+    }
+
+    /// Whether any of its models has a further name.
+    pub(super) fn has_aliases(&self) -> bool {
+        !self.aliases.is_empty()
+    }
+
     /// The model's gate; `None` while it is shut.
     pub(super) fn gate(&self, model: &Model) -> Option<Gate> {
-        self.gates.get(model).copied()
+        self.gates.get(self.id(model)).copied()
     }
 
     /// All that it serves now.
@@ -121,47 +96,53 @@ impl Multiplexer {
         self.gates.iter()
     }
 
-    /// Takes in the gates of now, all of them, and returns whether one opened.
-    pub(super) fn set_gates(&mut self, gates: &[(Model, Gate)]) -> bool {
+    /// Takes in the gates of now, all of them, and returns those that opened or shut.
+    pub(super) fn set_gates(&mut self, gates: &[(Model, Gate)]) -> BTreeSet<Model> {
         let new: BTreeMap<_, _> = gates.iter().cloned().collect();
         let old = std::mem::replace(&mut self.gates, new);
-        self.gates.keys().any(|model| !old.contains_key(model))
+        let (old, new): (BTreeSet<_>, BTreeSet<_>) = (old.into_keys().collect(), self.gates.keys().cloned().collect());
+        old.symmetric_difference(&new).cloned().collect()
     }
 
     /// It refused a request for want of a slot: until its next word it has none beyond those in use.
-    pub(super) fn handle_refusal(&mut self, model: ModelId, name: &Model) {
+    pub(super) fn handle_refusal(&mut self, model: &Model) {
         let own = self.own(model);
-        if let Some(gate) = self.gates.get_mut(name) {
+        let id = Model::clone(self.id(model));
+        if let Some(gate) = self.gates.get_mut(&id) {
             gate.slots = gate.slots.min(own);
         }
     }
 
-    /// How many of our requests for the model it has.
-    pub(super) fn own(&self, model: ModelId) -> u32 {
-        self.running.get(&model).copied().unwrap_or(0)
+    /// How many of our requests for the model it has, by whatever names.
+    pub(super) fn own(&self, model: &Model) -> u32 {
+        let id = self.id(model);
+        self.running.iter().filter(|(name, _)| self.id(name) == id).map(|(_, running)| *running).sum()
     }
 
-    pub(super) fn handle_sent(&mut self, model: ModelId) {
-        *self.running.entry(model).or_default() += 1;
+    pub(super) fn handle_sent(&mut self, name: &Model) {
+        *self.running.entry(Model::clone(name)).or_default() += 1;
     }
 
-    pub(super) fn handle_taken(&mut self, model: ModelId) {
-        if let Some(running) = self.running.get_mut(&model) {
+    pub(super) fn handle_taken(&mut self, name: &Model) {
+        if let Some(running) = self.running.get_mut(name) {
             *running -= 1;
             if *running == 0 {
-                self.running.remove(&model);
+                self.running.remove(name);
             }
         }
     }
 
-    pub(super) fn set_slots(&mut self, slots: &[Slot], now: Moment) {
+    /// Takes in what the slots are doing; returns whether a name stands for another model now.
+    pub(super) fn set_slots(&mut self, slots: &[Slot], now: Moment) -> bool {
         self.offers = offers(slots, now);
+        let new = aliases(slots);
+        std::mem::replace(&mut self.aliases, new) != self.aliases
     }
 
     /// Whether it may be asked for a model, and how near it is. A worker whose slots say nothing of a model that it
     /// advertises is asked when nobody else can be.
     pub(super) fn standing(&self, model: &Model, now: Moment) -> Standing<'_> {
-        let offers = self.offers.get(model).map_or(&[][..], Vec::as_slice);
+        let offers = self.offers.get(self.id(model)).map_or(&[][..], Vec::as_slice);
         if offers.is_empty() {
             return Standing::Able(Nearness::Far);
         }
@@ -172,19 +153,37 @@ impl Multiplexer {
         failed.min_by(|a, b| a.sooner(b)).map_or(Standing::Leaving, Standing::Failed)
     }
 
+    /// How near it is to a model that it may be asked for, where it was asked already for `others` and has not begun with
+    /// them: each of them takes the nearest slot that is free, can hold it, and is not another's. All by their ids.
+    pub(super) fn nearness_beside(&self, others: &BTreeSet<&Model>, model: &Model, now: Moment) -> Nearness {
+        let offers = self.offers.get(model).map_or(&[][..], Vec::as_slice);
+        let mut near: Vec<_> = offers.iter().filter_map(|offer| Some((offer.nearness(now)?, offer))).collect();
+        near.sort_by_key(|(nearness, offer)| (*nearness, offer.slot));
+        for other in others {
+            let can_hold = |slot: usize| self.offers.get(*other).is_some_and(|all| all.iter().any(|o| o.slot == slot));
+            let taken = near.iter_mut().find(|(nearness, offer)| nearness.is_free() && can_hold(offer.slot));
+            if let Some((nearness, offer)) = taken {
+                *nearness = offer.said.nearness_behind_another();
+            }
+        }
+        near.into_iter().map(|(nearness, _)| nearness).min().unwrap_or(Nearness::Far)
+    }
+
+    /// Whether a slot is on its way to the model of this id, or there.
+    pub(super) fn is_coming(&self, model: &Model) -> bool {
+        let is_coming = |offer: &Offer| offer.said.way == Way::Coming;
+        self.offers.get(model).is_some_and(|offers| offers.iter().any(is_coming))
+    }
+
     /// Whether it said that a load of the model failed, and with that forgot what waits for it.
     pub(super) fn has_forgotten(&self, model: &Model) -> bool {
-        self.offers.get(model).is_some_and(|offers| offers.iter().any(|offer| offer.forgot))
+        self.offers.get(self.id(model)).is_some_and(|offers| offers.iter().any(|offer| offer.forgot))
     }
 
     /// How long until a slot that is on its way to the model is there, if it said.
     pub(super) fn eta(&self, model: &Model, now: Moment) -> Option<Span> {
-        let offers = self.offers.get(model)?;
-        let ready = |offer: &Offer| match offer.way {
-            Way::Coming { ready } => ready,
-            Way::Empty | Way::Idle { .. } | Way::Busy | Way::Pinned | Way::Closed => None,
-        };
-        offers.iter().filter_map(ready).min().map(|ready| ready.since(now).max(0))
+        let offers = self.offers.get(self.id(model))?;
+        offers.iter().filter_map(|offer| offer.ready).min().map(|ready| ready.since(now).max(0))
     }
 }
 
@@ -193,77 +192,32 @@ impl Failed {
     pub(super) fn sooner(&self, other: &Self) -> std::cmp::Ordering {
         (self.until.is_none(), self.until).cmp(&(other.until.is_none(), other.until))
     }
-
-    fn is_over(&self, now: Moment) -> bool {
-        self.until.is_some_and(|until| until <= now)
-    }
 }
 
 impl Offer {
-    fn new(slot: &Slot, model: &SlotModel, now: Moment) -> Self {
+    fn new(place: usize, slot: &Slot, model: &SlotModel, now: Moment) -> Self {
+        let said = nearness::Offer::new(slot, model);
+        let eta = slot.eta_ms.filter(|_| said.way == Way::Coming && slot.state != SlotState::Ready);
         Self {
-            way: Way::new(slot, &model.id, now),
-            asleep: model.status == SlotModelStatus::Sleeping,
-            swap_cost: millis(model.swap_cost_ms),
-            wanted: slot.wanted,
+            slot: place,
+            said,
+            at: now,
+            ready: eta.map(|eta| now.plus(millis(eta))),
             failed: failed(slot, model, now),
             forgot: model.status == SlotModelStatus::Failed,
         }
     }
 
     fn nearness(&self, now: Moment) -> Option<Nearness> {
-        if self.failed.as_ref().is_some_and(|failed| !failed.is_over(now)) {
-            return None;
-        }
-        let long_idle = |since: Moment| now.since(since) >= self.swap_cost.saturating_mul(IDLE_SWAPS);
-        match self.way {
-            Way::Coming { .. } => Some(Nearness::Coming),
-            Way::Empty if self.asleep => Some(Nearness::Asleep),
-            Way::Empty => Some(Nearness::Empty),
-            Way::Idle { since } if self.asleep && long_idle(since) => Some(Nearness::Asleep),
-            Way::Idle { since } => Some(Nearness::Idle(Reverse(now.since(since) / IDLE_UNIT))),
-            Way::Busy => Some(Nearness::Busy { wanted: self.wanted }),
-            Way::Pinned => Some(Nearness::Far),
-            Way::Closed => None,
-        }
+        self.said.nearness(duration(now.since(self.at)))
     }
-}
-
-impl Way {
-    fn new(slot: &Slot, model: &str, now: Moment) -> Self {
-        let is_target = slot.target.as_deref() == Some(model);
-        let coming = Self::Coming { ready: slot.eta_ms.map(|eta| now.plus(millis(eta))) };
-        match slot.state {
-            SlotState::Stopping | SlotState::Quarantined => Self::Closed,
-            SlotState::Draining
-            | SlotState::Severing
-            | SlotState::Evicting
-            | SlotState::Loading
-            | SlotState::RollingBack
-                if is_target =>
-            {
-                coming
-            }
-            SlotState::Empty | SlotState::Backoff => Self::Empty,
-            // Its gate will open, or is closing and the slot's next state will say so.
-            SlotState::Ready if slot.resident.as_deref() == Some(model) => Self::Coming { ready: None },
-            SlotState::Ready if holds_pinned(slot) => Self::Pinned,
-            SlotState::Ready if slot.idle_ms > 0 => Self::Idle { since: now.plus(-millis(slot.idle_ms)) },
-            SlotState::Ready
-            | SlotState::Draining
-            | SlotState::Severing
-            | SlotState::Evicting
-            | SlotState::Loading
-            | SlotState::RollingBack => Self::Busy,
-        }
-    }
-}
-
-fn holds_pinned(slot: &Slot) -> bool {
-    slot.models.iter().any(|model| model.pinned && slot.resident.as_ref() == Some(&model.id))
 }
 
 fn failed(slot: &Slot, model: &SlotModel, now: Moment) -> Option<Failed> {
+    if slot.state == SlotState::Stopping {
+        // It will load nothing any more, whatever it could not load before.
+        return None;
+    }
     if slot.state == SlotState::Quarantined {
         let why = || format!("slot {} is quarantined until a person has looked at it", slot.id);
         let message = model.message.clone().unwrap_or_else(why);
@@ -282,12 +236,25 @@ fn failed(slot: &Slot, model: &SlotModel, now: Moment) -> Option<Failed> {
 
 fn offers(slots: &[Slot], now: Moment) -> BTreeMap<Model, Vec<Offer>> {
     let mut offers: BTreeMap<Model, Vec<Offer>> = BTreeMap::new();
-    for slot in slots {
+    for (place, slot) in slots.iter().enumerate() {
         for model in &slot.models {
-            offers.entry(model.id.as_str().into()).or_default().push(Offer::new(slot, model, now));
+            offers.entry(model.id.as_str().into()).or_default().push(Offer::new(place, slot, model, now));
         }
     }
     offers
+}
+
+/// An id is never an alias; of two models that have the same one, the first counts.
+fn aliases(slots: &[Slot]) -> BTreeMap<Model, Model> {
+    let models = || slots.iter().flat_map(|slot| &slot.models);
+    let ids: BTreeSet<&str> = models().map(|model| model.id.as_str()).collect();
+    let mut aliases = BTreeMap::new();
+    for model in models() {
+        for alias in model.aliases.iter().filter(|alias| !ids.contains(alias.as_str())) {
+            aliases.entry(Model::from(alias.as_str())).or_insert_with(|| Model::from(model.id.as_str()));
+        }
+    }
+    aliases
 }
 
 fn millis(millis: u64) -> Span {

@@ -1,5 +1,6 @@
 //! What can be asked of the core. Nothing here changes anything.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::Dispatch;
@@ -17,6 +18,8 @@ pub struct WorkerSnapshot {
     pub key: WorkerKey,
     /// What it advertises, sorted.
     pub models: Vec<Model>,
+    /// What it serves now of that: all, without a multiplexer.
+    pub open: Vec<Model>,
     /// What it acknowledged.
     pub max_concurrent: u32,
     /// Whether it speaks `core1`.
@@ -31,7 +34,7 @@ pub struct WorkerSnapshot {
     pub draining: bool,
     /// Its last grant, less what it refused since; for a multiplexer, sums.
     pub grant: Option<Grant>,
-    /// What a multiplexer serves now, sorted, less what it refused since; `None` without one.
+    /// What a multiplexer serves now, by ids, sorted, less what it refused since; `None` without one.
     pub gates: Option<Vec<(Model, Gate)>>,
 }
 
@@ -40,6 +43,8 @@ pub struct WorkerSnapshot {
 pub struct ModelSnapshot {
     /// Its name.
     pub model: Model,
+    /// The model that requests by this name count for.
+    pub counted_as: Model,
     /// How many requests wait for it.
     pub waiting: u32,
     /// The age of the oldest of them.
@@ -121,6 +126,7 @@ impl Dispatch {
                 let waiting = group.queue.waiting();
                 ModelSnapshot {
                     model: group.name.clone(),
+                    counted_as: self.counted_as(&group.name),
                     waiting: waiting.count,
                     oldest: waiting.oldest.map(|oldest| duration(now.since(oldest))),
                     workers: group.serving.len(),
@@ -150,7 +156,7 @@ impl Dispatch {
 
     /// Whether a worker that takes new requests serves the model now; for a multiplexer, whether its gate is open.
     pub fn is_warm(&self, model: &str) -> bool {
-        self.models.find(model).is_some_and(|group| !group.clock.is_cold())
+        self.models.find(model).is_some_and(|group| !group.open.is_empty())
     }
 
     /// Whether a connected worker with `core1` serves the model, a draining one too.
@@ -163,6 +169,19 @@ impl Dispatch {
     pub fn sole_worker_for(&self, model: &str) -> Option<WorkerKey> {
         let serving = &self.models.find(model)?.serving;
         serving.iter().next().filter(|_| serving.len() == 1)
+    }
+
+    /// What workers mean by a name, each once: the ids of models that have it as an alias, or the name itself. Nothing
+    /// where nobody serves it.
+    pub fn ids_of(&self, name: &str) -> BTreeSet<Model> {
+        self.models.find(name).map(Group::ids).unwrap_or_default()
+    }
+
+    /// The model that requests by this name count for: the id that everybody means by it, if one may ask for that too.
+    pub fn counted_as(&self, name: &str) -> Model {
+        let ids = self.ids_of(name);
+        let id = ids.first().filter(|id| ids.len() == 1 && self.worker_serves(id));
+        id.cloned().unwrap_or_else(|| name.into())
     }
 
     /// What this worker last said about why it cannot load the model.
@@ -178,6 +197,7 @@ impl Dispatch {
         models.sort_unstable();
         WorkerSnapshot {
             key: worker.key,
+            open: models.iter().filter(|model| worker.is_open_for(model)).cloned().collect(),
             models,
             max_concurrent: worker.max_concurrent,
             core1: worker.core1,

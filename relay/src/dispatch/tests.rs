@@ -10,6 +10,7 @@ mod gates;
 mod harness;
 mod history;
 mod joint;
+mod names;
 mod queue;
 mod requeue;
 mod scale;

@@ -7,8 +7,10 @@ use http::HeaderMap;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::headers::{bearer_token, is_own_key};
 
+use crate::dispatch::{Allowed, Model};
 use crate::keys::{Key, KeyLease};
 use crate::metrics::Realm;
+use crate::provider::Provider;
 use crate::relay::Relay;
 
 /// Whom a request is from: a key, or anybody where none is required.
@@ -36,19 +38,28 @@ impl Caller {
         }
     }
 
-    /// Whether the caller may use a model, by any of the names that it has.
-    pub fn allows_model(&self, provider: &str, names: &[&str]) -> bool {
-        self.key
-            .as_ref()
-            .is_none_or(|key| key.allows_provider(provider) && names.iter().any(|name| key.allows_model(name)))
+    /// Whether the caller may use a model, by any of the names that it has. A worker's alias may be used by whoever may use
+    /// everything that workers mean by it.
+    pub fn allows_model(&self, provider: &Provider, names: &[&str]) -> bool {
+        let Some(key) = &self.key else { return true };
+        let allows_all_of = |name: &&str| {
+            let ids = provider.ids_of(name);
+            !ids.is_empty() && ids.iter().all(|id| key.allows_model(id))
+        };
+        key.allows_provider(&provider.name)
+            && (names.iter().any(|name| key.allows_model(name)) || names.iter().any(allows_all_of))
     }
 
-    /// Refuses a model that the caller may not use.
-    pub fn check_model(&self, provider: &str, names: &[&str]) -> Result<(), ApiError> {
-        let message = "this API key may not use this provider or model";
-        self.allows_model(provider, names)
-            .then_some(())
-            .ok_or_else(|| ApiError::new(ErrorKind::ModelForbidden, message))
+    /// Refuses a model that the caller may not use. Where the caller may use it for what workers mean by its name, says what
+    /// they may mean: another worker, or the same one later, may mean something else.
+    pub fn check_model(&self, provider: &Provider, names: &[&str]) -> Result<Option<Allowed>, ApiError> {
+        if !self.allows_model(provider, names) {
+            let message = "this API key may not use this provider or model";
+            return Err(ApiError::new(ErrorKind::ModelForbidden, message));
+        }
+        let listed = self.key.as_ref().and_then(|key| key.limits().models.as_ref());
+        let by_meaning = listed.filter(|listed| !names.iter().any(|name| listed.iter().any(|listed| listed == name)));
+        Ok(by_meaning.map(|listed| Arc::new(listed.iter().map(|id| Model::from(id.as_str())).collect())))
     }
 
     /// Counts a request of this caller; it is counted until the lease is dropped.

@@ -95,11 +95,12 @@ async fn prepare_by_model(
     let content_type = text_header(&parts.headers, "content-type");
     let routed = parse::parse(content_type, &body)?;
     let route = relay.providers.route(named_provider(&parts.headers).as_deref(), &routed.model)?;
-    caller.check_model(&route.provider.name, &[&routed.model, &route.model])?;
+    let allowed = caller.check_model(&route.provider, &[&routed.model, &route.model])?;
     let body = if *route.model == *routed.model { body } else { rename(relay, &body, &routed, &route.model)? };
     let outline = Outline {
         id: client.request_id.clone(),
         model: route.model,
+        allowed,
         provider: Arc::clone(&route.provider.name),
         endpoint,
         dialect: client.dialect,
@@ -138,12 +139,13 @@ async fn prepare_by_id(
             let worker = wait_for_origin(&provider, &origin).await?;
             (provider, origin.model, worker)
         }
-        None => sole_worker(relay, named_provider(&parts.headers).as_deref())?,
+        None => sole_worker(relay, named_provider(&parts.headers).as_deref(), &caller)?,
     };
-    caller.check_model(&provider.name, &[&model])?;
+    let allowed = caller.check_model(&provider, &[&model])?;
     let outline = Outline {
         id: client.request_id.clone(),
         model,
+        allowed,
         provider: Arc::clone(&provider.name),
         endpoint: Endpoint::Responses,
         dialect: client.dialect,
@@ -191,7 +193,7 @@ fn submit(
     let record = Arc::new(RequestRecord::new(relay.shared.next_request_key(), outline, exchange));
     let known = relay.providers.knows(provider, &record.outline.model);
     let ticket = Ticket::new(Arc::clone(provider), Arc::clone(&record), known, read_at, lease);
-    provider.submit(&record, pin, pin.is_none());
+    provider.submit(&record, pin);
     ticket
 }
 
@@ -236,7 +238,9 @@ async fn wait_for_origin(provider: &Arc<Provider>, origin: &Origin) -> Result<Wo
 
 type Pinned = (Arc<Provider>, Arc<str>, WorkerKey);
 
-fn sole_worker(relay: &Relay, named: Option<&str>) -> Result<Pinned, ApiError> {
+/// The only worker there is, for an id that nobody remembers, with a model to ask it for: one that it serves now, for such
+/// an id is worth no swap, and one that the caller may use.
+fn sole_worker(relay: &Relay, named: Option<&str>, caller: &Caller) -> Result<Pinned, ApiError> {
     let providers = match named {
         Some(name) => relay.providers.named(name).into_iter().collect(),
         None => relay.providers.all(),
@@ -245,8 +249,13 @@ fn sole_worker(relay: &Relay, named: Option<&str>) -> Result<Pinned, ApiError> {
     let (Some(provider), None) = (workers.next(), workers.next()) else { return Err(response_not_found()) };
     let worker = provider.sole_worker().ok_or_else(response_not_found)?;
     let state = provider.snapshot();
-    let model = state.workers.iter().find(|state| state.core.key == worker).and_then(|state| state.core.models.first());
-    Ok((Arc::clone(provider), model.cloned().ok_or_else(response_not_found)?, worker))
+    let core = state.workers.iter().map(|state| &state.core).find(|core| core.key == worker);
+    let core = core.ok_or_else(response_not_found)?;
+    let mut open = core.open.iter();
+    let first = open.clone().next();
+    let allowed = open.find(|model| caller.allows_model(provider, &[model]));
+    let model = allowed.or(first).ok_or_else(response_not_found)?;
+    Ok((Arc::clone(provider), Arc::clone(model), worker))
 }
 
 fn response_not_found() -> ApiError {

@@ -70,7 +70,7 @@ fn allowed_names(relay: &Relay, caller: &Caller) -> Vec<(Arc<str>, Arc<Provider>
     names.retain(|(name, provider)| {
         let config = provider.config();
         let id = config.resolve(name).unwrap_or(name);
-        caller.allows_model(&provider.name, &[name, id])
+        caller.allows_model(provider, &[name, id])
     });
     names
 }

@@ -7,10 +7,9 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::multipart;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
-
-use super::multipart;
 
 /// What a request says about where it should go.
 #[derive(Clone, Debug, PartialEq, Eq)]

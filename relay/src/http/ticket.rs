@@ -40,7 +40,8 @@ impl Ticket {
         read_at: Instant,
         lease: Option<KeyLease>,
     ) -> Self {
-        let series = provider.series.request(known.then_some(&*record.outline.model), record.outline.endpoint);
+        let model = known.then(|| provider.counted_as(&record.outline.model));
+        let series = provider.series.request(model.as_deref(), record.outline.endpoint);
         Self {
             provider,
             record,

@@ -25,11 +25,17 @@ impl Provider {
     pub fn gates_set(&self, link: &WorkerLink, grant: &wire::Grant) {
         let said = grant.models.as_deref().unwrap_or_default();
         let gates = clean_gates(said, most_models(self.config().max_models_per_worker)).unwrap_or_else(|why| {
-            warn!(provider = %self.name, worker = %link.info.name, why, "gates refused: nothing is sent there");
+            let (provider, worker) = (&self.name, &link.info.name);
+            match link.note_gates_refused() {
+                Some(unsaid) => warn!(%provider, %worker, why, unsaid, "gates refused: nothing is sent there"),
+                None => debug!(%provider, %worker, why, "gates refused: nothing is sent there"),
+            }
             Vec::new()
         });
         let sums = Grant { slots: grant.slots, others: grant.others, capacity: grant.capacity, links: grant.links };
-        self.apply(Event::GatesSet { worker: link.info.key, sums, gates });
+        let mut state = self.lock();
+        self.end_succession(&mut state, link.info.key);
+        self.handle(&mut state, Event::GatesSet { worker: link.info.key, sums, gates });
     }
 
     /// The worker says what its slots are doing.
@@ -39,7 +45,13 @@ impl Provider {
                 link.set_slots(slots.clone());
                 self.apply(Event::SlotsReported { worker: link.info.key, slots });
             }
-            Err(why) => warn!(provider = %self.name, worker = %link.info.name, why, "slots refused"),
+            Err(why) => {
+                let (provider, worker) = (&self.name, &link.info.name);
+                match link.note_slots_refused() {
+                    Some(unsaid) => warn!(%provider, %worker, why, unsaid, "slots refused"),
+                    None => debug!(%provider, %worker, why, "slots refused"),
+                }
+            }
         }
     }
 

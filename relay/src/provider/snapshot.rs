@@ -1,6 +1,6 @@
 //! What a provider looks like from outside: for the admin API, readiness and metrics.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -99,6 +99,16 @@ impl Provider {
     /// Whether a connected worker serves the model.
     pub fn serves(&self, model: &str) -> bool {
         self.lock().core.worker_serves(model)
+    }
+
+    /// What workers mean by a model's name; nothing where nobody serves it.
+    pub fn ids_of(&self, name: &str) -> BTreeSet<Arc<str>> {
+        self.lock().core.ids_of(name)
+    }
+
+    /// The model that requests by this name count for.
+    pub fn counted_as(&self, name: &str) -> Arc<str> {
+        self.lock().core.counted_as(name)
     }
 
     /// The one worker that takes requests for the model, if it is the only one.

@@ -27,10 +27,11 @@ fn provider_state(relay: &Relay, provider: &Provider) -> ProviderState {
     let models = models(&state, &config)
         .map(|model| ModelState {
             known: known(&model.model),
-            workers: model.workers as u64,
+            // An alias's are those of the model that it counts for.
+            workers: if model.counted_as == model.model { model.workers as u64 } else { 0 },
             queued: u64::from(model.waiting),
             in_flight: state.in_flight_by_model.get(&model.model).copied().unwrap_or(0),
-            name: model.model.to_string(),
+            name: model.counted_as.to_string(),
         })
         .collect();
     ProviderState {
@@ -52,10 +53,16 @@ pub(crate) fn models(state: &provider::ProviderState, config: &ProviderConfig) -
     let mut all: BTreeMap<Arc<str>, ModelSnapshot> = declared
         .map(|name| {
             let model: Arc<str> = name.as_str().into();
-            (
-                Arc::clone(&model),
-                ModelSnapshot { model, waiting: 0, oldest: None, workers: 0, open_workers: 0, asked: None },
-            )
+            let nobody = ModelSnapshot {
+                counted_as: Arc::clone(&model),
+                model: Arc::clone(&model),
+                waiting: 0,
+                oldest: None,
+                workers: 0,
+                open_workers: 0,
+                asked: None,
+            };
+            (model, nobody)
         })
         .collect();
     all.extend(live);

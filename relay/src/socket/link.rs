@@ -3,7 +3,7 @@
 //! The link owns the map from its own streams and request ids to exchanges. An answer for a request that this worker
 //! does not hold finds nothing there, so it can reach nobody; and a chunk takes no lock that another worker takes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -21,6 +21,8 @@ use crate::exchange::{CreditTarget, Exchange};
 use crate::ids;
 use crate::request::RequestRecord;
 
+use super::failures::{Failure, Failures};
+use super::slots::Refusals;
 pub use super::worker_info::WorkerInfo;
 
 /// Stream numbers are never used twice; a link that has used nearly all of them is drained and dialled anew.
@@ -75,6 +77,11 @@ struct State {
     advertised: Vec<String>,
     /// What a multiplexer last said about its slots that made sense, and when.
     slots: (Arc<[Slot]>, Instant),
+    failures: Failures,
+    slots_refused: Refusals,
+    /// Names that only slots which were refused would give a meaning; they are not advertised.
+    meaningless: BTreeSet<String>,
+    gates_refused: Refusals,
     heard_at: SystemTime,
     ws_ping: bool,
     draining_since: Option<Instant>,
@@ -110,6 +117,10 @@ impl WorkerLink {
             next_stream: 1,
             advertised,
             slots: (Arc::from([]), Instant::now()),
+            failures: Failures::default(),
+            slots_refused: Refusals::default(),
+            meaningless: BTreeSet::new(),
+            gates_refused: Refusals::default(),
             heard_at: SystemTime::now(),
             ws_ping: false,
             draining_since: None,
@@ -323,7 +334,9 @@ impl WorkerLink {
 
     /// The worker serves these now.
     pub fn set_advertised(&self, models: Vec<String>) {
-        self.lock().advertised = models;
+        let mut state = self.lock();
+        state.advertised = models;
+        state.leave_out_meaningless();
     }
 
     /// What a multiplexer last said about its slots, and how long ago.
@@ -334,7 +347,42 @@ impl WorkerLink {
 
     /// A multiplexer said what its slots are doing.
     pub fn set_slots(&self, slots: Vec<Slot>) {
-        self.lock().slots = (slots.into(), Instant::now());
+        let (mut state, now) = (self.lock(), Instant::now());
+        let State { slots: (known, at), failures, meaningless, .. } = &mut *state;
+        failures.note(known, &slots, now);
+        (*known, *at) = (slots.into(), now);
+        meaningless.clear();
+    }
+
+    /// Its slots were left out, and with them what these names stand for. They are not advertised until slots were accepted,
+    /// and the worker advertises them again.
+    pub fn set_meaningless(&self, names: BTreeSet<String>) {
+        let mut state = self.lock();
+        state.meaningless = names;
+        state.leave_out_meaningless();
+    }
+
+    /// The last load that failed in a slot, if it is still worth a word.
+    pub fn last_failure(&self, slot: &str) -> Option<Failure> {
+        self.lock().failures.of(slot, Instant::now()).cloned()
+    }
+
+    /// The same worker had `older` before, which is told nothing more of its slots.
+    pub fn inherit_failures(&self, older: &Self) {
+        let failures = std::mem::take(&mut older.lock().failures);
+        let mut state = self.lock();
+        let State { slots: (slots, _), failures: own, .. } = &mut *state;
+        own.inherit(failures, slots);
+    }
+
+    /// Slots that made no sense were refused; how many were before, if that is to be logged.
+    pub fn note_slots_refused(&self) -> Option<u64> {
+        self.lock().slots_refused.note(Instant::now())
+    }
+
+    /// The same for gates.
+    pub fn note_gates_refused(&self) -> Option<u64> {
+        self.lock().gates_refused.note(Instant::now())
     }
 
     /// When the worker last answered a heartbeat.
@@ -376,6 +424,11 @@ impl WorkerLink {
 }
 
 impl State {
+    fn leave_out_meaningless(&mut self) {
+        let Self { advertised, meaningless, .. } = self;
+        advertised.retain(|model| !meaningless.contains(model));
+    }
+
     fn forget(&mut self, stream: u32) -> Option<Held> {
         let held = self.held.remove(&stream)?;
         self.by_request_id.remove(&held.request_id);
@@ -433,6 +486,7 @@ mod tests {
         let outline = Outline {
             id: "id".into(),
             model: "m".into(),
+            allowed: None,
             provider: "p".into(),
             endpoint: Endpoint::ChatCompletions,
             dialect: Dialect::OpenAi,

@@ -2,14 +2,14 @@
 //!
 //! A worker never gains anything beyond what is acknowledged here.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use modelrelay_protocol::limits::{MAX_ID_BYTES, MAX_MODEL_CHARS, MAX_WORKER_NAME_CHARS};
 use modelrelay_protocol::message::{Register, Slot};
 use modelrelay_protocol::version::{Capabilities, Capability, is_known_version};
 
-use super::slots::{clean_slots, most_models};
+use super::slots::{aliases, clean_slots, most_models};
 use crate::config::ProviderConfig;
 
 /// The parts of a registration that were accepted.
@@ -23,6 +23,8 @@ pub struct Accepted {
     pub max_concurrent: u32,
     /// What its slots are doing, if it has a multiplexer.
     pub slots: Vec<Slot>,
+    /// Names that only slots which were left out would give a meaning.
+    pub meaningless: BTreeSet<String>,
     /// What was changed.
     pub warnings: Vec<String>,
 }
@@ -53,19 +55,34 @@ pub fn sanitize(register: &Register, provider: &ProviderConfig) -> Accepted {
         max_concurrent = 1;
         warnings.push("max_concurrent 0 became 1".to_owned());
     }
-    let models = sanitize_models(&register.models, provider, &mut warnings);
-    let slots = sanitize_slots(register, provider, &mut warnings);
-    Accepted { name, models, max_concurrent, slots, warnings }
+    let (slots, meaningless) = sanitize_slots(register, provider, &mut warnings);
+    let mut models = sanitize_models(&register.models, provider, &mut warnings);
+    models.retain(|model| !meaningless.contains(&**model));
+    Accepted { name, models, max_concurrent, slots, meaningless, warnings }
 }
 
-/// The slots of a multiplexer, where they make sense; without the capability they mean nothing.
-fn sanitize_slots(register: &Register, provider: &ProviderConfig, warnings: &mut Vec<String>) -> Vec<Slot> {
+/// The slots of a multiplexer, where they make sense; without the capability they mean nothing. Where they make none, also
+/// the names that had a meaning by them: a request by one could never be sent, and would be waited for with a load.
+fn sanitize_slots(
+    register: &Register,
+    provider: &ProviderConfig,
+    warnings: &mut Vec<String>,
+) -> (Vec<Slot>, BTreeSet<String>) {
     let slots =
         register.slots.clone().filter(|_| Capabilities::from_names(&register.capabilities).has(Capability::Slots1));
-    clean_slots(slots.unwrap_or_default(), most_models(provider.max_models_per_worker)).unwrap_or_else(|why| {
-        warnings.push(format!("slots left out: {why}"));
-        Vec::new()
-    })
+    let slots = slots.unwrap_or_default();
+    let names = aliases(&slots);
+    match clean_slots(slots, most_models(provider.max_models_per_worker)) {
+        Ok(slots) => (slots, BTreeSet::new()),
+        Err(why) => {
+            warnings.push(format!("slots left out: {why}"));
+            if let Some(first) = names.first() {
+                let number = names.len();
+                warnings.push(format!("{number} name(s) of their models dropped, {} first", first.escape_debug()));
+            }
+            (Vec::new(), names)
+        }
+    }
 }
 
 /// Cleans a list of models: trimmed, without empty ones and duplicates in first-seen order, no more and no longer than
@@ -131,6 +148,7 @@ fn in_catalogue(model: &str, provider: &ProviderConfig) -> bool {
 mod tests {
     use super::*;
     use crate::config::CatalogueModel;
+    use modelrelay_protocol::message::SlotModel;
 
     fn register(models: &[&str]) -> Register {
         Register {
@@ -166,6 +184,26 @@ mod tests {
         let accepted = sanitize(&register(&["a", "z", "alias"]), &provider);
         assert_eq!(names(&accepted), ["a"]);
         assert!(accepted.warnings.iter().any(|w| w.contains("model z")), "{:?}", accepted.warnings);
+    }
+
+    #[test]
+    fn names_mean_nothing_without_the_slots_that_say_what_they_mean() {
+        let mut message = register(&["a", "b", "fast"]);
+        message.capabilities = vec!["core1".to_owned(), "slots1".to_owned()];
+        let model = SlotModel { id: "a".into(), aliases: vec!["fast".into(), "b".into()], ..SlotModel::default() };
+        let slot = |models: &[&SlotModel]| Slot {
+            id: "gpu0".into(),
+            models: models.iter().map(|model| (*model).clone()).collect(),
+            ..Slot::default()
+        };
+        let b = SlotModel { id: "b".into(), ..SlotModel::default() };
+        message.slots = Some(vec![slot(&[&model, &b])]);
+        assert_eq!(names(&sanitize(&message, &ProviderConfig::new("p"))), ["a", "b", "fast"]);
+        message.slots = Some(vec![slot(&[&model, &b]), slot(&[])]);
+        let accepted = sanitize(&message, &ProviderConfig::new("p"));
+        assert_eq!((names(&accepted), accepted.slots.len()), (vec!["a", "b"], 0));
+        assert_eq!(accepted.warnings.len(), 2, "{:?}", accepted.warnings);
+        assert!(accepted.warnings[1].contains("fast"), "{:?}", accepted.warnings);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! A word that makes no sense is no reason to lose a worker's running requests. Slots that are refused leave the last good
 //! ones standing, for they only inform a choice; gates that are refused leave none open, for they let requests through.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
+use std::time::{Duration, Instant};
 
 use modelrelay_protocol::limits::{MAX_ID_BYTES, MAX_MODEL_CHARS, MAX_MODELS_PER_WORKER, MAX_SLOTS_PER_WORKER};
 use modelrelay_protocol::message::{ModelGrant, Slot, SlotModel};
@@ -15,6 +16,28 @@ const MAX_MESSAGE_CHARS: usize = 1_024;
 
 /// A failure's code.
 const MAX_CODE_CHARS: usize = 64;
+
+/// A worker that says one thing that makes no sense will say it again; so often it is worth a line in the log.
+const REFUSALS_LOGGED_EVERY: Duration = Duration::from_secs(60);
+
+/// When one kind of nonsense was last logged, and how much was not.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    logged_at: Option<Instant>,
+    unsaid: u64,
+}
+
+impl Refusals {
+    /// Notes one more. Where it is time for a line in the log: how many there were without one.
+    pub fn note(&mut self, now: Instant) -> Option<u64> {
+        if self.logged_at.is_some_and(|logged| now.saturating_duration_since(logged) < REFUSALS_LOGGED_EVERY) {
+            self.unsaid += 1;
+            return None;
+        }
+        self.logged_at = Some(now);
+        Some(std::mem::take(&mut self.unsaid))
+    }
+}
 
 /// How many models a multiplexer may speak of: those that a provider's own limit leaves out may be among them.
 pub fn most_models(max_models_per_worker: usize) -> usize {
@@ -37,14 +60,33 @@ pub fn clean_slots(mut slots: Vec<Slot>, most: usize) -> Result<Vec<Slot>, Strin
         let named = slot.resident.iter().chain(&slot.target);
         check_models(named.map(String::as_str), usize::MAX, false)?;
         check_models(slot.models.iter().map(|model| &*model.id), most, true)
+            .and_then(|()| check_models(names(slot), usize::MAX, false))
             .map_err(|why| format!("slot {}: {why}", slot.id))?;
+        let number = names(slot).count();
+        if number > most {
+            return Err(format!("slot {}: {number} names of models, more than {most}", slot.id));
+        }
     }
-    let models: usize = slots.iter().map(|slot| slot.models.len()).sum();
-    if models > most.saturating_mul(2) {
-        return Err(format!("{models} models in all slots, more than twice the {most} that a worker may have"));
+    // As a worker's own file is judged: the same models may be in all slots, and are no more for that.
+    let number = slots.iter().flat_map(names).collect::<HashSet<_>>().len();
+    if number > most {
+        return Err(format!("{number} names of models in all slots, more than {most}"));
     }
     slots.iter_mut().flat_map(|slot| &mut slot.models).for_each(clean_words);
     Ok(slots)
+}
+
+/// Ids and aliases, as often as they are there.
+fn names(slot: &Slot) -> impl Iterator<Item = &str> {
+    let aliases = slot.models.iter().flat_map(|model| &model.aliases);
+    slot.models.iter().map(|model| &model.id).chain(aliases).map(String::as_str)
+}
+
+/// The names that are no model's id. Without the slots nobody knows what they stand for.
+pub fn aliases(slots: &[Slot]) -> BTreeSet<String> {
+    let models = || slots.iter().flat_map(|slot| &slot.models);
+    let ids: HashSet<&str> = models().map(|model| &*model.id).collect();
+    models().flat_map(|model| &model.aliases).filter(|alias| !ids.contains(alias.as_str())).cloned().collect()
 }
 
 /// The gates, if they make sense; else why they do not.
@@ -90,6 +132,16 @@ mod tests {
         Slot { id: id.to_owned(), models: models.collect(), ..Slot::default() }
     }
 
+    /// A slot with so many models that have so many further names each.
+    fn named(id: &str, models: usize, aliases: usize) -> Slot {
+        let named = |model: usize| SlotModel {
+            id: format!("model {model}"),
+            aliases: (0..aliases).map(|alias| format!("name {alias} of model {model}")).collect(),
+            ..SlotModel::default()
+        };
+        Slot { models: (0..models).map(named).collect(), ..slot(id, &[]) }
+    }
+
     fn refusal(slots: Vec<Slot>) -> String {
         clean_slots(slots, 4).expect_err("refused")
     }
@@ -104,16 +156,29 @@ mod tests {
     #[test]
     fn a_refusal_names_what_is_wrong() {
         let many = (0..=MAX_SLOTS_PER_WORKER).map(|number| slot(&number.to_string(), &[])).collect();
-        assert!(refusal(many).contains("65 slots"));
+        assert!(refusal(many).contains("17 slots"));
         assert!(refusal(vec![slot("x", &[]), slot("x", &[])]).contains("two slots are named x"));
         assert!(refusal(vec![slot("", &[])]).contains("id of a slot"));
         assert!(refusal(vec![slot("x", &["a", "a"])]).contains("slot x: model a is there twice"));
         assert!(refusal(vec![slot("x", &["1", "2", "3", "4", "5"])]).contains("5 models, more than 4"));
         assert!(refusal(vec![slot("x", &[&"n".repeat(257)])]).contains("longer than 256"));
-        let three = ["x", "y", "z"].map(|id| slot(id, &["1", "2", "3"]));
-        assert!(refusal(three.into()).contains("9 models in all slots"));
+        let three = ["x", "y", "z"].map(|id| slot(id, &[&format!("{id}1"), &format!("{id}2")]));
+        assert!(refusal(three.into()).contains("6 names of models in all slots, more than 4"));
+        assert!(refusal(vec![named("x", 2, 2)]).contains("slot x: 6 names of models, more than 4"));
+        let alias = |alias: String| vec![SlotModel { id: "a".into(), aliases: vec![alias], ..SlotModel::default() }];
+        assert!(refusal(vec![Slot { models: alias(String::new()), ..slot("x", &[]) }]).contains("name of a model"));
+        assert!(refusal(vec![Slot { models: alias("n".repeat(257)), ..slot("x", &[]) }]).contains("longer than 256"));
         let resident = Slot { resident: Some(String::new()), ..slot("x", &[]) };
         assert!(refusal(vec![resident]).contains("name of a model"));
+    }
+
+    #[test]
+    fn what_a_workers_file_may_have_is_not_refused() {
+        for (slots, models, aliases) in [(8, 20, 3), (9, 64, 0), (16, 64, 3), (16, 15, 16)] {
+            let slots: Vec<_> = (0..slots).map(|slot| named(&format!("gpu{slot}"), models, aliases)).collect();
+            let clean = clean_slots(slots.clone(), MAX_MODELS_PER_WORKER);
+            assert_eq!(clean.map(|clean| clean == slots), Ok(true), "{models} models with {aliases} aliases");
+        }
     }
 
     #[test]
@@ -129,6 +194,17 @@ mod tests {
         let cleaned = clean_slots(vec![failed], 4).expect("sense");
         let message = cleaned[0].models[0].message.as_deref().expect("a message");
         assert!(message.starts_with("onetwo") && message.chars().count() == MAX_MESSAGE_CHARS);
+    }
+
+    #[test]
+    fn nonsense_is_logged_once_a_minute_with_the_number_of_what_was_not() {
+        let (mut refusals, start) = (Refusals::default(), Instant::now());
+        assert_eq!(refusals.note(start), Some(0));
+        for second in 1..60 {
+            assert_eq!(refusals.note(start + Duration::from_secs(second)), None);
+        }
+        assert_eq!(refusals.note(start + Duration::from_secs(60)), Some(59));
+        assert_eq!(refusals.note(start + Duration::from_secs(61)), None);
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! What the tests of the multiplexer's drivers run against: real inference servers where they run without a GPU, and a
 //! fake of those that need one.
 //!
-//! The drivers are linked, unlike anything in the other black-box suites, because they are a library of their own inside the
-//! worker. Everything else is a program: the servers, and the supervisor that is `modelrelay-worker` itself.
+//! In `tests/drivers` the drivers are linked, unlike anything in the other black-box suites, because they are a library of
+//! their own inside the worker. Everything else is a program: the servers, the supervisor that is `modelrelay-worker` itself,
+//! and in `tests/workers` the whole worker with a relay before it.
 
+pub mod cluster;
+pub mod engines;
 pub mod fake;
 pub mod server;
 

@@ -116,15 +116,23 @@ pub async fn line_of(file: &Path) -> String {
 
 /// Sends a request to a server and reads its status; `None` where nobody answers.
 pub async fn post(url: &Url, path: &str, body: &serde_json::Value) -> Option<(u16, String)> {
+    ask(url, "POST", path, &body.to_string()).await
+}
+
+/// As [`post`], without a body.
+pub async fn get(url: &Url, path: &str) -> Option<(u16, String)> {
+    ask(url, "GET", path, "").await
+}
+
+async fn ask(url: &Url, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
     let address = url.socket_addrs(|| None).ok()?;
     let mut stream = TcpStream::connect(address.first()?).await.ok()?;
-    let body = body.to_string();
     let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         url.authority(),
         body.len()
     );
-    stream.write_all((head + &body).as_bytes()).await.ok()?;
+    stream.write_all((head + body).as_bytes()).await.ok()?;
     let mut answer = Vec::new();
     tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.ok()?.ok()?;
     let answer = String::from_utf8_lossy(&answer).into_owned();

@@ -6,10 +6,12 @@
 //! - Every wait is bounded by [`PATIENCE`] and names what it waited for; where a process is involved its log is printed.
 //! - Everything is released by dropping it: processes are killed, connections closed, folders removed.
 
+pub mod balancer;
 pub mod client;
 pub mod fake_backend;
 pub mod fake_kubernetes;
 pub mod fake_relay;
+pub mod instructions;
 pub mod process;
 pub mod relay;
 pub mod trace;

@@ -25,6 +25,13 @@ pub struct Spawn {
     working_dir: Option<PathBuf>,
 }
 
+/// Where a built program is, for settings that name one: as [`Spawn::program`] looks for it, with its whole path.
+#[must_use]
+pub fn path_of(name: &str) -> PathBuf {
+    let found = binary_dir().join(name);
+    std::path::absolute(&found).unwrap_or(found)
+}
+
 impl Spawn {
     /// A program by the name of its binary, such as `modelrelay-relay`: looked for in `MODELRELAY_BIN_DIR`, else in the
     /// workspace's `target/release`.

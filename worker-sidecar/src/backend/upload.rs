@@ -13,6 +13,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use modelrelay_protocol::credit::{BodyCounter, ReceiveWindow};
+use modelrelay_protocol::rename::Renamer;
 
 /// What a piece did wrong; its request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub enum UploadError {
     Overrun,
     /// More than was announced.
     TooLong,
+    /// It does not name the model that was asked for, and would have another length than the backend was told.
+    Misnamed,
 }
 
 /// Gives credit back to the sender.
@@ -31,12 +34,15 @@ pub(crate) type ReturnCredit = Box<dyn Fn(u64) + Send + Sync>;
 pub struct Upload(Arc<Shared>);
 
 struct Shared {
-    length: u64,
     state: Mutex<State>,
     return_credit: Option<ReturnCredit>,
 }
 
 struct State {
+    /// What the backend is told.
+    length: u64,
+    /// Changes what comes, until the end of it.
+    renamer: Option<Renamer>,
     waiting: VecDeque<Bytes>,
     /// What was taken already, while it may have to be sent again.
     kept: Option<Vec<Bytes>>,
@@ -62,9 +68,13 @@ impl Upload {
     pub fn whole(body: Bytes) -> Self {
         let length = body.len() as u64;
         let upload = Self::with(length, ReceiveWindow::new(length, length), None, VecDeque::new());
+        let mut state = upload.lock();
+        // It is as long as it is.
+        let _ = state.counter.on_piece(length);
         if !body.is_empty() {
-            upload.lock().waiting.push_back(body);
+            state.waiting.push_back(body);
         }
+        drop(state);
         upload
     }
 
@@ -75,6 +85,8 @@ impl Upload {
 
     fn with(length: u64, window: ReceiveWindow, return_credit: Option<ReturnCredit>, waiting: VecDeque<Bytes>) -> Self {
         let state = State {
+            length,
+            renamer: None,
             waiting,
             kept: None,
             taken: 0,
@@ -85,12 +97,31 @@ impl Upload {
             stopped: false,
             waker: None,
         };
-        Self(Arc::new(Shared { length, state: Mutex::new(state), return_credit }))
+        Self(Arc::new(Shared { state: Mutex::new(state), return_credit }))
     }
 
     /// All bytes of the body.
     pub fn length(&self) -> u64 {
-        self.0.length
+        self.lock().length
+    }
+
+    /// Has the body name another model, from its first byte on. Only before any of it was taken.
+    pub fn rename(&self, mut renamer: Renamer) {
+        let mut state = self.lock();
+        let length = renamer.length(state.length);
+        let mut renamed = VecDeque::new();
+        let mut pass = |piece| renamed.push_back(piece);
+        state.waiting.iter().for_each(|piece| renamer.push(piece.clone(), &mut pass));
+        if state.counter.is_complete() {
+            renamer.finish(&mut pass);
+            if bytes_of(&renamed) != length {
+                // It is not about the model that was asked for, so it goes as it is.
+                return;
+            }
+        } else {
+            state.renamer = Some(renamer);
+        }
+        (state.waiting, state.length) = (renamed, length);
     }
 
     /// The next piece has arrived.
@@ -99,8 +130,20 @@ impl Upload {
         let len = piece.len() as u64;
         state.counter.on_piece(len).map_err(|_| UploadError::TooLong)?;
         state.window.on_piece(len).map_err(|_| UploadError::Overrun)?;
-        if !piece.is_empty() {
-            state.waiting.push_back(piece);
+        let State { renamer, waiting, counter, taken, length, .. } = &mut *state;
+        match renamer {
+            None if piece.is_empty() => {}
+            None => waiting.push_back(piece),
+            Some(renamer) => {
+                let mut pass = |piece| waiting.push_back(piece);
+                renamer.push(piece, &mut pass);
+                if counter.is_complete() {
+                    renamer.finish(&mut pass);
+                    if *taken + bytes_of(waiting) != *length {
+                        return Err(UploadError::Misnamed);
+                    }
+                }
+            }
         }
         let waker = state.waker.take();
         drop(state);
@@ -112,7 +155,8 @@ impl Upload {
 
     /// Whether the backend has taken all of it.
     pub fn is_sent(&self) -> bool {
-        self.lock().taken == self.0.length
+        let state = self.lock();
+        state.taken == state.length
     }
 
     /// Gives the backend no more of it: it has refused the request already, and a write that it answers with a reset would
@@ -149,7 +193,7 @@ impl Upload {
         if sending != state.sending {
             return Poll::Pending;
         }
-        if state.taken == self.0.length {
+        if state.taken == state.length {
             return Poll::Ready(None);
         }
         let next = if state.stopped { None } else { state.waiting.pop_front() };
@@ -178,8 +222,12 @@ impl Upload {
 
 impl std::fmt::Debug for Upload {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Upload").field("length", &self.0.length).finish_non_exhaustive()
+        f.debug_struct("Upload").field("length", &self.length()).finish_non_exhaustive()
     }
+}
+
+fn bytes_of(pieces: &VecDeque<Bytes>) -> u64 {
+    pieces.iter().map(|piece| piece.len() as u64).sum()
 }
 
 /// The end that hyper reads.
@@ -201,8 +249,8 @@ impl Body for UploadBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let taken = self.upload.lock().taken;
-        SizeHint::with_exact(self.upload.length() - taken)
+        let state = self.upload.lock();
+        SizeHint::with_exact(state.length - state.taken)
     }
 }
 
@@ -247,6 +295,47 @@ mod tests {
         let whole = Upload::whole(Bytes::from_static(b"xy"));
         assert_eq!(taken(&whole).unwrap(), b"xy");
         assert!(whole.is_sent() && Upload::empty().is_sent());
+    }
+
+    #[test]
+    fn a_renamed_body_has_its_length_before_it_is_there_and_returns_the_credit_of_what_came() {
+        let (before, after) = (r#"{"n":[],"model":"q"}"#, r#"{"n":[],"model":"long"}"#);
+        let returned = Arc::new(AtomicU64::new(0));
+        let sink = Arc::clone(&returned);
+        let length = before.len() as u64;
+        let upload = Upload::new(
+            length,
+            ReceiveWindow::new(length, length),
+            Box::new(move |bytes| {
+                sink.fetch_add(bytes, Ordering::Relaxed);
+            }),
+        );
+        upload.push(Bytes::from_static(&before.as_bytes()[..9])).unwrap();
+        upload.rename(Renamer::new(None, "q", "long"));
+        assert_eq!(upload.length(), after.len() as u64);
+        upload.keep_for_replay();
+        let all = |upload: &Upload| std::iter::from_fn(|| taken(upload)).flatten().collect::<Vec<u8>>();
+        assert_eq!(all(&upload), b"{\"n\":[],\"");
+        upload.push(Bytes::from_static(&before.as_bytes()[9..])).unwrap();
+        assert_eq!(all(&upload), &after.as_bytes()[9..]);
+        assert!(upload.is_sent());
+        assert!((length / 2..=length).contains(&returned.load(Ordering::Relaxed)), "no more than came");
+        upload.rewind();
+        assert_eq!(all(&upload), after.as_bytes());
+    }
+
+    #[test]
+    fn a_form_about_another_model_goes_as_it_is_or_fails() {
+        let form = b"--B\r\nContent-Disposition: form-data; name=\"n\"\r\n\r\nq\r\n--B--\r\n";
+        let renamer = || Renamer::new(Some("multipart/form-data; boundary=B"), "q", "long");
+        let whole = Upload::whole(Bytes::from_static(form));
+        whole.rename(renamer());
+        assert_eq!(taken(&whole).unwrap(), form);
+        assert!(whole.is_sent());
+        let length = form.len() as u64;
+        let pieces = Upload::new(length, ReceiveWindow::new(length, length), Box::new(|_| ()));
+        pieces.rename(renamer());
+        assert_eq!(pieces.push(Bytes::from_static(form)), Err(UploadError::Misnamed));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
 use super::SettingError;
+use super::multiplexer::FileMultiplexer;
 
 /// `worker.yaml`, unjudged but for its shape.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -20,7 +21,7 @@ pub(super) struct File {
     pub(super) worker_secret_file: Option<PathBuf>,
     pub(super) name: Option<String>,
     pub(super) pool: Option<String>,
-    pub(super) backend: FileBackend,
+    pub(super) backend: Option<FileBackend>,
     pub(super) models: Option<Vec<String>>,
     pub(super) max_concurrency: Option<i64>,
     pub(super) shutdown_timeout: Option<HumanDuration>,
@@ -30,7 +31,7 @@ pub(super) struct File {
     pub(super) relay_ca_file: Option<PathBuf>,
     pub(super) log_level: Option<String>,
     pub(super) log_format: Option<String>,
-    pub(super) multiplexer: Option<serde_yaml::Value>,
+    pub(super) multiplexer: Option<FileMultiplexer>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -1,14 +1,14 @@
 use super::*;
 
-fn args() -> Args {
+pub(super) fn args() -> Args {
     Args { worker_secret: Some(Secret::new("s3cret")), ..Args::default() }
 }
 
-fn load(args: &Args, yaml: &str) -> Result<Settings, SettingError> {
+pub(super) fn load(args: &Args, yaml: &str) -> Result<Settings, SettingError> {
     Settings::resolve(args, &File::parse(Path::new("worker.yaml"), yaml)?)
 }
 
-fn error(args: &Args, yaml: &str) -> String {
+pub(super) fn error(args: &Args, yaml: &str) -> String {
     let text = load(args, yaml).unwrap_err().to_string();
     assert!(!text.contains('\n'), "{text}");
     text
@@ -86,11 +86,9 @@ fn the_file_is_read_and_variables_win_over_it() {
 }
 
 #[test]
-fn unknown_keys_and_a_multiplexer_are_refused() {
+fn unknown_keys_are_refused() {
     let text = error(&args(), "maxConcurency: 4\n");
     assert!(text.contains("maxConcurency"), "{text}");
-    let text = error(&args(), "multiplexer: {slots: []}\n");
-    assert!(text.contains("no multiplexer yet"), "{text}");
 }
 
 #[test]

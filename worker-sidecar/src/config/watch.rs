@@ -14,20 +14,22 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Calls `apply` with the settings after each change of the file, and `refuse` when they cannot be used. Never returns.
 pub async fn watch(args: Args, path: PathBuf, apply: impl Fn(Settings), refuse: impl Fn(&SettingError)) {
-    let mut key_file = key_file(&args, &read_config(&path).and_then(|text| File::parse(&path, &text)));
-    let mut seen = contents(&path, key_file.as_deref());
+    let mut key_files = key_files(&args, &read_config(&path).and_then(|text| File::parse(&path, &text)));
+    let mut seen = contents(&path, &key_files);
     let mut interval = tokio::time::interval(INTERVAL);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         interval.tick().await;
         // Small files on a local disk or in memory: cheaper than a trip to another thread.
-        let now = contents(&path, key_file.as_deref());
+        let now = contents(&path, &key_files);
         if now == seen {
             continue;
         }
         let file = read_config(&path).and_then(|text| File::parse(&path, &text));
-        key_file = self::key_file(&args, &file).or(key_file);
-        seen = contents(&path, key_file.as_deref());
+        if file.is_ok() {
+            key_files = self::key_files(&args, &file);
+        }
+        seen = contents(&path, &key_files);
         match file.and_then(|file| Settings::resolve(&args, &file)) {
             Ok(settings) => apply(settings),
             Err(error) => refuse(&error),
@@ -35,13 +37,16 @@ pub async fn watch(args: Args, path: PathBuf, apply: impl Fn(Settings), refuse: 
     }
 }
 
-/// What a change is told by: the file, and the backend's key, which it names. (The worker's secret is looked at for itself.)
-fn contents(path: &Path, key_file: Option<&Path>) -> [Option<String>; 2] {
+/// What a change is told by: the file, and the backends' keys, which it names. (The worker's secret is looked at for itself.)
+fn contents(path: &Path, key_files: &[PathBuf]) -> Vec<Option<String>> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
-    [read(path), key_file.and_then(read)]
+    std::iter::once(path).chain(key_files.iter().map(PathBuf::as_path)).map(read).collect()
 }
 
-fn key_file(args: &Args, file: &Result<File, SettingError>) -> Option<PathBuf> {
-    let named = || file.as_ref().ok()?.backend.api_key_file.clone();
-    args.backend_api_key_file.clone().or_else(named).filter(|path| !path.as_os_str().is_empty())
+fn key_files(args: &Args, file: &Result<File, SettingError>) -> Vec<PathBuf> {
+    let file = file.as_ref().ok();
+    let named = || file?.backend.as_ref()?.api_key_file.clone();
+    let of_backend = args.backend_api_key_file.clone().or_else(named);
+    let of_slots = file.and_then(|file| file.multiplexer.as_ref()).into_iter().flat_map(|block| block.key_files());
+    of_backend.into_iter().chain(of_slots.cloned()).filter(|path| !path.as_os_str().is_empty()).collect()
 }

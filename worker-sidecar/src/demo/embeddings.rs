@@ -2,20 +2,24 @@
 
 use axum::Json;
 use axum::body::Bytes;
+use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use serde_json::{Value, json};
 
 use super::answer::given;
 use super::reply::{Dialect, Failure, parse_for_model};
-use super::{MODEL, tokens};
+use super::{Demo, tokens};
 
 const DIALECT: Dialect = Dialect::OpenAi;
 const DIMENSIONS: usize = 256;
 const MAX_DIMENSIONS: u64 = 4096;
 
 /// `POST /v1/embeddings`.
-pub(super) async fn embeddings(body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, Failure> {
-    let body = parse_for_model(DIALECT, body)?;
+pub(super) async fn embeddings(
+    State(demo): State<Demo>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, Failure> {
+    let body = parse_for_model(&demo, DIALECT, body)?;
     let inputs = inputs(&body["input"])
         .ok_or_else(|| Failure::invalid(DIALECT, "input", "input must be text, tokens, or a list of either"))?;
     let dimensions = given(&body["dimensions"]).map_or(Some(DIMENSIONS as u64), Value::as_u64);
@@ -41,7 +45,7 @@ pub(super) async fn embeddings(body: Result<Bytes, BytesRejection>) -> Result<Js
         .collect();
     let count: usize = inputs.iter().map(|input| input.tokens).sum();
     Ok(Json(json!({
-        "object": "list", "model": MODEL, "data": data, "usage": {"prompt_tokens": count, "total_tokens": count},
+        "object": "list", "model": body["model"], "data": data, "usage": {"prompt_tokens": count, "total_tokens": count},
     })))
 }
 

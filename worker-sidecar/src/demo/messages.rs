@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use super::answer::{Answer, Asked, Finish, Limits, text_of_content, text_of_messages};
 use super::reply::{Dialect, Failure, Frames, fresh_id, parse_for_model, unary, wants_stream};
-use super::{Demo, MODEL, tokens};
+use super::{Demo, tokens};
 
 const DIALECT: Dialect = Dialect::Anthropic;
 
 /// `POST /v1/messages`.
 pub(super) async fn create(State(demo): State<Demo>, body: Result<Bytes, BytesRejection>) -> Result<Response, Failure> {
-    let body = parse_for_model(DIALECT, body)?;
+    let body = parse_for_model(&demo, DIALECT, body)?;
     let asked = asked(&body)?;
     let limits = Limits::read(&body, &["max_tokens"], "stop_sequences")
         .map_err(|(param, problem)| Failure::invalid(DIALECT, param, &problem))?;
@@ -24,9 +24,9 @@ pub(super) async fn create(State(demo): State<Demo>, body: Result<Bytes, BytesRe
     }
     let answer = Answer::new(&asked, None, &limits);
     if wants_stream(DIALECT, &body)? {
-        return Ok(stream(&answer).into_response(&demo));
+        return Ok(stream(&body["model"], &answer).into_response(&demo));
     }
-    let mut message = message(&answer);
+    let mut message = message(&body["model"], &answer);
     message["content"] = json!([{"type": "text", "text": answer.text}]);
     message["stop_reason"] = stop_reason(&answer.finish);
     message["stop_sequence"] = stop_sequence(&answer.finish);
@@ -35,8 +35,11 @@ pub(super) async fn create(State(demo): State<Demo>, body: Result<Bytes, BytesRe
 }
 
 /// `POST /v1/messages/count_tokens`.
-pub(super) async fn count_tokens(body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, Failure> {
-    let body = parse_for_model(DIALECT, body)?;
+pub(super) async fn count_tokens(
+    State(demo): State<Demo>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, Failure> {
+    let body = parse_for_model(&demo, DIALECT, body)?;
     Ok(Json(json!({"input_tokens": tokens::count(&asked(&body)?.all)})))
 }
 
@@ -48,17 +51,17 @@ fn asked(body: &Value) -> Result<Asked, Failure> {
 }
 
 /// A message that has said nothing yet.
-fn message(answer: &Answer) -> Value {
+fn message(model: &Value, answer: &Answer) -> Value {
     json!({
-        "id": fresh_id("msg_"), "type": "message", "role": "assistant", "model": MODEL, "content": [],
+        "id": fresh_id("msg_"), "type": "message", "role": "assistant", "model": model, "content": [],
         "stop_reason": null, "stop_sequence": null,
         "usage": {"input_tokens": answer.input_tokens, "output_tokens": 0},
     })
 }
 
-fn stream(answer: &Answer) -> Frames {
+fn stream(model: &Value, answer: &Answer) -> Frames {
     let mut frames = Frames::default();
-    frames.event(&json!({"type": "message_start", "message": message(answer)}));
+    frames.event(&json!({"type": "message_start", "message": message(model, answer)}));
     let block = json!({"type": "text", "text": ""});
     frames.event(&json!({"type": "content_block_start", "index": 0, "content_block": block}));
     frames.event(&json!({"type": "ping"}));

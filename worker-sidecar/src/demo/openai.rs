@@ -6,15 +6,15 @@ use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
 use serde_json::{Value, json};
 
+use super::Demo;
 use super::answer::{Answer, Asked, Finish, Limits, text_of_messages};
 use super::reply::{Dialect, Failure, Frames, fresh_id, parse_for_model, unary, unix_now, wants_stream};
-use super::{Demo, MODEL};
 
 const DIALECT: Dialect = Dialect::OpenAi;
 
 /// `POST /v1/chat/completions`.
 pub(super) async fn chat(State(demo): State<Demo>, body: Result<Bytes, BytesRejection>) -> Result<Response, Failure> {
-    let body = parse_for_model(DIALECT, body)?;
+    let body = parse_for_model(&demo, DIALECT, body)?;
     let asked =
         text_of_messages(&body["messages"]).map_err(|problem| Failure::invalid(DIALECT, "messages", &problem))?;
     respond(&demo, &body, &asked, &CHAT).await
@@ -25,7 +25,7 @@ pub(super) async fn completions(
     State(demo): State<Demo>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Failure> {
-    let body = parse_for_model(DIALECT, body)?;
+    let body = parse_for_model(&demo, DIALECT, body)?;
     let prompt = &body["prompt"];
     let only = prompt.as_array().filter(|prompts| prompts.len() == 1);
     let prompt = only
@@ -78,20 +78,20 @@ async fn respond(demo: &Demo, body: &Value, asked: &Asked, shape: &Shape) -> Res
     let answer = Answer::new(asked, None, &limits);
     if wants_stream(DIALECT, body)? {
         let with_usage = body["stream_options"]["include_usage"].as_bool().unwrap_or(false);
-        return Ok(stream(&answer, shape, with_usage).into_response(demo));
+        return Ok(stream(&body["model"], &answer, shape, with_usage).into_response(demo));
     }
     let whole = json!({
-        "id": fresh_id(shape.id_prefix), "object": shape.object, "created": unix_now(), "model": MODEL,
+        "id": fresh_id(shape.id_prefix), "object": shape.object, "created": unix_now(), "model": body["model"],
         "choices": [choice((shape.whole)(&answer.text), Some(&answer.finish))], "usage": usage(&answer),
     });
     Ok(unary(demo, answer.words().count(), whole).await)
 }
 
-fn stream(answer: &Answer, shape: &Shape, with_usage: bool) -> Frames {
+fn stream(model: &Value, answer: &Answer, shape: &Shape, with_usage: bool) -> Frames {
     let (id, created) = (fresh_id(shape.id_prefix), unix_now());
     let chunk = |choices: Value, usage: Value| {
         let mut chunk = json!({
-            "id": id, "object": shape.chunk_object, "created": created, "model": MODEL, "choices": choices,
+            "id": id, "object": shape.chunk_object, "created": created, "model": model, "choices": choices,
         });
         if with_usage {
             chunk["usage"] = usage;

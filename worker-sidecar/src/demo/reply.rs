@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde_json::{Value, json};
 
-use super::{Demo, MODEL};
+use super::Demo;
 
 /// How a route words its errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,8 +47,8 @@ impl Failure {
         Self { param: Some(param), ..Self::new(dialect, StatusCode::BAD_REQUEST, "invalid_value", message) }
     }
 
-    pub(super) fn no_such_model(dialect: Dialect, id: &str) -> Self {
-        let message = format!("the demo backend has one model, {MODEL:?}, and not {id:?}");
+    pub(super) fn no_such_model(demo: &Demo, dialect: Dialect, id: &str) -> Self {
+        let message = format!("the demo backend has one model, {:?}, and not {id:?}", demo.model);
         Self { param: Some("model"), ..Self::new(dialect, StatusCode::NOT_FOUND, "model_not_found", &message) }
     }
 }
@@ -90,11 +90,15 @@ pub(super) fn parse(dialect: Dialect, body: Result<Bytes, BytesRejection>) -> Re
 }
 
 /// As [`parse`], for a route that runs the model: the body must name it.
-pub(super) fn parse_for_model(dialect: Dialect, body: Result<Bytes, BytesRejection>) -> Result<Value, Failure> {
+pub(super) fn parse_for_model(
+    demo: &Demo,
+    dialect: Dialect,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Value, Failure> {
     let body = parse(dialect, body)?;
     match body["model"].as_str() {
-        Some(MODEL) => Ok(body),
-        Some(other) => Err(Failure::no_such_model(dialect, other)),
+        Some(id) if *id == *demo.model => Ok(body),
+        Some(other) => Err(Failure::no_such_model(demo, dialect, other)),
         None => Err(Failure::invalid(dialect, "model", "model must be a string")),
     }
 }

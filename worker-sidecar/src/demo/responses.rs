@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::answer::{Answer, Asked, Finish, Limits, given, text_of_messages};
 use super::reply::{Dialect, Failure, Frames, fresh_id, parse_for_model, unary, unix_now, wants_stream};
-use super::{Demo, MODEL, tokens};
+use super::{Demo, tokens};
 
 const DIALECT: Dialect = Dialect::OpenAi;
 
@@ -58,7 +58,7 @@ impl Store {
 
 /// `POST /v1/responses`.
 pub(super) async fn create(State(demo): State<Demo>, body: Result<Bytes, BytesRejection>) -> Result<Response, Failure> {
-    let body = parse_for_model(DIALECT, body)?;
+    let body = parse_for_model(&demo, DIALECT, body)?;
     let asked = asked(&body)?;
     let limits = Limits::read(&body, &["max_output_tokens"], "stop")
         .map_err(|(param, problem)| Failure::invalid(DIALECT, param, &problem))?;
@@ -82,8 +82,11 @@ pub(super) async fn create(State(demo): State<Demo>, body: Result<Bytes, BytesRe
 }
 
 /// `POST /v1/responses/input_tokens`.
-pub(super) async fn input_tokens(body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, Failure> {
-    let body = parse_for_model(DIALECT, body)?;
+pub(super) async fn input_tokens(
+    State(demo): State<Demo>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, Failure> {
+    let body = parse_for_model(&demo, DIALECT, body)?;
     let count = tokens::count(&asked(&body)?.all);
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": count})))
 }
@@ -122,7 +125,7 @@ fn finished(id: &str, body: &Value, answer: &Answer) -> Value {
         Finish::Length => ("incomplete", json!({"reason": "max_output_tokens"})),
     };
     json!({
-        "id": id, "object": "response", "created_at": unix_now(), "status": status, "model": MODEL,
+        "id": id, "object": "response", "created_at": unix_now(), "status": status, "model": body["model"],
         "error": null, "incomplete_details": incomplete, "instructions": body["instructions"],
         "max_output_tokens": body["max_output_tokens"], "metadata": {}, "parallel_tool_calls": true,
         "previous_response_id": body["previous_response_id"], "store": body["store"].as_bool().unwrap_or(true),

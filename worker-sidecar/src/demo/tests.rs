@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::serve_at_pace;
+use super::{Demo, MODEL, serve_demo};
 use client::Client;
 
 const SPOKEN: &str = "This is ModelRelay's built-in demo backend, not a model. You said: hi";
@@ -29,6 +29,15 @@ fn parsed(frames: &[(Option<String>, String)]) -> Vec<Value> {
 
 fn joined<'a>(frames: impl IntoIterator<Item = &'a Value>, pointer: &str) -> String {
     frames.into_iter().filter_map(|frame| frame.pointer(pointer)?.as_str()).collect()
+}
+
+#[tokio::test]
+async fn it_goes_by_the_name_that_it_was_given_and_by_no_other() {
+    let mut client = Client::of_model("other", Duration::ZERO).await;
+    assert_eq!(client.get("/v1/models").await.1["data"][0]["id"], "other");
+    assert_eq!(client.post("/v1/chat/completions", chat(json!({}))).await.0, 404);
+    let (status, answer) = client.post("/v1/chat/completions", chat(json!({"model": "other"}))).await;
+    assert_eq!((status, &answer["model"]), (200, &json!("other")));
 }
 
 #[tokio::test]
@@ -273,7 +282,7 @@ async fn shutdown_lets_the_running_answer_end() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = tokio::spawn(serve_at_pace(listener, Duration::from_millis(5), async {
+    let server = tokio::spawn(serve_demo(listener, Demo::new(MODEL, Duration::from_millis(5)), async {
         let _ = stopped.await;
     }));
     let mut client = Client::connect(address).await;

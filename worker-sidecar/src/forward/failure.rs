@@ -4,6 +4,7 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::message::{WorkerError, WorkerToRelay};
 
 use crate::backend::BackendError;
+use crate::multiplexer::error::SlotError;
 
 /// A request's failure.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub enum Failure {
     TooLarge,
     /// The answer is not text, and the relay takes nothing else.
     NotText,
+    /// The model's slot ended it.
+    Slot(SlotError),
 }
 
 impl From<BackendError> for Failure {
@@ -34,6 +37,7 @@ impl std::fmt::Display for Failure {
             Self::BadPath => f.write_str("the path may not be asked of a backend"),
             Self::TooLarge => f.write_str("the answer is too large for this relay"),
             Self::NotText => f.write_str("the answer is not UTF-8, and this relay takes only text"),
+            Self::Slot(error) => write!(f, "{error}"),
         }
     }
 }
@@ -48,6 +52,7 @@ impl Failure {
             Self::BadPath => WorkerError::BAD_PATH,
             Self::TooLarge => WorkerError::RESPONSE_TOO_LARGE,
             Self::NotText => "response_not_text",
+            Self::Slot(error) => error.code(),
         }
     }
 
@@ -58,6 +63,8 @@ impl Failure {
             Self::Backend(BackendError::Reset(_)) => "reset",
             Self::Backend(BackendError::BadAnswer(_)) | Self::Broken(_) | Self::TooLarge | Self::NotText => "body",
             Self::BadPath => "bad_path",
+            Self::Slot(SlotError::BackendLost) => "reset",
+            Self::Slot(_) => "severed",
         }
     }
 
@@ -73,13 +80,14 @@ impl Failure {
             Self::Backend(BackendError::Reset(_)) => "the backend broke the connection before it answered".to_owned(),
             Self::Backend(BackendError::BadAnswer(_)) => "the backend's answer cannot be read".to_owned(),
             Self::Broken(_) => "the backend broke its answer off".to_owned(),
-            Self::BadPath | Self::TooLarge | Self::NotText => self.to_string(),
+            Self::BadPath | Self::TooLarge | Self::NotText | Self::Slot(_) => self.to_string(),
         }
     }
 
     /// The same for a client, where we must write the answer ourselves.
     pub fn api_error(&self) -> ApiError {
         let kind = match self {
+            Self::Slot(error) => return error.api_error(),
             Self::Backend(BackendError::Unreachable(_)) => ErrorKind::BackendUnreachable,
             Self::TooLarge => ErrorKind::ResponseTooLarge,
             Self::Backend(BackendError::Reset(_) | BackendError::BadAnswer(_))

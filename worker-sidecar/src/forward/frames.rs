@@ -3,11 +3,12 @@
 use modelrelay_protocol::headers::response_pairs;
 use modelrelay_protocol::message::{ResponseComplete, ResponseStart, WorkerToRelay};
 
-use super::{Failure, Job};
+use super::{Failure, Job, Passed};
+use crate::backend::Backend;
 
 /// Passes the backend's answer on. The backend is read only while there is room for what it says.
-pub(super) async fn answer(job: &Job) -> Result<(), Failure> {
-    let (backend, mut answer) = job.send().await?;
+pub(super) async fn answer(job: &Job, backend: &Backend) -> Result<Passed, Failure> {
+    let mut answer = job.send(backend).await?;
     job.say(&WorkerToRelay::ResponseStart(ResponseStart {
         request_id: job.key.id.to_string(),
         status_code: answer.head.status.as_u16(),
@@ -15,10 +16,9 @@ pub(super) async fn answer(job: &Job) -> Result<(), Failure> {
         content_length: answer.content_length(),
     }));
     let mut usage = job.usage_reader(&answer);
-    while let Some(bytes) = answer.next().await {
-        let bytes = bytes.map_err(Failure::Broken)?;
+    while let Some(bytes) = job.next_bytes(&mut answer).await? {
         usage.push(&bytes);
-        let waited = job.link.send_body(&job.key, bytes).await;
+        let waited = job.unless_ended(job.link.send_body(&job.key, bytes)).await?;
         job.worker.metrics.waited(waited);
     }
     let usage = usage.finish();
@@ -28,6 +28,5 @@ pub(super) async fn answer(job: &Job) -> Result<(), Failure> {
         response_id: usage.response_id,
         ..ResponseComplete::default()
     });
-    tokio::join!(job.link.finish(&job.key, &complete), backend.recycle(answer));
-    Ok(())
+    Ok(Passed { complete, answer: Some(answer) })
 }

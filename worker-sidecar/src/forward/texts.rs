@@ -6,33 +6,31 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use http::StatusCode;
+use modelrelay_protocol::error::ApiError;
 use modelrelay_protocol::headers::response_pairs;
 use modelrelay_protocol::limits::MAX_OLD_WORKER_MESSAGE_BYTES;
 use modelrelay_protocol::message::{ResponseChunk, ResponseComplete, WorkerToRelay, encode};
 use modelrelay_protocol::text::Utf8Chunker;
 
-use super::{Failure, Job};
-use crate::backend::Answer;
+use super::{Failure, Job, Passed};
+use crate::backend::{Answer, Backend};
 
 /// Passes the backend's answer on, in chunks or whole.
-pub(super) async fn answer(job: &Job) -> Result<(), Failure> {
-    let (backend, mut answer) = job.send().await?;
-    let complete = if job.request.is_streaming && is_event_stream(&answer) {
-        stream(job, &mut answer).await
-    } else {
-        whole(job, &mut answer).await?
-    };
-    tokio::join!(job.link.finish(&job.key, &complete), backend.recycle(answer));
-    Ok(())
+pub(super) async fn answer(job: &Job, backend: &Backend) -> Result<Passed, Failure> {
+    let mut answer = job.send(backend).await?;
+    if job.request.is_streaming && is_event_stream(&answer) {
+        return Ok(stream(job, answer).await);
+    }
+    let complete = whole(job, &mut answer).await?;
+    Ok(Passed { complete, answer: Some(answer) })
 }
 
 /// Says a failure that came before any chunk, as the answer that the relay itself would make.
-pub(super) async fn fail(job: &Job, failure: &Failure) {
-    let error = failure.api_error();
+pub(super) async fn fail(job: &Job, error: &ApiError) {
     let mut headers: BTreeMap<String, String> =
         error.headers().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     headers.insert("content-type".to_owned(), "application/json".to_owned());
-    let body = job.dialect().error_body(&error, &job.key.id);
+    let body = job.dialect().error_body(error, &job.key.id);
     let message = WorkerToRelay::ResponseComplete(ResponseComplete {
         request_id: job.key.id.to_string(),
         status_code: Some(error.status()),
@@ -60,43 +58,51 @@ fn is_event_stream(answer: &Answer) -> bool {
 }
 
 /// Streams the answer. A failure on the way becomes an error frame, on which every SDK raises, and an end.
-async fn stream(job: &Job, answer: &mut Answer) -> WorkerToRelay {
-    let mut usage = job.usage_reader(answer);
+async fn stream(job: &Job, mut answer: Answer) -> Passed {
+    let mut usage = job.usage_reader(&answer);
+    let (status, headers) = (answer.head.status.as_u16(), header_map(&answer));
     let mut chunker = Utf8Chunker::new();
     // Whether an event was cut off, whose rest must not swallow what follows.
     let mut within_event = false;
     let failure = loop {
-        let bytes: Bytes = match answer.next().await {
-            Some(Ok(bytes)) => bytes,
-            Some(Err(detail)) => break Some(Failure::Broken(detail)),
-            None => break chunker.finish().err().map(|_| Failure::NotText),
+        let bytes: Bytes = match job.next_bytes(&mut answer).await {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => break chunker.finish().err().map(|_| Failure::NotText),
+            Err(failure) => break Some(failure),
         };
         usage.push(&bytes);
         match chunker.push(&bytes) {
             Ok(text) if text.is_empty() => {}
             Ok(text) => {
                 within_event = !text.ends_with("\n\n") && !text.ends_with("\r\n\r\n");
-                chunk(job, text).await;
+                if let Err(failure) = job.unless_ended(chunk(job, text)).await {
+                    break Some(failure);
+                }
             }
             Err(_) => break Some(Failure::NotText),
         }
     };
+    let mut answer = Some(answer);
     if let Some(failure) = failure {
-        tracing::warn!(request_id = %job.key.id, error = %failure, "backend error");
-        job.worker.metrics.backend_errors(failure.label());
-        job.react(&failure);
+        // Its connection is closed before the slot hears that the request is over.
+        answer = None;
+        job.note(&failure);
         let frame = job.dialect().error_frame(&failure.api_error(), &job.key.id);
         chunk(job, if within_event { format!("\n\n{frame}") } else { frame }).await;
+        if let Some(suspicion) = job.suspicion(&failure) {
+            suspicion.tell();
+        }
     }
     let usage = usage.finish();
-    WorkerToRelay::ResponseComplete(ResponseComplete {
+    let complete = WorkerToRelay::ResponseComplete(ResponseComplete {
         request_id: job.key.id.to_string(),
-        status_code: Some(answer.head.status.as_u16()),
-        headers: Some(header_map(answer)),
+        status_code: Some(status),
+        headers: Some(headers),
         token_counts: usage.token_counts,
         response_id: usage.response_id,
         body: None,
-    })
+    });
+    Passed { complete, answer }
 }
 
 async fn chunk(job: &Job, text: String) {
@@ -108,8 +114,7 @@ async fn chunk(job: &Job, text: String) {
 async fn whole(job: &Job, answer: &mut Answer) -> Result<WorkerToRelay, Failure> {
     let mut usage = job.usage_reader(answer);
     let mut body = Vec::new();
-    while let Some(bytes) = answer.next().await {
-        let bytes = bytes.map_err(Failure::Broken)?;
+    while let Some(bytes) = job.next_bytes(answer).await? {
         usage.push(&bytes);
         body.extend_from_slice(&bytes);
         if body.len() > MAX_OLD_WORKER_MESSAGE_BYTES {

@@ -18,22 +18,23 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::history::{Noted, Report, Shares};
-pub use self::lease::{Arriving, Lease};
+pub use self::lease::{Arriving, Lease, Suspicion};
 
 use self::calls::{Call, Calls};
 use self::history::History;
 use super::Model;
-use super::board::{Board, Place, Told};
+use super::board::{Board, Peer, Place, Told};
 use super::driver::slot::SlotDriver;
 use super::effect::{Effect, LeaseEnd};
 use super::error::SlotError;
-use super::event::{Arrival, Event, Generation, RequestKey};
+use super::event::{Arrival, Event, Generation, RelayKey, RequestKey};
 use super::machine::Machine;
 use super::metrics::Metrics;
 
@@ -47,13 +48,22 @@ enum Message {
     Arrived { arrival: Arrival, place: Place, answer: oneshot::Sender<Result<Lease, SlotError>> },
     Cancelled(RequestKey),
     Released { request: RequestKey, answered: bool, seen: Option<oneshot::Sender<()>> },
+    GiveBackHeld,
     Stop { timeout: Duration, stopped: oneshot::Sender<()> },
     Report(oneshot::Sender<Report>),
 }
 
 /// A slot's mailbox. The task ends when all of these, and all leases, are gone.
 #[derive(Clone, Debug)]
-pub(super) struct SlotHandle(mpsc::UnboundedSender<Message>);
+pub(super) struct SlotHandle {
+    mailbox: mpsc::UnboundedSender<Message>,
+    /// Whether a message that says nothing to the slot would change anything there. They are many, and it seldom would.
+    is_listening: Arc<AtomicBool>,
+}
+
+/// The same, for those who must not keep the task.
+#[derive(Clone, Debug)]
+pub(super) struct Mailbox(mpsc::WeakUnboundedSender<Message>);
 
 /// What the task owns.
 struct SlotTask {
@@ -72,6 +82,7 @@ struct SlotTask {
     next: VecDeque<Event>,
     stop: Vec<oneshot::Sender<()>>,
     stopped: bool,
+    is_listening: Arc<AtomicBool>,
 }
 
 /// A request that has no answer yet.
@@ -97,6 +108,7 @@ impl SlotHandle {
         let (sender, mailbox) = mpsc::unbounded_channel();
         let own = sender.downgrade();
         let of_all = Arc::clone(&board);
+        let is_listening = Arc::new(AtomicBool::new(false));
         let slot = SlotTask {
             index,
             mailbox,
@@ -111,6 +123,7 @@ impl SlotHandle {
             next: VecDeque::new(),
             stop: Vec::new(),
             stopped: false,
+            is_listening: Arc::clone(&is_listening),
         };
         drop(tokio::spawn(async move {
             // Whoever waits for it hears of its end by what is dropped with it; relays must hear of it too.
@@ -119,27 +132,44 @@ impl SlotHandle {
                 of_all.fail(index, now());
             }
         }));
-        Self(sender)
+        Self { mailbox: sender, is_listening }
     }
 
     /// Puts an event into the mailbox.
     pub(super) fn tell(&self, event: Event) {
-        let _ = self.0.send(Message::Event(event));
+        let _ = self.mailbox.send(Message::Event(event));
+    }
+
+    /// A relay has said something that is of no other interest.
+    pub(super) fn hear(&self, relay: RelayKey) {
+        if self.is_listening.load(Ordering::Relaxed) {
+            self.tell(Event::Heard { relay });
+        }
     }
 
     /// A request was read: in the mailbox when this returns, so behind all that was read before it.
     pub(super) fn arrive(&self, arrival: Arrival, place: Place) -> Arriving {
         let (answer, answered) = oneshot::channel();
         let request = arrival.request;
-        let _ = self.0.send(Message::Arrived { arrival, place, answer });
-        Arriving::new(request, answered, self.0.clone())
+        let _ = self.mailbox.send(Message::Arrived { arrival, place, answer });
+        Arriving::new(request, answered, self.mailbox.clone())
+    }
+
+    /// What tells the task as long as others keep it.
+    pub(super) fn mailbox(&self) -> Mailbox {
+        Mailbox(self.mailbox.downgrade())
+    }
+
+    /// Refuses what waits here for relays that can send it elsewhere.
+    pub(super) fn give_back_held(&self) {
+        let _ = self.mailbox.send(Message::GiveBackHeld);
     }
 
     /// Takes no more requests. Ends when none run any more, or their time is over, and backends that are our children have
     /// ended.
     pub(super) fn stop(&self, timeout: Duration) -> impl Future<Output = ()> + Send + 'static {
         let (stopped, until_stopped) = oneshot::channel();
-        let _ = self.0.send(Message::Stop { timeout, stopped });
+        let _ = self.mailbox.send(Message::Stop { timeout, stopped });
         async move {
             let _ = until_stopped.await;
         }
@@ -148,8 +178,15 @@ impl SlotHandle {
     /// How the slot is. `None` if its task is gone.
     pub(super) fn report(&self) -> impl Future<Output = Option<Report>> + Send + 'static {
         let (sender, report) = oneshot::channel();
-        let _ = self.0.send(Message::Report(sender));
+        let _ = self.mailbox.send(Message::Report(sender));
         async move { report.await.ok() }
+    }
+}
+
+impl Mailbox {
+    /// Puts an event into the mailbox, if anybody reads it.
+    pub(super) fn tell(&self, event: Event) {
+        let _ = self.0.upgrade().map(|mailbox| mailbox.send(Message::Event(event)));
     }
 }
 
@@ -182,7 +219,15 @@ impl SlotTask {
 
     fn handle_message(&mut self, message: Message) {
         match message {
-            Message::Event(event) => self.handle(event),
+            Message::Event(event) => {
+                let lost = if let Event::RelayLost { relay } = event { Some(relay) } else { None };
+                self.handle(event);
+                // The machine has forgotten them without a word; whoever awaits them here has not.
+                let of_it = self.waiting.extract_if(|_, waiting| Some(waiting.place.relay()) == lost);
+                for (_, waiting) in of_it {
+                    let _ = waiting.answer.send(Err(SlotError::AtCapacity));
+                }
+            }
             Message::Arrived { arrival, place, answer } => {
                 self.waiting.insert(arrival.request, Waiting { place, answer });
                 self.handle(Event::Arrived(arrival));
@@ -197,6 +242,7 @@ impl SlotTask {
                 // The grants are queued.
                 seen.map(|seen| seen.send(()));
             }
+            Message::GiveBackHeld => self.give_back_held(),
             Message::Stop { timeout, stopped } => {
                 if self.stopped {
                     let _ = stopped.send(());
@@ -208,6 +254,16 @@ impl SlotTask {
             Message::Report(report) => {
                 let _ = report.send(self.history.report(&self.machine, now()));
             }
+        }
+    }
+
+    /// Relays that keep nothing themselves, and know what becomes of a request that a worker on its way out refuses.
+    fn give_back_held(&mut self) {
+        let can_move = |waiting: &Waiting| self.board.peer(waiting.place.relay()) == Some(Peer::Core1);
+        let movable: Vec<_> = self.waiting.extract_if(|_, waiting| can_move(waiting)).collect();
+        for (request, waiting) in movable {
+            self.handle(Event::Cancelled { request });
+            let _ = waiting.answer.send(Err(SlotError::Draining));
         }
     }
 
@@ -224,19 +280,19 @@ impl SlotTask {
         let effects = self.machine.handle(event, now);
         let (mut told, mut refused, mut changed) = (Vec::new(), Vec::new(), false);
         for effect in effects {
+            news::announce(self.history.slot(), &effect);
             match effect {
                 Effect::Lease { request, model, generation } => self.hand_over(request, model, generation),
                 Effect::Fail { request, error } => refused.push((request, error)),
                 Effect::CancelLease { request, why } => self.end_lease(request, why),
                 Effect::OpenGate { model } => {
-                    let generation = self.machine.snapshot(now).generation;
-                    self.calls.watch(generation, Model::clone(&model));
+                    self.calls.watch(self.machine.generation(), Model::clone(&model));
                     told.push(Told::Gate { model, open: true });
                 }
                 Effect::CloseGate { model } => told.push(Told::Gate { model, open: false }),
                 Effect::Grant { relay, model, values } => told.push(Told::Grant { relay, model, values }),
                 Effect::Preflight { op, model } => {
-                    let resident = self.machine.snapshot(now).resident.map(Model::from);
+                    let resident = self.machine.resident().map(Model::clone);
                     self.calls.start(op, Call::Preflight { model, resident });
                 }
                 Effect::Evict { op, model } => self.calls.start(op, Call::Evict(model)),
@@ -244,17 +300,19 @@ impl SlotTask {
                 Effect::CheckMemory { op, model } => self.calls.start(op, Call::CheckMemory(model)),
                 Effect::Load { op, model, kind } => self.calls.start(op, Call::Load(model, kind)),
                 Effect::Probe { op, model } => self.calls.probe(op, model),
+                Effect::StillServes { .. } => told.push(Told::StillServes),
                 Effect::Discard { model } => self.calls.discard(model),
                 Effect::OrderDone { id, result } => told.push(Told::Order { id, result }),
                 Effect::Changed => changed = true,
                 Effect::News(news) => {
                     self.history.note(&news);
                     self.metrics.note(&news);
-                    news::log(self.history.slot(), &news);
+                    news::log(self.history.slot(), &news, &self.machine);
                 }
                 Effect::Stopped => self.finish(),
             }
         }
+        self.is_listening.store(self.machine.is_listening(), Ordering::Relaxed);
         self.history.pass(&self.machine, now);
         let snapshot = changed.then(|| self.machine.snapshot(now));
         self.board.publish(self.index, told, snapshot, now);
@@ -281,7 +339,8 @@ impl SlotTask {
         };
         let (end, ended) = watch::channel(None);
         self.leases.insert(request, end);
-        let lease = Lease::new((request, model, generation), url, ended, mailbox, waiting.place);
+        let key = self.calls.driver().key().now();
+        let lease = Lease::new((request, model, generation), (url, key), ended, mailbox, waiting.place);
         let _ = waiting.answer.send(Ok(lease));
     }
 

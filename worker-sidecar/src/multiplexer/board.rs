@@ -11,6 +11,7 @@
 
 mod choice;
 mod grants;
+mod names;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -21,6 +22,7 @@ use modelrelay_protocol::grants::{GrantValues, LinkKind};
 use modelrelay_protocol::message::{CommandResult, Grant, Slot, SlotModelStatus, SlotState, Slots};
 
 use super::Model;
+use super::actor::Mailbox;
 use super::effect::OrderError;
 use super::error::SlotError;
 use super::event::{Demand, OrderId, RelayKey};
@@ -47,6 +49,9 @@ pub trait RelaySink: fmt::Debug + Send + Sync {
     /// The newest `slots`. Only told to relays that know them.
     fn slots(&self, slots: Slots);
 
+    /// The newest `models_update`: all names of all models, though none may be new.
+    fn models(&self, names: &[Model]);
+
     /// The answer to a `command`.
     fn command_result(&self, result: CommandResult);
 }
@@ -57,6 +62,7 @@ pub(super) enum Told {
     Gate { model: Model, open: bool },
     Grant { relay: RelayKey, model: Model, values: GrantValues },
     Order { id: OrderId, result: Result<(), OrderError> },
+    StillServes,
 }
 
 /// All slots, as the relays see them.
@@ -77,9 +83,13 @@ pub(super) struct Place {
 #[derive(Debug)]
 struct Inner {
     slots: Vec<SlotView>,
+    /// How each slot is told what waits at relays. In the order in which that is decided, hence under the lock.
+    mailboxes: Vec<Mailbox>,
     relays: BTreeMap<RelayKey, RelayView>,
     orders: HashMap<OrderId, OrderView>,
     next_order: u64,
+    /// Which slot was last told of what waits at a relay for a model whose gate is open nowhere.
+    chosen: HashMap<(RelayKey, Model), usize>,
 }
 
 /// Who waits for an order's answer, under which name.
@@ -106,6 +116,11 @@ struct RelayView {
     grants: BTreeMap<(usize, Model), GrantValues>,
     /// Its requests that are here.
     own: BTreeMap<(usize, Model), u32>,
+    /// What waits there, as it said at `stated`, less what has come since.
+    demand: Vec<Demand>,
+    stated: Instant,
+    /// Of which models each slot was told that they wait there.
+    parts: Vec<BTreeSet<Model>>,
     told: Option<Grant>,
 }
 
@@ -129,8 +144,14 @@ impl Board {
     pub(super) fn new(snapshots: Vec<Slot>, now: Instant) -> Arc<Self> {
         let slots = snapshots.into_iter().map(|snapshot| SlotView { snapshot, at: now, open: BTreeSet::new() });
         let (relays, orders) = (BTreeMap::new(), HashMap::new());
-        let inner = Inner { slots: slots.collect(), relays, orders, next_order: 0 };
+        let (slots, mailboxes, chosen) = (slots.collect(), Vec::new(), HashMap::new());
+        let inner = Inner { slots, mailboxes, relays, orders, next_order: 0, chosen };
         Arc::new(Self { inner: Mutex::new(inner) })
+    }
+
+    /// The slots' tasks are there, in the same order.
+    pub(super) fn connect(&self, mailboxes: Vec<Mailbox>) {
+        self.lock().mailboxes = mailboxes;
     }
 
     /// A link has registered. It is told the slots and its first grant, before any slot has heard of it.
@@ -139,7 +160,8 @@ impl Board {
         if peer == Peer::Slots1 {
             sink.slots(inner.slots_at(now));
         }
-        let view = RelayView { peer, sink, grants: BTreeMap::new(), own: BTreeMap::new(), told: None };
+        let (grants, own, demand, parts) = (BTreeMap::new(), BTreeMap::new(), Vec::new(), Vec::new());
+        let view = RelayView { peer, sink, grants, own, demand, stated: now, parts, told: None };
         inner.relays.insert(relay, view);
         inner.tell_grants(|_| true);
     }
@@ -148,30 +170,54 @@ impl Board {
     pub(super) fn leave(&self, relay: RelayKey) {
         let mut inner = self.lock();
         inner.relays.remove(&relay);
+        inner.chosen.retain(|(of, _), _| *of != relay);
         inner.orders.retain(|_, order| order.relay != relay);
         inner.tell_grants(|_| true);
     }
 
-    /// Finds the slot for a request. `None`: no slot has the model.
-    pub(super) fn enter(self: &Arc<Self>, relay: RelayKey, model: &Model) -> Option<Place> {
+    /// Finds the slot for a request, by whichever of its model's names. `None`: no slot has the model.
+    pub(super) fn enter(self: &Arc<Self>, relay: RelayKey, name: &str, now: Instant) -> Option<Place> {
         let mut inner = self.lock();
-        let slot = inner.choose(relay, model)?;
+        let model = inner.id(name)?;
+        let slot = inner.choose(relay, &model, now)?;
         if let Some(view) = inner.relays.get_mut(&relay) {
-            *view.own.entry((slot, Model::clone(model))).or_default() += 1;
+            *view.own.entry((slot, Model::clone(&model))).or_default() += 1;
+            view.demand.iter_mut().filter(|stated| stated.model == model).for_each(Demand::take_one);
+            view.demand.retain(|stated| stated.waiting > 0);
         }
         inner.tell_grants(Peer::is_told_load);
-        Some(Place { board: Arc::clone(self), slot, relay, model: Model::clone(model) })
+        Some(Place { board: Arc::clone(self), slot, relay, model })
     }
 
-    /// What each slot is to be told of a relay's demand.
-    pub(super) fn divide(&self, relay: RelayKey, demand: &[Demand]) -> Vec<Vec<Demand>> {
-        self.lock().divide(relay, demand)
+    /// A relay says what waits there. The slots are told before this returns.
+    pub(super) fn handle_demand(&self, relay: RelayKey, demand: &[Demand], now: Instant) {
+        let mut inner = self.lock();
+        let demand = inner.by_id(demand);
+        inner.handle_demand(relay, demand, now);
     }
 
-    /// All models that some slot has.
-    pub(super) fn models(&self) -> BTreeSet<Model> {
-        let inner = self.lock();
-        inner.slots.iter().flat_map(|slot| &slot.snapshot.models).map(|model| model.id.as_str().into()).collect()
+    /// A relay sends nothing more: what waits there goes elsewhere.
+    pub(super) fn forget_demand(&self, relay: RelayKey) {
+        let mut inner = self.lock();
+        inner.chosen.retain(|(of, _), _| *of != relay);
+        if let Some(view) = inner.relays.get_mut(&relay) {
+            view.demand.clear();
+        }
+    }
+
+    /// What the relay understands, while it is there.
+    pub(super) fn peer(&self, relay: RelayKey) -> Option<Peer> {
+        self.lock().relays.get(&relay).map(|view| view.peer)
+    }
+
+    /// All names of all models that some slot has: the ids, then the others.
+    pub(super) fn names(&self) -> Vec<Model> {
+        self.lock().names()
+    }
+
+    /// The id of the model that a name stands for.
+    pub(super) fn id(&self, name: &str) -> Option<Model> {
+        self.lock().id(name)
     }
 
     /// The slots that have this model.
@@ -211,6 +257,7 @@ impl Board {
             return;
         }
         let mut inner = self.lock();
+        let looks_different = snapshot.is_some();
         if let Some(snapshot) = snapshot {
             inner.show(slot, snapshot, now);
         }
@@ -229,7 +276,14 @@ impl Board {
                     }
                 }
                 Told::Order { id, result } => answers.push((id, result)),
+                Told::StillServes => {
+                    let names = inner.names();
+                    inner.relays.values().for_each(|view| view.sink.models(&names));
+                }
             }
+        }
+        if looks_different {
+            inner.divide_again(now);
         }
         inner.tell_grants(|_| true);
         for (id, result) in answers {
@@ -251,6 +305,7 @@ impl Board {
         }
         inner.slots[slot].open.clear();
         inner.show(slot, snapshot, now);
+        inner.divide_again(now);
         inner.tell_grants(|_| true);
         let of_it = inner.orders.iter().filter(|(_, order)| order.slot == slot);
         for id in of_it.map(|(id, _)| *id).collect::<Vec<_>>() {
@@ -293,6 +348,14 @@ impl Inner {
 impl Place {
     pub(super) fn slot(&self) -> usize {
         self.slot
+    }
+
+    pub(super) fn relay(&self) -> RelayKey {
+        self.relay
+    }
+
+    pub(super) fn model(&self) -> &Model {
+        &self.model
     }
 }
 

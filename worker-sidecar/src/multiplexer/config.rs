@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use super::Model;
+use super::estimate::Priors;
 
 /// A sleeping model that has not woken by then is started cold instead.
 pub const WAKE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -91,6 +92,8 @@ pub struct SlotConfig {
     /// Requests of one relay without `slots1` that run or wait here at most: what the worker registered for, so not a
     /// setting.
     pub max_held_per_relay: usize,
+    /// What its loads are taken to cost before any was seen: by its driver, so not a setting.
+    pub priors: Priors,
     /// The models.
     pub models: Vec<ModelConfig>,
 }
@@ -105,6 +108,7 @@ impl SlotConfig {
             default: None,
             return_to_default_after: None,
             max_held_per_relay: 1024,
+            priors: Priors::USUAL,
             models,
         }
     }
@@ -136,6 +140,8 @@ impl SlotConfig {
 pub struct ModelConfig {
     /// Its name.
     pub id: Model,
+    /// Further names. Relays are told of them; whatever comes in by one goes by the id from there on.
+    pub aliases: Vec<Model>,
     /// Requests at once.
     pub capacity: u32,
     /// What it takes, in bytes, if the operator said so.
@@ -149,6 +155,6 @@ pub struct ModelConfig {
 impl ModelConfig {
     /// A model with this many requests at once and defaults for all else.
     pub fn new(id: impl Into<Model>, capacity: u32) -> Self {
-        Self { id: id.into(), capacity, memory: None, pin: false, idle_ttl: None }
+        Self { id: id.into(), aliases: Vec::new(), capacity, memory: None, pin: false, idle_ttl: None }
     }
 }

@@ -11,8 +11,11 @@
 //! - No call waits for ever for a server that takes the connection and is silent; how long a load or an eviction may take
 //!   as a whole is the machine's business, which drops the call.
 
+pub mod build;
 pub mod hooks;
 pub mod http;
+pub mod key;
+pub mod kubernetes;
 pub mod launch;
 pub mod llama_router;
 pub mod memory;
@@ -23,6 +26,7 @@ pub mod sequence;
 pub mod served;
 pub mod sglang;
 pub mod slot;
+pub mod standing;
 pub mod static_url;
 pub mod supervisor;
 pub mod vllm_sleep;
@@ -52,11 +56,23 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Where requests of the model go; `None` where nothing of it runs that has an address.
     fn url(&self, model: &Model) -> Option<Url>;
 
-    /// Whether it could do anything for this model now: asked before another is unloaded for it. A driver that starts its
-    /// backends has nobody to ask.
+    /// Whether it could do anything for this model now: asked before another is unloaded for it. What the driver does not
+    /// start itself must be reachable; one that starts its backends has nobody to ask.
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
-        let _ = model;
-        Box::pin(std::future::ready(Ok(())))
+        let known = self.models().contains(model);
+        let unknown = || DriverError::UnknownModel(model.to_string());
+        Box::pin(std::future::ready(known.then_some(()).ok_or_else(unknown)))
+    }
+
+    /// Whether [`check`](Self::check) fails where the backend is gone, and only there. Else its failure says nothing about the
+    /// backend, and its success neither.
+    fn tells_absence(&self) -> bool {
+        true
+    }
+
+    /// `loadTimeout` was changed: for drivers that end a load themselves, because they know why it is not ready.
+    fn set_load_timeout(&self, load_timeout: Duration) {
+        let _ = load_timeout;
     }
 
     /// Looks at the backend of this model.
@@ -72,6 +88,17 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Ends it, whatever state it is in and whatever it is doing.
     fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>>;
 
+    /// The worker ends: ends a backend of ours for good, and lets it finish what it has to, where it can be asked to.
+    fn stop<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        self.force_evict(model)
+    }
+
+    /// Whether the backend of this model is our child, which ends with the worker.
+    fn owns(&self, model: &Model) -> bool {
+        let _ = model;
+        self.capabilities().owns_backends
+    }
+
     /// Ends when the model's backend does, for drivers that are its parent; else never.
     fn ended<'a>(&'a self, model: &'a Model) -> Call<'a, ()> {
         let _ = model;
@@ -86,7 +113,7 @@ pub struct Capabilities {
     pub leaves: Left,
     /// The models of a slot may be loaded at the same time: unloading one does nothing.
     pub can_coexist: bool,
-    /// The backends are our children: they end with the worker.
+    /// Backends are our children, see [`Driver::owns`]: they end with the worker.
     pub owns_backends: bool,
     /// What of an unloaded model's memory has to come back.
     pub returns: Returns,
@@ -111,10 +138,18 @@ impl Returns {
 pub struct Probed {
     /// It would answer a request for the model now, and it is this model.
     pub ready: bool,
+    /// Nothing of it serves, and that is certain: its process has ended, or its server says that it is unloaded or asleep.
+    /// One that answers and is not ready is not gone.
+    pub gone: bool,
     /// What it says that it serves.
     pub model_ids: Vec<String>,
-    /// Requests that run or wait there, if it tells.
-    pub busy: Option<u32>,
+}
+
+impl Probed {
+    /// Certainly nothing is there.
+    pub fn gone() -> Self {
+        Self { gone: true, ..Self::default() }
+    }
 }
 
 /// Why a driver could not do what it was asked for.

@@ -104,6 +104,12 @@ pub enum Effect {
         /// The model that should be there.
         model: Option<Model>,
     },
+    /// A request could not reach the model's backend, but a look has found it. Relays hold what failed against the worker until
+    /// it announces its models anew, and its gate has not turned.
+    StillServes {
+        /// The model.
+        model: Model,
+    },
     /// Kill what is left of this model, beside whatever else is going on; nobody waits for an answer.
     Discard {
         /// The model.
@@ -185,7 +191,8 @@ impl fmt::Display for OrderError {
                 f.write_str("the slot's memory could not be freed; unload with mode now kills the backend")
             }
             Self::Stopping => f.write_str("the worker is ending"),
-            Self::Failed(error) => write!(f, "{error}"),
+            // This leaves the worker: whoever may order loads need not be whoever may read its log.
+            Self::Failed(error) => f.write_str(&error.for_clients()),
         }
     }
 }

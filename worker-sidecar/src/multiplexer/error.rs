@@ -90,14 +90,45 @@ impl fmt::Display for LoadFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exited(last_words) if last_words.is_empty() => f.write_str("its backend ended while loading"),
-            Self::Exited(last_words) => write!(f, "its backend ended while loading: {last_words}"),
+            Self::Exited(last_words) => {
+                write!(f, "its backend ended while loading (log tail {}): {last_words}", tail_id(last_words))
+            }
             Self::WrongModel { expected, found } => {
                 write!(f, "its backend serves {} instead of {expected}", found.join(", "))
             }
             Self::TimedOut(after) => write!(f, "it was not ready after {} s", after.as_secs()),
             Self::DiedAtOnce => f.write_str("its backend died before it had answered anything"),
-            Self::Driver(detail) => f.write_str(detail),
+            Self::Driver(detail) => write!(f, "{detail} (log tail {})", tail_id(detail)),
         }
+    }
+}
+
+/// Names a backend's last words, so that whoever is told the name can be shown the words.
+fn tail_id(last_words: &str) -> String {
+    // FNV-1a
+    let hash =
+        last_words.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    format!("{hash:08x}")
+}
+
+impl LoadFailure {
+    /// What a client is told: what a backend prints and answers, and where it is, may hold paths and worse, and stays with its
+    /// operator.
+    fn for_clients(&self) -> String {
+        let last_words = match self {
+            Self::Exited(last_words) => last_words,
+            Self::WrongModel { .. } => return "its backend serves another model".to_owned(),
+            Self::Driver(detail) => {
+                return format!("its driver failed; the worker's log says why under {}", tail_id(detail));
+            }
+            Self::TimedOut(_) | Self::DiedAtOnce => return self.to_string(),
+        };
+        let how = last_words.split(':').next().filter(|how| how.starts_with("exit code ") || *how == "killed");
+        let how = how.map(|how| format!(" ({how})")).unwrap_or_default();
+        format!(
+            "its backend ended while loading{how}; the worker's log has its last lines under {}",
+            tail_id(last_words)
+        )
     }
 }
 
@@ -126,6 +157,24 @@ impl fmt::Display for SlotError {
 impl std::error::Error for SlotError {}
 
 impl SlotError {
+    /// What a client is told. The display, for logs and `/healthz`, says more.
+    pub fn for_clients(&self) -> String {
+        match self {
+            Self::LoadFailed { model, failure, .. } => {
+                format!("model {model} could not be loaded: {}", failure.for_clients())
+            }
+            Self::UnknownModel { .. }
+            | Self::InsufficientMemory { .. }
+            | Self::HoldExpired { .. }
+            | Self::QueueFull { .. }
+            | Self::Quarantined
+            | Self::AtCapacity
+            | Self::Severed
+            | Self::BackendLost
+            | Self::Draining => self.to_string(),
+        }
+    }
+
     /// What a client is told, where the worker itself writes the answer.
     pub fn api_error(&self) -> ApiError {
         let kind = match self {
@@ -140,7 +189,7 @@ impl SlotError {
             Self::BackendLost => ErrorKind::BackendUnreachable,
             Self::Draining => ErrorKind::Draining,
         };
-        let error = ApiError::new(kind, self.to_string());
+        let error = ApiError::new(kind, self.for_clients());
         match self.retry_after() {
             Some(after) => error.with_retry_after(after),
             None => error,
@@ -227,6 +276,32 @@ mod tests {
         assert!(!openai.contains("[DONE]"));
         let anthropic = Dialect::Anthropic.error_frame(&error, "r");
         assert!(anthropic.starts_with("event: error\n") && anthropic.contains("overloaded_error"), "{anthropic}");
+    }
+
+    #[test]
+    fn last_words_of_a_backend_are_for_its_operator_and_clients_get_what_finds_them() {
+        let failure = LoadFailure::Exited("exit code 3: cannot open /home/me/weights.gguf".into());
+        let id = tail_id("exit code 3: cannot open /home/me/weights.gguf");
+        let error = SlotError::LoadFailed { model: "m".into(), failure, retry_after: Duration::ZERO };
+        let logged = error.to_string();
+        assert!(logged.contains("weights.gguf") && logged.contains(&id), "{logged}");
+        let told = Dialect::OpenAi.error_frame(&error.api_error(), "r");
+        assert!(!told.contains("weights.gguf"), "{told}");
+        assert!(told.contains("m could not be loaded") && told.contains("exit code 3") && told.contains(&id), "{told}");
+    }
+
+    #[test]
+    fn where_a_backend_is_and_what_it_answers_is_for_its_operator_too() {
+        let found = vec!["/srv/weights/secret.gguf".to_owned()];
+        for failure in [
+            LoadFailure::Driver("http://10.0.0.7:8000/ answered 500: secret".into()),
+            LoadFailure::WrongModel { expected: "m".into(), found },
+        ] {
+            let error = SlotError::LoadFailed { model: "m".into(), failure, retry_after: Duration::ZERO };
+            let told = error.for_clients();
+            assert!(error.to_string().contains("secret"), "{error}");
+            assert!(!told.contains("secret") && !told.contains("10.0.0.7"), "{told}");
+        }
     }
 
     #[test]

@@ -21,6 +21,9 @@ pub const PRIOR_COLD: Duration = Duration::from_secs(15);
 /// What waking a sleeping model is taken to cost before any was seen.
 pub const PRIOR_WAKE: Duration = Duration::from_secs(3);
 
+/// The same, where waking means to read the weights.
+pub const PRIOR_READING_WAKE: Duration = Duration::from_secs(8);
+
 /// From nothing, or from host memory. Two averages, because they differ by a factor of ten and more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LoadKind {
@@ -93,12 +96,40 @@ impl Costs {
 }
 
 /// What a load costs of which none was seen: what others of its kind cost here on average, else a guess.
-pub fn prior(kind: LoadKind, others: impl Iterator<Item = Duration>) -> Duration {
+pub fn prior(guess: Duration, others: impl Iterator<Item = Duration>) -> Duration {
     let (sum, count) = others.fold((Duration::ZERO, 0), |(sum, count), cost| (sum + cost, count + 1));
-    sum.checked_div(count).unwrap_or(match kind {
-        LoadKind::Cold => PRIOR_COLD,
-        LoadKind::Wake => PRIOR_WAKE,
-    })
+    sum.checked_div(count).unwrap_or(guess)
+}
+
+/// What the loads of a slot's kind of backend are taken to cost before any was seen.
+///
+/// Rather too little than too much: what is thought cheap is measured soon, but a swap that is thought dear is put off while
+/// the resident has work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Priors {
+    /// From nothing.
+    pub cold: Duration,
+    /// From sleep.
+    pub wake: Duration,
+}
+
+impl Priors {
+    /// Nothing is loaded: the backends are there all the time.
+    pub const NONE: Self = Self { cold: Duration::ZERO, wake: Duration::ZERO };
+
+    /// Backends that sleep without their weights, which waking reads again.
+    pub const EMPTIED: Self = Self { wake: PRIOR_READING_WAKE, ..Self::USUAL };
+
+    /// Backends that are started, or sleep with their weights.
+    pub const USUAL: Self = Self { cold: PRIOR_COLD, wake: PRIOR_WAKE };
+
+    /// That of a load of this kind.
+    pub fn of(self, kind: LoadKind) -> Duration {
+        match kind {
+            LoadKind::Cold => self.cold,
+            LoadKind::Wake => self.wake,
+        }
+    }
 }
 
 /// How long a model was idle before its next request came, the last times that happened.
@@ -198,9 +229,10 @@ mod tests {
 
     #[test]
     fn an_unseen_load_costs_what_others_cost_here() {
-        assert_eq!(prior(LoadKind::Cold, [secs(10), secs(30)].into_iter()), secs(20));
-        assert_eq!(prior(LoadKind::Cold, std::iter::empty()), PRIOR_COLD);
-        assert_eq!(prior(LoadKind::Wake, std::iter::empty()), PRIOR_WAKE);
+        assert_eq!(prior(PRIOR_COLD, [secs(10), secs(30)].into_iter()), secs(20));
+        assert_eq!(prior(PRIOR_COLD, std::iter::empty()), PRIOR_COLD);
+        assert_eq!((Priors::USUAL.of(LoadKind::Cold), Priors::EMPTIED.of(LoadKind::Wake)), (secs(15), secs(8)));
+        assert_eq!(Priors::NONE.of(LoadKind::Cold), secs(0));
     }
 
     #[test]

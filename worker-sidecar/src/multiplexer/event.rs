@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-pub use modelrelay_protocol::grants::LinkKind as RelayKind;
+pub use modelrelay_protocol::grants::LinkKind;
 
 use super::Model;
 use super::config::SlotConfig;
@@ -38,7 +38,7 @@ pub enum Event {
         /// The link.
         relay: RelayKey,
         /// Whether its relay keeps waiting requests itself.
-        kind: RelayKind,
+        kind: LinkKind,
     },
     /// A relay sends nothing more over a link: what it has queued goes elsewhere, what has come is served.
     RelayLeaving {
@@ -139,6 +139,21 @@ pub struct Demand {
     pub sum: Duration,
 }
 
+impl Demand {
+    /// The same, a little later.
+    #[must_use]
+    pub fn aged(&self, by: Duration) -> Self {
+        let (oldest, sum) = (self.oldest.saturating_add(by), self.sum.saturating_add(by.saturating_mul(self.waiting)));
+        Self { model: Model::clone(&self.model), waiting: self.waiting, oldest, sum }
+    }
+
+    /// One of them waits no more. Which one is not known, so it was as old as most.
+    pub fn take_one(&mut self) {
+        self.sum -= self.sum / self.waiting.max(1);
+        self.waiting = self.waiting.saturating_sub(1);
+    }
+}
+
 /// How a call of the driver ended.
 #[derive(Clone, Debug)]
 pub enum Outcome {
@@ -166,6 +181,8 @@ pub enum Left {
     Nothing,
     /// A sleeping backend that is quickly woken.
     Asleep,
+    /// A sleeping backend that reads its weights again to wake, which takes as long as that takes.
+    Emptied,
 }
 
 /// What a look at the backend found.
@@ -173,16 +190,16 @@ pub enum Left {
 pub enum Found {
     /// It serves this one.
     Serving(Model),
-    /// It serves nothing, or nobody is there.
+    /// Nothing is there, and that is certain.
     Nothing,
-    /// It did not answer in time.
+    /// It did not answer in time, refused the connection, or is not ready: it may still be there.
     Silence,
 }
 
 /// How a backend's end was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DownCause {
-    /// Its process ended, or it says itself that it serves nothing: there is nothing left to unload.
+    /// Its process ended, or it says itself that it serves nothing.
     Gone,
     /// It does not answer any more: it has to be killed before its memory can be used.
     Unresponsive,

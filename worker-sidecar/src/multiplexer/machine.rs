@@ -34,16 +34,16 @@ mod swap;
 mod tests;
 mod timers;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use modelrelay_protocol::grants::LinkKind;
-use modelrelay_protocol::message::Slot;
 
 pub use self::snapshot::{DrainView, Requests};
 
 use self::entry::Entry;
 use self::orders::Pending;
+use self::snapshot::Face;
 use self::state::{Preflight, Resident, State, SwapRecord};
 use super::Model;
 use super::config::{NEVER, SlotConfig};
@@ -52,6 +52,11 @@ use super::event::{Event, Generation, OpId, Outcome, RelayKey, RequestKey};
 
 /// A driver that has not answered a question by then is taken to be unable to.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A look that has not ended by then has found silence. The longest asks four questions, one after the other: an API server for
+/// a scale and for Pods, 4 s each, and a backend for its health and for its models, 5 s each. Each may take its time without
+/// anything being wrong with the backend.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One slot.
 #[derive(Debug)]
@@ -72,24 +77,25 @@ pub struct Machine {
     next_probe: Option<Instant>,
     /// Whether it is still to be found out what was resident before this worker began.
     starting: bool,
+    /// Whether the last resident was lost, and may come back by itself.
+    is_bereft: bool,
+    /// Looks since the start that found nobody who answered.
+    silent_starts: u8,
     /// Whether the default was unloaded on purpose: then it does not come back by itself.
     default_dismissed: bool,
     pending: Vec<Pending>,
-    /// Loads that were given up, and what they were loading.
-    abandoned: VecDeque<(OpId, Model)>,
     swap: Option<SwapRecord>,
     next_op: u64,
     jitter: Jitter,
     now: Instant,
     out: Vec<Effect>,
-    told: Slot,
+    told: Face,
 }
 
 /// A request that may talk to the backend. All leases are of the resident generation.
 #[derive(Clone, Debug)]
 struct Lease {
     model: Model,
-    generation: Generation,
     relay: RelayKey,
     /// Its holder was told to end it.
     cancelled: bool,
@@ -145,17 +151,18 @@ impl Machine {
             probe: None,
             next_probe: None,
             starting: true,
+            is_bereft: false,
+            silent_starts: 0,
             default_dismissed: false,
             pending: Vec::new(),
-            abandoned: VecDeque::new(),
             swap: None,
             next_op: 0,
             jitter,
             now,
             out: Vec::new(),
-            told: Slot::default(),
+            told: Face::default(),
         };
-        machine.told = machine.timeless_snapshot();
+        machine.told = machine.face();
         machine
     }
 
@@ -170,8 +177,9 @@ impl Machine {
     }
 
     /// The lease's generation, as long as the request has one.
-    pub fn lease_of(&self, request: RequestKey) -> Option<Generation> {
-        self.leases.get(&request).map(|lease| lease.generation)
+    #[cfg(test)]
+    fn lease_of(&self, request: RequestKey) -> Option<Generation> {
+        self.leases.contains_key(&request).then_some(self.generation)
     }
 
     fn apply(&mut self, event: Event) {
@@ -193,14 +201,22 @@ impl Machine {
             Event::BackendDown { generation, cause } => self.handle_backend_down(generation, cause),
             Event::ConnectFailed { generation } => self.handle_connect_failed(generation),
             Event::Ordered { id, order } => self.handle_ordered(id, order),
-            Event::ConfigChanged(config) => self.handle_config(*config),
+            Event::ConfigChanged(config) => {
+                // No part of what is compared with every event.
+                let is_renamed = |entry: &Entry| {
+                    config.models.iter().any(|new| new.id == *entry.model() && new.aliases != entry.config.aliases)
+                };
+                let renamed = self.models.values().any(is_renamed);
+                self.handle_config(*config);
+                self.out.extend(renamed.then_some(Effect::Changed));
+            }
             Event::Stop { timeout } => self.handle_stop(timeout),
             Event::Tick => {}
         }
     }
 
-    /// A call of the driver has ended. What was superseded meanwhile is not listened to, but for a load that succeeded
-    /// nevertheless: that must not stay.
+    /// A call of the driver has ended. What was superseded meanwhile is not listened to: a load that was given up is
+    /// followed by the killing of its backend, whatever became of it.
     fn handle_done(&mut self, op: OpId, outcome: Outcome) {
         match outcome {
             Outcome::Preflight(result) => self.handle_preflight(op, result),
@@ -296,9 +312,9 @@ impl Machine {
                 self.out.extend(grants.map(|(relay, values)| Effect::Grant { relay, model: model.clone(), values }));
             }
         }
-        let snapshot = self.timeless_snapshot();
-        if snapshot != self.told {
-            self.told = snapshot;
+        let face = self.face();
+        if face != self.told {
+            self.told = face;
             self.out.push(Effect::Changed);
         }
     }

@@ -1,25 +1,20 @@
-//! Whether a model fits, before anything is unloaded for it, and whether memory is back, before anything is loaded into it.
+//! Whether a model fits, before anything is unloaded for it.
 //!
 //! Two models on one GPU do not fail politely: the second dies of it, or worse, the first. But a size that nobody knows
 //! blocks nothing.
 
 use std::fmt;
 
-/// What a model takes beyond its weights, in percent of them: context, graphs, fragmentation.
+/// What a model takes beyond its weights, as declared, in percent of them: context, graphs, fragmentation.
 const OVERHEAD_PERCENT: u128 = 15;
-
-/// Of what should come back, so much must, in percent.
-const FREED_PERCENT: u128 = 90;
 
 /// What a driver measured before a swap. Whatever it cannot know is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Free on the device.
+    /// Free on the device; absent also where the resident holds nobody knows what of it.
     pub free: Option<u64>,
     /// What the resident holds there, and would give back.
     pub held: Option<u64>,
-    /// Of the free memory, what has to stay free.
-    pub reserve: u64,
     /// Where the resident would be put to sleep: what its copy takes of the host's memory, and what is left below the
     /// limit of the control group (not of the node).
     pub sleep: Option<Sleep>,
@@ -62,8 +57,9 @@ impl fmt::Display for Shortage {
 impl Size {
     /// What has to be free for it; `None` where nothing is known.
     pub fn need(self) -> Option<u64> {
-        let size = self.declared.max(self.measured)?;
-        Some(percent_of(size, 100 + OVERHEAD_PERCENT))
+        // What was measured had its context and its graphs with it.
+        let declared = self.declared.map(|size| percent_of(size, 100 + OVERHEAD_PERCENT));
+        declared.max(self.measured)
     }
 }
 
@@ -75,19 +71,11 @@ pub fn check(size: Size, slot: Option<u64>, reading: &Reading) -> Result<(), Sho
         return Err(Shortage { need: copy, have: host_free });
     }
     let Some(need) = size.need() else { return Ok(()) };
-    let measured = reading.free.map(|free| {
-        let credited = free.saturating_add(reading.held.unwrap_or(0));
-        credited.saturating_sub(reading.reserve)
-    });
+    let measured = reading.free.map(|free| free.saturating_add(reading.held.unwrap_or(0)));
     match slot.into_iter().chain(measured).min() {
         Some(have) if have < need => Err(Shortage { need, have }),
         Some(_) | None => Ok(()),
     }
-}
-
-/// Whether an unloaded model's memory is back: for drivers that watch it come.
-pub fn is_freed(free_before: u64, free_now: u64, held: u64) -> bool {
-    free_now.saturating_sub(free_before) >= percent_of(held, FREED_PERCENT)
 }
 
 fn percent_of(bytes: u64, percent: u128) -> u64 {
@@ -108,14 +96,13 @@ mod tests {
         let reading = Reading { free: Some(20), held: Some(80), ..Reading::default() };
         assert_eq!(check(declared(86), None, &reading), Ok(()));
         assert_eq!(check(declared(88), None, &reading), Err(Shortage { need: 101, have: 100 }));
-        let reserve = Reading { reserve: 5, ..reading };
-        assert_eq!(check(declared(86), None, &reserve), Err(Shortage { need: 98, have: 95 }));
     }
 
     #[test]
     fn the_larger_of_the_declared_and_the_measured_size_counts() {
         let size = Size { declared: Some(10), measured: Some(100) };
-        assert_eq!(size.need(), Some(115));
+        assert_eq!(size.need(), Some(100), "what was measured has its overhead in it");
+        assert_eq!(Size { declared: Some(100), measured: Some(110) }.need(), Some(115));
     }
 
     #[test]
@@ -135,12 +122,5 @@ mod tests {
     fn a_copy_that_the_host_cannot_hold_is_a_shortage_too() {
         let reading = Reading { sleep: Some(Sleep { copy: 30, host_free: 20 }), ..Reading::default() };
         assert_eq!(check(declared(1), None, &reading), Err(Shortage { need: 30, have: 20 }));
-    }
-
-    #[test]
-    fn nine_tenths_must_come_back() {
-        assert!(is_freed(10, 100, 100));
-        assert!(!is_freed(10, 99, 100));
-        assert!(!is_freed(10, 5, 100));
     }
 }

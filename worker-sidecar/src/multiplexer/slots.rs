@@ -62,7 +62,8 @@ impl Multiplexer {
         let start = |(index, (machine, driver))| {
             SlotHandle::start(index, machine, driver, Arc::clone(&board), Arc::clone(&metrics))
         };
-        let slots = machines.into_iter().zip(drivers).enumerate().map(start).collect();
+        let slots: Vec<_> = machines.into_iter().zip(drivers).enumerate().map(start).collect();
+        board.connect(slots.iter().map(SlotHandle::mailbox).collect());
         Self { slots, ids, board, metrics, next_key: AtomicU64::new(1) }
     }
 
@@ -87,11 +88,12 @@ impl Multiplexer {
 
     /// A request was read, which came to its relay at `at`. In line when this returns; dropping the future cancels it.
     pub fn arrive(&self, relay: RelayKey, model: &str, at: Instant) -> Arriving {
-        let (request, model) = (RequestKey(self.next_key()), Model::from(model));
-        let Some(place) = self.board.enter(relay, &model) else {
-            let known = self.board.models().into_iter().collect();
+        let request = RequestKey(self.next_key());
+        let Some(place) = self.board.enter(relay, model, now()) else {
+            let (model, known) = (Model::from(model), self.board.names());
             return Arriving::refused(request, SlotError::UnknownModel { model, known });
         };
+        let model = Model::clone(place.model());
         self.slots[place.slot()].arrive(Arrival { relay, request, model, at }, place)
     }
 
@@ -104,19 +106,24 @@ impl Multiplexer {
             sum: Duration::from_millis(model.sum_ms),
         };
         let stated: Vec<_> = demand.models.iter().map(stated).collect();
-        for (slot, models) in self.slots.iter().zip(self.board.divide(relay, &stated)) {
-            slot.tell(Event::Demand { relay, models });
-        }
+        self.board.handle_demand(relay, &stated, now());
     }
 
     /// A relay sends nothing more over a link: what it has queued goes elsewhere, what has come is served.
     pub fn handle_leaving(&self, relay: RelayKey) {
+        self.board.forget_demand(relay);
         self.tell_all(|| Event::RelayLeaving { relay });
+    }
+
+    /// The worker is about to end: what waits here for relays that can send it elsewhere is given back at once. What others
+    /// sent waits on, because they would take it for lost.
+    pub fn give_back_held(&self) {
+        self.slots.iter().for_each(SlotHandle::give_back_held);
     }
 
     /// Any other message was read on a link.
     pub fn handle_message(&self, relay: RelayKey) {
-        self.tell_all(|| Event::Heard { relay });
+        self.slots.iter().for_each(|slot| slot.hear(relay));
     }
 
     /// A relay passes an operator's order on. The answer goes to its sink.
@@ -132,25 +139,25 @@ impl Multiplexer {
     }
 
     fn read_command(&self, command: &Command) -> Result<(usize, Order), String> {
-        let model = Model::from(command.model.as_str());
+        let model = self.board.id(&command.model).unwrap_or_else(|| command.model.as_str().into());
         let order = match (command.command.as_str(), command.mode.as_deref()) {
-            ("load", _) => Order::Load(model),
-            ("unload", None | Some("drain")) => Order::Unload { model, now: false },
-            ("unload", Some("now")) => Order::Unload { model, now: true },
+            ("load", _) => Order::Load(model.clone()),
+            ("unload", None | Some("drain")) => Order::Unload { model: model.clone(), now: false },
+            ("unload", Some("now")) => Order::Unload { model: model.clone(), now: true },
             ("unload", Some(other)) => return Err(format!("unknown mode {other}: drain and now are known")),
-            ("pin", _) => Order::Pin(model),
-            ("unpin", _) => Order::Unpin(model),
+            ("pin", _) => Order::Pin(model.clone()),
+            ("unpin", _) => Order::Unpin(model.clone()),
             (other, _) => return Err(format!("unknown command {other}: load, unload, pin and unpin are known")),
         };
-        Ok((self.slot_for(command)?, order))
+        Ok((self.slot_for(command, &model)?, order))
     }
 
-    fn slot_for(&self, command: &Command) -> Result<usize, String> {
+    fn slot_for(&self, command: &Command, model: &Model) -> Result<usize, String> {
         if let Some(named) = &command.slot {
             let slot = self.ids.iter().position(|id| id == named);
             return slot.ok_or_else(|| format!("no slot {named}; there are {}", self.ids.join(", ")));
         }
-        match *self.board.slots_of(&command.model) {
+        match *self.board.slots_of(model) {
             [slot] => Ok(slot),
             [] => Err(format!("no slot has model {}", command.model)),
             ref several => {
@@ -173,9 +180,9 @@ impl Multiplexer {
         join_all(self.slots.iter().map(|slot| slot.stop(timeout))).await;
     }
 
-    /// Models that are advertised: all, whatever is resident.
+    /// Models that are advertised: all, whatever is resident, by all of their names.
     pub fn models(&self) -> Vec<String> {
-        self.board.models().iter().map(ToString::to_string).collect()
+        self.board.names().iter().map(ToString::to_string).collect()
     }
 
     /// What is registered as `max_concurrent`.
@@ -241,7 +248,7 @@ impl Refusal {
         Self::Code(WorkerError {
             request_id: None,
             code: error.code().to_owned(),
-            message: error.to_string(),
+            message: error.for_clients(),
             retry_after_ms: retry_after,
         })
     }

@@ -125,7 +125,7 @@ async fn dial_and_register(
         }
     };
     let _turn = turn.await;
-    let models = worker.catalogue.advertised();
+    let models = worker.advertised();
     let registering = register(worker, &mut socket, version, &models, older);
     let ack = tokio::time::timeout(REGISTER_TIMEOUT, registering)
         .await
@@ -139,13 +139,17 @@ async fn dial_and_register(
         end.relay_id = ack.relay_id;
         return Err(end);
     }
-    let link = link_of(endpoint, &ack, secret);
+    let link = link_of(worker, endpoint, &ack, secret);
     for warning in &ack.warnings {
         tracing::warn!(relay = %link.relay, "the relay warns: {warning}");
     }
-    tracing::info!(relay = %link.relay, worker_id = %ack.worker_id, models = ack.models.len(), core1 = link.core1, "registered");
+    tracing::info!(relay = %link.relay, worker_id = %ack.worker_id, models = ack.models.len(), core1 = link.core1, slots1 = link.slots1, "registered");
     if let Some(count) = ack.relay_count {
         worker.set_relay_count(count);
+    }
+    // Zero: the relay does not say.
+    if let (Some(swapping), Some(limits)) = (&worker.swapping, ack.limits.filter(|limits| limits.cold_timeout_ms > 0)) {
+        swapping.check_patience(&link, Duration::from_millis(limits.cold_timeout_ms));
     }
     let heartbeat = ack.limits.map_or(HEARTBEAT_INTERVAL, |limits| Duration::from_millis(limits.heartbeat_ms.max(10)));
     worker.attach(&link, &models);
@@ -168,11 +172,16 @@ async fn connect(worker: &Worker, endpoint: &Endpoint, secret: &Secret) -> Resul
     })
 }
 
-fn link_of(endpoint: &Endpoint, ack: &RegisterAck, secret: Secret) -> Arc<Link> {
-    let capabilities = Capabilities::from_names(&ack.capabilities);
-    let core1 = capabilities.has(Capability::Core1);
+fn link_of(worker: &Worker, endpoint: &Endpoint, ack: &RegisterAck, secret: Secret) -> Arc<Link> {
+    let capabilities = Capabilities::from_names(&ack.capabilities).intersection(&capabilities(worker));
     let window = ack.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes);
-    Link::new(endpoint.name(), ack.relay_id.clone(), core1, window, secret)
+    Link::new(endpoint.name(), ack.relay_id.clone(), &capabilities, window, secret)
+}
+
+/// What this worker names to relays.
+fn capabilities(worker: &Worker) -> Capabilities {
+    let slots1 = worker.swapping.as_ref().map(|_| Capability::Slots1);
+    Capabilities::new([Capability::Core1].into_iter().chain(slots1))
 }
 
 async fn register(
@@ -185,17 +194,17 @@ async fn register(
     let register = WorkerToRelay::Register(Register {
         worker_name: worker.settings.name.clone(),
         models: models.to_vec(),
-        max_concurrent: worker.live.load().max_concurrency,
+        max_concurrent: worker.max_concurrency(),
         protocol_version: Some(version.to_owned()),
-        current_load: worker.capacity.load(),
+        current_load: worker.load(),
         instance_id: Some(worker.instance_id.clone()),
         pool: worker.settings.pool.clone(),
         version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         have: worker.links.relay_ids_beside(older),
         succeeds: older.and_then(|older| older.relay_id.clone()).into_iter().collect(),
-        capabilities: Capabilities::new([Capability::Core1]).names(),
+        capabilities: capabilities(worker).names(),
         limits: Some(WorkerLimits { stream_window_bytes: STREAM_WINDOW_BYTES }),
-        slots: None,
+        slots: worker.swapping.as_ref().map(|swapping| swapping.multiplexer.slots().slots),
     });
     let lost = |reason: String| End::new(EndKind::Failed, "unreachable", reason);
     socket.send(Message::text(encode(&register))).await.map_err(|error| lost(error.to_string()))?;

@@ -236,26 +236,35 @@ impl<'a> Session<'a> {
         match message {
             RelayToWorker::Request(request) => return forward::begin(worker, link, request),
             RelayToWorker::Demand(demand) => {
+                if let Some(swapping) = &worker.swapping {
+                    return swapping.handle_demand(link, &demand);
+                }
                 let waiting = demand.models.iter().fold(0_u32, |sum, model| sum.saturating_add(model.waiting));
                 return worker.capacity.handle_demand(link.id, waiting);
             }
             RelayToWorker::Cancel(cancel) => self.handle_cancel(&cancel),
             RelayToWorker::Credit(credit) => link.add_credit(credit.stream, credit.bytes),
             RelayToWorker::Ping(ping) => link.push(&WorkerToRelay::Pong(Pong {
-                current_load: Some(worker.capacity.load()),
+                current_load: Some(worker.load()),
                 timestamp_unix_ms: ping.timestamp_unix_ms,
             })),
             RelayToWorker::Relays(relays) => worker.set_relay_count(relays.relay_count),
-            RelayToWorker::ModelsRefresh(_) => worker.catalogue.refresh(link.id),
+            RelayToWorker::ModelsRefresh(_) => worker.refresh(link),
             RelayToWorker::GracefulShutdown(shutdown) => self.handle_graceful_shutdown(&shutdown),
-            RelayToWorker::Command(command) => link.push(&WorkerToRelay::CommandResult(CommandResult {
-                op_id: command.op_id,
-                ok: false,
-                error: Some("this worker has no multiplexer".to_owned()),
-            })),
+            RelayToWorker::Command(command) => match &worker.swapping {
+                Some(swapping) => swapping.handle_command(link, &command),
+                None => link.push(&WorkerToRelay::CommandResult(CommandResult {
+                    op_id: command.op_id,
+                    ok: false,
+                    error: Some("this worker has no multiplexer".to_owned()),
+                })),
+            },
             RelayToWorker::RegisterAck(_) => tracing::warn!(relay = %link.relay, "skipping a second register_ack"),
         }
-        worker.capacity.handle_message(link.id);
+        match &worker.swapping {
+            Some(swapping) => swapping.handle_message(link),
+            None => worker.capacity.handle_message(link.id),
+        }
     }
 
     fn handle_cancel(&self, cancel: &Cancel) {
@@ -272,7 +281,10 @@ impl<'a> Session<'a> {
 
     fn handle_graceful_shutdown(&mut self, shutdown: &GracefulShutdown) {
         // Whatever the reason, no request follows.
-        self.worker.capacity.handle_leaving(self.link.id);
+        match &self.worker.swapping {
+            Some(swapping) => swapping.handle_leaving(self.link),
+            None => self.worker.capacity.handle_leaving(self.link.id),
+        }
         let reason = shutdown.reason.as_deref().unwrap_or_default();
         match reason {
             GracefulShutdown::DRAIN if self.drain.is_some() => self.barrier = true,

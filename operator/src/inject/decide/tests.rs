@@ -161,7 +161,7 @@ fn a_pool_that_is_being_deleted_is_none() {
 #[test]
 fn a_pool_whose_workers_get_no_configuration_is_waited_for() {
     let why = kept_out(&pool(&json!({"multiplexer": {"loadTimeout": "5m"}})));
-    assert!(why.starts_with("WorkerPool llama: this version has no multiplexer"), "{why}");
+    assert!(why.starts_with("WorkerPool llama: spec.multiplexer.slots: 0 slots"), "{why}");
     let stalled = |status: &str, reason: &str| {
         let mut pool = pool(&json!({}));
         pool["status"] = json!({"conditions": [{

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use super::{DRAIN_TOKEN_HEADER, Inputs, Note, Refusal, array, items, restarts, sidecar_port};
 use crate::crd::WorkerPoolSpec;
 use crate::crd::worker_pool::{Engine, Mode};
+use crate::names::WORKER_CONTAINER;
 
 /// What kubectl reads when no container is named; charts set it for the container that matters.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
@@ -38,7 +39,7 @@ pub fn backend_engine(spec: &WorkerPoolSpec) -> Engine {
 
 /// Whether the worker's backends are the slots of a multiplexer.
 pub(super) fn has_slots(spec: &WorkerPoolSpec) -> bool {
-    spec.multiplexer.as_ref().is_some_and(|multiplexer| !multiplexer.slots.is_empty())
+    spec.slots().is_some()
 }
 
 /// Every port of the Pod that the worker sends requests to: that of the backend, or those of a multiplexer's slots.
@@ -63,7 +64,8 @@ pub(super) fn add_hooks(
     }
     let chosen = choose(spec, metadata, inputs.spec())?;
     let mut notes = Vec::new();
-    if chosen.is_empty() && !ports(inputs.spec()).is_empty() {
+    // Where the worker runs the engines itself, it ends them after the last request.
+    if chosen.is_empty() && !ports(inputs.spec()).is_empty() && !super::runs_in_engine(inputs.spec()) {
         notes.push(Note::NoSlotContainer);
     }
     let hook = hook(inputs);
@@ -109,7 +111,9 @@ fn choose(
     let named = |wanted: &str| places.iter().find(|(_, container)| name(container) == wanted).map(|(place, _)| *place);
 
     let ports = ports(pool);
-    let serving = places.iter().filter(|(_, container)| ports.iter().any(|port| declares(container, *port)));
+    // The worker's own container needs no hook: it drains on SIGTERM.
+    let others = places.iter().filter(|(_, container)| name(container) != WORKER_CONTAINER);
+    let serving = others.filter(|(_, container)| ports.iter().any(|port| declares(container, *port)));
     let mut serving = serving.map(|(place, _)| *place);
     if has_slots(pool) {
         return Ok(serving.collect());

@@ -18,8 +18,11 @@ const CONFIG_VOLUME: &str = "modelrelay-config";
 const SECRET_VOLUME: &str = "modelrelay-secret";
 const BACKEND_KEY_VOLUME: &str = "modelrelay-backend-key";
 const NO_TOKEN_VOLUME: &str = "modelrelay-no-token";
+const TMP_VOLUME: &str = "modelrelay-tmp";
+pub(super) const BINARY_VOLUME: &str = "modelrelay-binary";
 /// Every name of a volume of the worker.
-pub(super) const VOLUMES: [&str; 4] = [CONFIG_VOLUME, SECRET_VOLUME, BACKEND_KEY_VOLUME, NO_TOKEN_VOLUME];
+pub(super) const VOLUMES: [&str; 6] =
+    [CONFIG_VOLUME, SECRET_VOLUME, BACKEND_KEY_VOLUME, NO_TOKEN_VOLUME, TMP_VOLUME, BINARY_VOLUME];
 
 /// Where the API server mounts a ServiceAccount's token into each container that has nothing there.
 const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -34,11 +37,12 @@ const BACKEND_PERIOD_SECS: i32 = 2;
 
 /// Settings of the worker that a pool's fields decide. In the environment they would win over worker.yaml, and the
 /// resource would say one thing while the worker does another.
-const RESERVED_ENV: [(&str, &str); 19] = [
+const RESERVED_ENV: [(&str, &str); 20] = [
     ("BACKEND_API_KEY", "spec.backend.apiKeySecretRef"),
     ("BACKEND_API_KEY_FILE", "spec.backend.apiKeySecretRef"),
     ("BACKEND_ENGINE", "spec.backend.engine"),
     ("BACKEND_URL", "spec.backend"),
+    ("DRAIN_TIMEOUT", "spec.multiplexer.drainTimeout"),
     ("DRAIN_TOKEN", "the operator"),
     ("DRAIN_TOKEN_FILE", "the operator"),
     ("LOG_FORMAT", "spec.sidecar.logFormat"),
@@ -65,26 +69,29 @@ pub fn container(inputs: &Inputs<'_>, alone: bool) -> Value {
         "image": image(inputs),
         "env": env(inputs, alone),
         "ports": [{"name": "relay-metrics", "containerPort": port, "protocol": "TCP"}],
-        // Of the worker's own server and nothing behind it: a native sidecar that waited for the backend would wait for a
-        // container that starts after it.
-        "startupProbe": probe("/livez", port, 1, STARTUP_ATTEMPTS),
+        "startupProbe": startup(spec),
         "readinessProbe": readiness(spec, alone),
         "volumeMounts": mounts(spec, alone),
-        "securityContext": {
-            "runAsNonRoot": true,
-            "runAsUser": UID,
-            "runAsGroup": UID,
-            "allowPrivilegeEscalation": false,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": true,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": restricted(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     });
     if let Some(map) = container.as_object_mut() {
         add_choices(map, inputs, alone);
     }
     container
+}
+
+/// What the Pod Security Standard `restricted` asks for, and a little more.
+pub(super) fn restricted() -> Value {
+    json!({
+        "runAsNonRoot": true,
+        "runAsUser": UID,
+        "runAsGroup": UID,
+        "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": true,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    })
 }
 
 /// An empty folder, mounted where the Pod's own ServiceAccount token would appear: a sidecar has no business with it.
@@ -109,15 +116,23 @@ pub fn volumes(inputs: &Inputs<'_>) -> Vec<Value> {
             "secret": {"secretName": key.name, "items": [{"key": key.key, "path": "key"}]},
         }));
     }
+    if writes_to_tmp(spec) {
+        volumes.push(json!({"name": TMP_VOLUME, "emptyDir": {}}));
+    }
     volumes
 }
 
-/// Whether the pool's variables for the worker leave alone what its fields decide.
-pub(super) fn check_env(spec: &WorkerPoolSpec) -> Result<(), Refusal> {
-    for variable in &spec.sidecar.env {
-        let name = variable.get("name").and_then(Value::as_str).unwrap_or_default();
+/// Whether engines run in the worker's own container, whose root is read-only: nearly all of them write to /tmp.
+fn writes_to_tmp(spec: &WorkerPoolSpec) -> bool {
+    spec.runs_commands() && !super::runs_in_engine(spec)
+}
+
+/// Whether variables for the worker leave alone what the pool's fields decide.
+pub(super) fn check_env(place: &'static str, env: &[Value]) -> Result<(), Refusal> {
+    for variable in env {
+        let name = backend::name(variable);
         if let Some((_, source_field)) = RESERVED_ENV.iter().find(|(reserved, _)| *reserved == name) {
-            return Err(Refusal::ReservedEnv { name: name.to_owned(), source_field });
+            return Err(Refusal::ReservedEnv { place, name: name.to_owned(), source_field });
         }
     }
     Ok(())
@@ -137,12 +152,12 @@ fn add_choices(map: &mut Map<String, Value>, inputs: &Inputs<'_>, alone: bool) {
     }
 }
 
-fn image(inputs: &Inputs<'_>) -> String {
+pub(super) fn image(inputs: &Inputs<'_>) -> String {
     let own = inputs.spec().sidecar.image.trim();
     if own.is_empty() { inputs.defaults.image.clone() } else { own.to_owned() }
 }
 
-fn env(inputs: &Inputs<'_>, alone: bool) -> Vec<Value> {
+pub(super) fn env(inputs: &Inputs<'_>, alone: bool) -> Vec<Value> {
     let spec = inputs.spec();
     let mut env = vec![
         json!({"name": "WORKER_CONFIG", "value": CONFIG_FILE}),
@@ -165,13 +180,20 @@ fn env(inputs: &Inputs<'_>, alone: bool) -> Vec<Value> {
 
 /// Neither waits for the relay, whose outage would stop backends. In a template the operator decides how Pods are replaced,
 /// and a rollout must not go through all of them while none has loaded its model; the worker holds up its Pod until its
-/// backend has served for the first time, and never again. Elsewhere that is for whoever made the Pod to decide.
-fn readiness(spec: &WorkerPoolSpec, alone: bool) -> Value {
+/// backend has served for the first time, and never again; with a multiplexer, until each slot that has a default has held a
+/// model. Elsewhere that is for whoever made the Pod to decide.
+pub(super) fn readiness(spec: &WorkerPoolSpec, alone: bool) -> Value {
     let port = sidecar_port(spec);
-    if spec.mode() == Mode::Template && !alone && !backend::has_slots(spec) {
+    if spec.mode() == Mode::Template && !alone {
         return probe("/backendz", port, BACKEND_PERIOD_SECS, 15);
     }
     probe("/readyz", port, 10, 3)
+}
+
+/// Of the worker's own server and nothing behind it: a native sidecar that waited for the backend would wait for a container that
+/// starts after it.
+pub(super) fn startup(spec: &WorkerPoolSpec) -> Value {
+    probe("/livez", sidecar_port(spec), 1, STARTUP_ATTEMPTS)
 }
 
 fn probe(path: &str, port: i32, period: i32, attempts: i32) -> Value {
@@ -181,17 +203,21 @@ fn probe(path: &str, port: i32, period: i32, attempts: i32) -> Value {
     })
 }
 
-fn mounts(spec: &WorkerPoolSpec, alone: bool) -> Vec<Value> {
+pub(super) fn mounts(spec: &WorkerPoolSpec, alone: bool) -> Vec<Value> {
     let folder = |file: &'static str| file.rsplit_once('/').map_or(file, |(folder, _)| folder);
     let mut mounts = vec![(CONFIG_VOLUME, folder(CONFIG_FILE)), (SECRET_VOLUME, folder(SECRET_FILE))];
     if backend_key(spec).is_some() {
         mounts.push((BACKEND_KEY_VOLUME, folder(BACKEND_KEY_FILE)));
     }
+    if writes_to_tmp(spec) {
+        mounts.push((TMP_VOLUME, "/tmp"));
+    }
     // Alone, the Pod is ours, and says itself whether it has a token.
     if !alone {
         mounts.push((NO_TOKEN_VOLUME, TOKEN_FOLDER));
     }
-    mounts.into_iter().map(|(name, path)| json!({"name": name, "mountPath": path, "readOnly": true})).collect()
+    let mount = |(name, path)| json!({"name": name, "mountPath": path, "readOnly": name != TMP_VOLUME});
+    mounts.into_iter().map(mount).collect()
 }
 
 fn backend_key(spec: &WorkerPoolSpec) -> Option<&crate::crd::SecretKeyRef> {

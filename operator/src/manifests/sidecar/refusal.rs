@@ -95,12 +95,29 @@ pub enum Refusal {
         name: String,
     },
     /// A variable that has a field.
-    #[error("spec.sidecar.env of the pool sets {name}, which comes from {source_field}")]
+    #[error("{place} sets {name}, which comes from {source_field}")]
     ReservedEnv {
+        /// Where it is set.
+        place: &'static str,
         /// The variable.
         name: String,
         /// The field.
         source_field: &'static str,
+    },
+    /// The worker starts engines, and nothing says in which image.
+    #[error(
+        "the multiplexer starts programs, so the worker runs in the container that has them: name that container \
+         modelrelay-worker in spec.template.spec.containers, or set spec.sidecar.image to an image that has them and the worker"
+    )]
+    NoEngineContainer,
+    /// Two programs for one container.
+    #[error(
+        "container modelrelay-worker has {field}, and the worker is what runs there: remove it, and say what starts an engine in \
+         command of its model in spec.multiplexer"
+    )]
+    EngineCommand {
+        /// `command` or `args`.
+        field: &'static str,
     },
     /// No such program exists.
     #[error(

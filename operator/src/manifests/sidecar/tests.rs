@@ -392,3 +392,17 @@ fn members_of_a_group_that_answer_no_requests_are_exempt() {
     assert!(!exempt(json!({"ray.io/node-type": "head"})));
     assert!(exemption(None).is_none());
 }
+
+#[test]
+fn the_order_of_slots_and_models_restarts_no_worker() {
+    let model = |id: &str| json!({"id": id, "url": format!("http://127.0.0.1:{}", 8000 + id.len())});
+    let slot = |id: &str, models: Value| json!({"id": id, "driver": "static", "models": models});
+    let hash = |slots: Value| {
+        let pool = pool(&json!({"multiplexer": {"slots": slots}}));
+        slots_hash(&pool.spec).unwrap()
+    };
+    let written = hash(json!([slot("0", json!([model("a"), model("bb")])), slot("1", json!([model("ccc")]))]));
+    let sorted = hash(json!([slot("1", json!([model("ccc")])), slot("0", json!([model("bb"), model("a")]))]));
+    assert_eq!(written, sorted);
+    assert_ne!(written, hash(json!([slot("1", json!([model("a"), model("bb")])), slot("0", json!([model("ccc")]))])));
+}

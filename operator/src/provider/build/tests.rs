@@ -173,13 +173,19 @@ fn an_operator_on_its_nodes_network_reaches_relays_through_their_policies() {
 #[test]
 fn models_of_pools_that_may_be_at_zero_are_known_and_workers_are_not_waited_for() {
     let template = json!({"spec": {"containers": []}});
+    let held = json!([{"id": "in-a-slot", "aliases": ["alias"], "url": "http://127.0.0.1:1"}]);
+    let slots = json!({"slots": [{"id": "gpu0", "driver": "static", "models": held}]});
     let pools = [
         pool(json!({"provider": "local", "models": ["b", "a"], "replicas": 0, "template": template})),
         pool(json!({"provider": "local", "scaling": {"minReplicas": 0, "maxReplicas": 1}, "template": template})),
+        pool(json!({"provider": "local", "multiplexer": slots, "replicas": 0, "template": template})),
         pool(json!({"provider": "local", "models": ["never-at-zero"], "replicas": 1, "template": template})),
     ];
     let page = page(&built(json!({"relay": {"expectWorkers": true}}), &pools, &steady(), &defaults()));
-    assert!(page.contains("coldModels:\n      - a\n      - b\n      - seen-before\n"), "{page}");
+    assert!(
+        page.contains("coldModels:\n      - a\n      - alias\n      - b\n      - in-a-slot\n      - seen-before\n"),
+        "{page}"
+    );
     assert!(page.contains("expectWorkers: false"), "{page}");
 }
 

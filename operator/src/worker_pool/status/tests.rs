@@ -2,7 +2,9 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::crd::worker_pool::SlotState;
 use crate::manifests::testing;
+use crate::worker_pool::residency::Held;
 
 fn at(second: i64) -> Time {
     Time(Timestamp::from_second(second).unwrap())
@@ -42,6 +44,7 @@ struct Case {
     provider: ProviderState,
     census: Census,
     workers: Workers,
+    residency: Option<Residency>,
     rollout: Option<Rollout>,
     wakeable: bool,
     standing: Standing,
@@ -56,6 +59,7 @@ impl Default for Case {
             provider: ProviderState::Present,
             census: census(2),
             workers: known(2, &["m"]),
+            residency: None,
             rollout: rollout(2, true),
             wakeable: true,
             standing: Standing::Alone,
@@ -73,6 +77,7 @@ impl Case {
             census: &self.census,
             not_created: None,
             workers: self.workers.clone(),
+            residency: self.residency.clone(),
             rollout: self.rollout.clone(),
             wakeable: self.wakeable,
             standing: self.standing,
@@ -116,6 +121,36 @@ fn without_its_provider_a_pool_waits() {
     case.is("FTF", Reason::ProviderNotFound);
     Case { provider: ProviderState::Disabled, workers: known(0, &[]), ..Case::default() }
         .is("FFF", Reason::ProviderDisabled);
+}
+
+#[test]
+fn a_pool_whose_slots_all_take_nothing_serves_nothing() {
+    let held = |worker: &str, state| Held {
+        worker: worker.to_owned(),
+        slot: "gpu0".to_owned(),
+        state,
+        resident: None,
+        target: None,
+        since: Timestamp::UNIX_EPOCH,
+        failures: Vec::new(),
+        last_failure: None,
+    };
+    let of = |states: [SlotState; 2]| Case {
+        residency: Some(Residency { slots: vec![held("w1", states[0]), held("w2", states[1])] }),
+        ..Case::default()
+    };
+    of([SlotState::Ready, SlotState::Loading]).is("TFF", Reason::Serving);
+    of([SlotState::Ready, SlotState::Quarantined]).is("TFF", Reason::SlotsQuarantined);
+    let all = of([SlotState::Quarantined, SlotState::Quarantined]);
+    all.is("FFF", Reason::SlotsQuarantined);
+    let message = "2 slots are quarantined of 2, slot gpu0 of worker w1 first: its memory could not be freed";
+    assert_eq!(all.status().conditions[0].message, message);
+    // The Pods of before have no slots, and serve.
+    let rolling = Case { workers: known(9, &["m"]), ..of([SlotState::Quarantined, SlotState::Quarantined]) };
+    rolling.is("TFF", Reason::SlotsQuarantined);
+    // Nothing new is known of it.
+    let silent = Case { previous: all.status(), workers: Workers::Unknown, residency: None, ..Case::default() };
+    silent.is("FFF", Reason::SlotsQuarantined);
 }
 
 #[test]

@@ -77,7 +77,7 @@ async fn pods_that_waited_for_a_pool_that_could_not_be_used_are_let_go_when_it_c
     scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
     scene.look().await.unwrap();
     assert_eq!(scene.writes(), written(&[STATUS]));
-    assert_eq!(scene.events(), ["MultiplexerUnsupported"]);
+    assert_eq!(scene.events(), ["InvalidSpec"]);
     scene.look().await.unwrap();
     assert_eq!(scene.events(), ["PodsWaiting"]);
     scene.look().await.unwrap();

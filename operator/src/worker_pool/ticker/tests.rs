@@ -52,6 +52,22 @@ async fn one_request_wakes_one_of_two_pools() {
 }
 
 #[tokio::test]
+async fn a_request_for_a_model_of_a_slot_wakes_a_pool_by_each_of_its_names() {
+    let models = json!([{"id": "llama", "aliases": ["llama3"], "url": "http://127.0.0.1:8000"}]);
+    let slots = json!([{"id": "gpu0", "driver": "static", "models": models}]);
+    // What it advertised before its slots were changed it will not serve again.
+    let status = json!({"models": ["gone"], "modelCount": 1});
+    let scene = Scene::new(&json!({}));
+    let mut sleeping = (*pool("a", 0, &json!({"models": ["*"], "multiplexer": {"slots": slots}}))).clone();
+    sleeping.status = serde_json::from_value(status).unwrap();
+    for (model, expected) in [("llama", 1), ("llama3", 1), ("gone", 0)] {
+        scene.report(waiting(model, 1));
+        let planned = planned(&scene, &[Arc::new(sleeping.clone())], Instant::now());
+        assert_eq!(planned.first().map_or(0, |(_, replicas)| *replicas), expected, "{model}");
+    }
+}
+
+#[tokio::test]
 async fn only_a_request_for_its_models_wakes_a_pool() {
     let scene = Scene::new(&json!({}));
     scene.report(waiting("other", 1));

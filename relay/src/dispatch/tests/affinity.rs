@@ -181,3 +181,17 @@ fn request_that_waits_for_a_process_waits_for_its_newer_connection() {
     assert_eq!(p.fail(1, AttemptFailure::Draining), ["requeued r1 #1: Draining", "idle w1"]);
     assert_eq!(p.grant(2, 2, 0, 2), ["send r1 to w2 #2", "send r2 to w2 #1"]);
 }
+
+#[test]
+fn what_a_superseded_connection_had_goes_on_over_the_newer_one_when_it_breaks() {
+    let mut p = Provider::new();
+    p.join_granted(1, &["m"], 2);
+    p.submit_pinned(1, "m", 1);
+    p.submit_pinned(2, "m", 1);
+    p.join_core1(2, &["m"]);
+    p.handle(Event::WorkerSucceeded { older: WorkerKey(1), newer: WorkerKey(2) });
+    // The client has seen something of the second one's answer.
+    assert_eq!(p.lose(1, &[2]), ["requeued r1 #1: WorkerLost", "severed r2 of w1"]);
+    assert_eq!(p.grant(2, 1, 0, 1), ["send r1 to w2 #2"]);
+    assert_eq!(p.lose(2, &[]), ["fail r1: AffinityLost"], "and no further");
+}

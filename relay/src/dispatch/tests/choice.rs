@@ -115,6 +115,36 @@ fn equals_are_told_apart_by_a_hash_that_all_relays_share() {
     }
 }
 
+/// Two models that both prefer the same of two workers, were they alone.
+fn rivals() -> (&'static str, &'static str, u64) {
+    let favourite = |model: &str| if affinity("i1", model) > affinity("i2", model) { 1 } else { 2 };
+    let rival = ["b", "c", "d", "e", "f", "g", "h"].into_iter().find(|model| favourite(model) == favourite("a"));
+    ("a", rival.expect("one of seven"), favourite("a"))
+}
+
+#[test]
+fn slot_that_was_asked_for_one_model_is_not_free_for_another() {
+    let (one, two, favourite) = rivals();
+    let models = [one, two];
+    let mut p = Provider::new();
+    for key in 1..=2 {
+        p.join_slots(key, &models, vec![empty(&models)]);
+    }
+    p.submit(1, one);
+    p.submit(2, two);
+    assert_eq!((asked(&p, one), asked(&p, two)), (Some(favourite), Some(3 - favourite)));
+    // The slot says so itself by and by, and counts once.
+    let mut p = Provider::new();
+    let slots = |first: Slot| vec![first, Slot { id: "gpu1".to_owned(), ..empty(&models) }];
+    for key in 1..=2 {
+        p.join_slots(key, &models, slots(empty(&models)));
+    }
+    p.submit(1, one);
+    p.slots(favourite, slots(loading(&[two, one], 9_000)));
+    p.submit(2, two);
+    assert_eq!(asked(&p, two), Some(favourite), "its other slot is free");
+}
+
 #[test]
 fn choice_stays_whoever_comes_nearer() {
     let mut p = workers(vec![busy(&["a", "b"], 0)]);
@@ -272,6 +302,16 @@ fn stopping_worker_is_not_asked_and_nothing_ends_for_it() {
     let mut p = workers(vec![Slot { state: SlotState::Stopping, ..empty(&["a", "b"]) }]);
     assert_eq!(p.submit(1, "b"), NOTHING);
     assert_eq!(p.dispatch.queue_len(), 1);
+}
+
+#[test]
+fn stopping_worker_fails_nothing_whatever_failed_there_before() {
+    let failing = failed(empty(&["a", "b"]), "b", "backend_unavailable", Some(1_000));
+    let mut p = workers(vec![Slot { state: SlotState::Stopping, ..failing }]);
+    p.submit(1, "b");
+    p.pass(2.0);
+    p.submit(2, "b");
+    assert_eq!(p.dispatch.queue_len(), 2, "it will load nothing, and another worker may come");
 }
 
 #[test]

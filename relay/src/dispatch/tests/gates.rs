@@ -188,6 +188,19 @@ fn request_severed_by_a_swap_waits_for_the_gate_and_spends_no_attempt() {
 }
 
 #[test]
+fn what_broke_is_not_tried_again_when_the_gate_of_another_model_opens() {
+    let mut p = one_slot();
+    p.gates(1, &[("a", 4)]);
+    p.submit(1, "a");
+    p.fail(1, AttemptFailure::BackendReset);
+    p.gates(1, &[("a", 4), ("b", 4)]);
+    assert_eq!(p.dispatch.in_flight(), 0, "a did not become ready anew");
+    p.gates(1, &[("b", 4)]);
+    p.gates(1, &[("a", 4), ("b", 4)]);
+    assert_eq!(p.dispatch.in_flight(), 1);
+}
+
+#[test]
 fn backend_that_broke_is_tried_again_when_the_gate_opens_anew() {
     let mut p = one_slot();
     p.gates(1, &[("a", 1)]);
@@ -196,6 +209,115 @@ fn backend_that_broke_is_tried_again_when_the_gate_opens_anew() {
     p.gates(1, &[]);
     p.pass(1.0);
     assert_eq!(p.gates(1, &[("a", 1)])[0], "send r1 to w1 #2");
+}
+
+#[test]
+fn backend_that_broke_is_loaded_again_for_the_very_request_that_it_broke() {
+    for is_shut_first in [false, true] {
+        let mut p = one_slot();
+        p.gates(1, &[("a", 1)]);
+        p.submit(1, "a");
+        let mut told = Vec::new();
+        if is_shut_first {
+            told.extend(p.gates(1, &[]));
+        }
+        told.extend(p.fail(1, AttemptFailure::BackendReset));
+        if !is_shut_first {
+            told.extend(p.gates(1, &[]));
+        }
+        told.extend(p.pass(1.0));
+        assert!(told.iter().any(|line| line.starts_with("demand w1: a 1 ")), "{told:?}");
+        assert_eq!(p.gates(1, &[("a", 1)])[0], "send r1 to w1 #2");
+    }
+}
+
+#[test]
+fn pinned_request_is_told_when_its_own_worker_will_have_the_model() {
+    let mut p = one_slot();
+    p.join_slots(2, &["a", "b"], vec![loading(&["b", "a"], 40_000)]);
+    p.change(|settings| settings.cold_timeout = Some(secs(35.0)));
+    p.gates(1, &[("a", 4)]);
+    p.submit_pinned(1, "a", 2);
+    let lines = p.pass(34.0);
+    assert!(!lines.iter().any(|line| line.starts_with("fail")), "the queue timeout is not its clock: {lines:?}");
+    let lines = p.pass(1.0);
+    assert!(lines.contains(&"fail r1: ModelLoading { retry_after: Some(5s) }".to_owned()), "{lines:?}");
+}
+
+#[test]
+fn pinned_request_waits_on_the_clock_of_its_own_worker() {
+    let mut p = Provider::with(Settings { cold_timeout: Some(secs(100.0)), ..settings() });
+    p.join_slots(1, &["a"], vec![empty(&["a"])]);
+    p.join_slots(2, &["a"], vec![empty(&["a"])]);
+    p.gates(1, &[("a", 0)]);
+    p.submit_pinned(1, "a", 2);
+    p.pass(50.0);
+    p.gates(2, &[("a", 0)]);
+    assert_eq!(p.next_timeout(), Some(secs(80.0)), "warm from here on");
+    p.pass(10.0);
+    p.gates(2, &[]);
+    assert_eq!(p.next_timeout(), Some(secs(110.0)), "50 s of cold time were used");
+    p.gates(1, &[]);
+    assert_eq!(p.next_timeout(), Some(secs(110.0)), "it was cold already");
+}
+
+#[test]
+fn what_only_the_loaded_worker_has_failed_waits_for_a_load_on_the_cold_clock() {
+    let mut p = Provider::with(Settings { cold_timeout: Some(secs(100.0)), ..settings() });
+    p.join_slots(1, &["a"], vec![empty(&["a"])]);
+    p.join_slots(2, &["a"], vec![empty(&["a"])]);
+    p.gates(1, &[("a", 1)]);
+    p.submit(1, "a");
+    p.pass(10.0);
+    p.fail(1, AttemptFailure::BackendReset);
+    assert_eq!(p.next_timeout(), Some(secs(70.0)), "until another is asked");
+    p.pass(50.0);
+    assert_eq!(p.dispatch.queue_len(), 1);
+    p.drain(2);
+    assert_eq!(p.next_timeout(), Some(secs(80.0)), "nobody is left to load it, so it waits for the one that failed it");
+}
+
+#[test]
+fn time_in_another_workers_queue_counts_when_the_process_moves() {
+    let mut p = Provider::with(Settings { cold_timeout: Some(secs(100.0)), ..settings() });
+    p.join_slots(1, &["a"], vec![empty(&["a"])]);
+    p.submit_pinned(1, "a", 1);
+    p.pass(30.0);
+    p.join_slots(2, &["a"], vec![empty(&["a"])]);
+    p.handle(Event::WorkerSucceeded { older: WorkerKey(1), newer: WorkerKey(2) });
+    p.drain(1);
+    p.gates(2, &[("a", 0)]);
+    p.pass(5.0);
+    p.gates(2, &[]);
+    assert_eq!(p.next_timeout(), Some(secs(105.0)), "30 s of cold time were used on the older link");
+}
+
+#[test]
+fn ages_are_those_of_the_requests_that_are_told() {
+    let mut p = one_slot();
+    let full = || vec![(Model::from("a"), Gate { slots: 0, others: 1, capacity: 1 })];
+    p.gates_of(1, full());
+    for key in 1..=4 {
+        p.submit(key, "a");
+        p.pass(1.0);
+    }
+    assert_eq!(p.gates_of(1, full()), ["demand w1: a 2 4000 7000"]);
+}
+
+#[test]
+fn a_worker_that_has_counted_down_what_it_was_told_hears_at_once_that_more_waits() {
+    let mut p = one_slot();
+    p.gates_of(1, vec![(Model::from("a"), Gate { slots: 1, others: 0, capacity: 1 })]);
+    for key in 1..=5 {
+        p.submit(key, "a");
+    }
+    p.pass(1.0);
+    // Each is over within a millisecond: it was told of two, and would take the model for idle after them.
+    assert_eq!(p.complete(1), ["finished r1 at w1 #1", "send r2 to w1 #1", "demand w1: a 2 1000 2000"]);
+    p.pass(0.001);
+    assert_eq!(p.complete(2), ["finished r2 at w1 #1", "send r3 to w1 #1"]);
+    p.pass(0.001);
+    assert_eq!(p.complete(3), ["finished r3 at w1 #1", "send r4 to w1 #1", "demand w1: a 1 1002 1002"]);
 }
 
 #[test]

@@ -23,14 +23,8 @@ pub(super) fn settings() -> Settings {
 }
 
 pub(super) fn request(key: u64, model: &str) -> NewRequest {
-    NewRequest {
-        key: RequestKey(key),
-        model: Model::from(model),
-        bytes: 100,
-        pin: None,
-        needs_core1: false,
-        resendable: true,
-    }
+    let (key, model) = (RequestKey(key), Model::from(model));
+    NewRequest { key, model, bytes: 100, pin: None, needs_core1: false, allowed: None }
 }
 
 pub(super) fn secs(secs: f64) -> Duration {

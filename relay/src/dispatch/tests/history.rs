@@ -11,6 +11,7 @@ mod reference;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use modelrelay_protocol::message::Slot;
@@ -39,7 +40,8 @@ struct Play {
 }
 
 /// What must have happened in a run, or its agreement says nothing about multiplexers.
-const MUST_BE_SEEN: [&str; 5] = ["asked", "passed over", "sent through a gate", "model failed", "model loading"];
+const MUST_BE_SEEN: [&str; 6] =
+    ["asked", "passed over", "sent through a gate", "sent by an alias", "model failed", "model loading"];
 
 impl Play {
     fn new(settings: Settings) -> Self {
@@ -100,10 +102,11 @@ impl Play {
 
     fn note_seen(&mut self, effects: &[Effect]) {
         for effect in effects {
-            if let Effect::Send { worker, .. } = effect
+            if let Effect::Send { worker, request, .. } = effect
                 && self.reference.has_multiplexer(*worker)
             {
                 self.seen.insert("sent through a gate");
+                self.seen.extend(self.reference.is_by_alias(*request, *worker).then_some("sent by an alias"));
             }
             if let Effect::Fail { failure, .. } = effect {
                 let failed = matches!(failure, Failure::ModelFailed { .. }).then_some("model failed");
@@ -118,11 +121,12 @@ impl Play {
     /// What the op means as things stand: one arm each, so it is long.
     fn event(&mut self, op: Op) -> Option<Event> {
         Some(match op {
-            Op::Submit { model, bytes, pin, needs_core1, resendable } => {
+            Op::Submit { model, bytes, pin, needs_core1, allowed } => {
                 let key = RequestKey(self.key());
                 let model = Model::from(MODELS[model]);
                 let pin = pin.map(|index| self.worker(index).unwrap_or(WorkerKey(0)));
-                Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, resendable })
+                let allowed = allowed.map(|mask| Arc::new(models(mask).into_iter().collect()));
+                Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, allowed })
             }
             Op::Cancel { request, reason } => {
                 let live = self.reference.requests.keys().copied().collect::<Vec<_>>();
@@ -270,7 +274,10 @@ fn random_histories_agree_with_the_reference() {
     say(&format!("seed {seed}"));
     let transitions = Cell::new(0);
     let seen = RefCell::new(BTreeSet::new());
-    while transitions.get() < u64::from(wanted) {
+    // A short run may happen to be one of plain workers alone; it goes on until it was not.
+    let has_seen_all = || MUST_BE_SEEN.iter().all(|what| seen.borrow().contains(what));
+    let patience = u64::from(wanted.max(20_000)) * 10;
+    while transitions.get() < u64::from(wanted) || !has_seen_all() && transitions.get() < patience {
         let config = Config {
             cases: wanted.div_ceil(200).min(500),
             failure_persistence: Some(Box::new(FileFailurePersistence::SourceParallel("proptest-regressions"))),

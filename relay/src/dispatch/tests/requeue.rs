@@ -251,21 +251,6 @@ fn any_other_error_of_a_worker_ends_the_request() {
 }
 
 #[test]
-fn request_that_cannot_be_sent_twice_is_not() {
-    let mut p = Provider::new();
-    p.join(1, &["m"], 8);
-    p.join(2, &["m"], 8);
-    p.load(2, 7);
-    for key in 1..=5 {
-        p.submit_with(key, "m", |new| new.resendable = false);
-    }
-    assert_eq!(p.fail(1, AttemptFailure::BackendReset), ["fail r1: BackendUnreachable"]);
-    assert_eq!(p.fail(2, AttemptFailure::SeveredBySwap), ["fail r2: SeveredBySwap"]);
-    assert_eq!(p.fail(3, AttemptFailure::AtCapacity), ["fail r3: RequeueExhausted"]);
-    assert_eq!(p.lose(1, &[5]), ["fail r4: RequeueExhausted", "severed r5 of w1"]);
-}
-
-#[test]
 fn requeued_request_is_sent_even_when_its_waiting_time_is_over() {
     let mut p = Provider::new();
     p.join(1, &["m"], 1);

@@ -2,7 +2,7 @@
 
 use super::harness::{Provider, settings};
 use super::slots::empty;
-use crate::dispatch::Settings;
+use crate::dispatch::{Event, Settings, WorkerKey};
 
 const MANY: u64 = 100_000;
 
@@ -45,6 +45,22 @@ fn ten_thousand_workers_share_fifty_models() {
         }
     }
     assert_eq!(p.dispatch.in_flight(), 1_000);
+}
+
+#[test]
+fn workers_move_to_new_links_while_hundred_thousand_wait() {
+    let mut p = roomy();
+    for key in 0..MANY {
+        p.submit(key, "a");
+    }
+    p.join_core1(1, &["b"]);
+    p.submit_pinned(MANY, "b", 1);
+    for newer in 2..20_000 {
+        p.join_core1(newer, &["b"]);
+        p.handle(Event::WorkerSucceeded { older: WorkerKey(newer - 1), newer: WorkerKey(newer) });
+        p.lose(newer - 1, &[]);
+    }
+    assert_eq!(p.grant(19_999, 1, 0, 1), ["send r100000 to w19999 #1"], "its pin moved along");
 }
 
 #[test]

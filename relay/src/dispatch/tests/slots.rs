@@ -33,6 +33,11 @@ pub(super) fn with(mut slot: Slot, model: &str, change: impl FnOnce(&mut SlotMod
     slot
 }
 
+/// The same slot, in which a model has further names.
+pub(super) fn also(slot: Slot, model: &str, aliases: &[&str]) -> Slot {
+    with(slot, model, |entry| entry.aliases = aliases.iter().map(|alias| (*alias).to_owned()).collect())
+}
+
 /// The same slot, in which a model sleeps that costs so much to wake.
 pub(super) fn asleep(slot: Slot, model: &str, swap_cost_ms: u64) -> Slot {
     with(slot, model, |entry| {

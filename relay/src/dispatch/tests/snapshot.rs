@@ -20,6 +20,7 @@ fn queue_is_described_in_total_and_per_model() {
     assert_eq!(p.dispatch.oldest_age(now), Some(secs(1.0)));
     let model = |model: &str, waiting, oldest, workers| ModelSnapshot {
         model: Model::from(model),
+        counted_as: Model::from(model),
         waiting,
         oldest,
         workers,
@@ -43,6 +44,7 @@ fn workers_are_described() {
     let snapshot = WorkerSnapshot {
         key: WorkerKey(1),
         models: vec![Model::from("a"), Model::from("b")],
+        open: vec![Model::from("a"), Model::from("b")],
         max_concurrent: 8,
         core1: true,
         load: 4,

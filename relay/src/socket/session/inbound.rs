@@ -196,6 +196,8 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
         return;
     };
     let Some(held) = known(link, &request_id) else { return };
+    let message =
+        if message.is_empty() { "the worker failed the request without saying why".to_owned() } else { message };
     let retry_after = error.retry_after_ms.map(Duration::from_millis);
     debug!(request_id = held.record.outline.id, worker = %link.info.name, code, message, "worker failed a request");
     let api_error = ApiError::new(kind_of(&code), message);
@@ -207,8 +209,12 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
         held.exchange().fail(api_error);
         provider.completed(link, &held);
     } else {
-        held.record.progress().worker_error = Some(api_error);
-        provider.attempt_failed(link, &held, failure_of(&code, retry_after));
+        let failure = failure_of(&code, retry_after);
+        if matches!(failure, AttemptFailure::LoadFailed { .. } | AttemptFailure::Fatal) {
+            // The client may be told in these words, however often the request is refused in between.
+            held.record.progress().worker_error = Some(api_error);
+        }
+        provider.attempt_failed(link, &held, failure);
     }
 }
 

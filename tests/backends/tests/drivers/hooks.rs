@@ -1,7 +1,5 @@
 //! An operator's own commands.
 
-use std::time::Duration;
-
 use modelrelay_backends::server::{free_port, line_of, runs, until};
 use modelrelay_backends::worker_program;
 use modelrelay_worker::multiplexer::driver::Driver;
@@ -13,12 +11,40 @@ use modelrelay_worker::multiplexer::estimate::LoadKind;
 use crate::rig::{folder, on_port};
 
 fn hooked(load: &str, evict: &str) -> Hooks {
+    hooked_with(load, evict, None)
+}
+
+fn hooked_with(load: &str, evict: &str, alive: Option<Vec<String>>) -> Hooks {
     let shell = |script: &str| ["sh", "-c", script].map(str::to_owned).to_vec();
     let served = Served::new("m");
     Hooks::new(
-        [HookedModel { served, url: on_port(free_port()), load: shell(load), evict: shell(evict), alive: None }],
+        [HookedModel { served, url: on_port(free_port()), load: shell(load), evict: shell(evict), alive }],
         worker_program(),
     )
+}
+
+#[tokio::test]
+async fn an_alive_that_cannot_run_is_named_before_anything_is_done_and_is_no_answer() {
+    let folder = folder();
+    let seen = folder.path().join("evicted");
+    let no_program = vec!["/no/such/alive".to_owned()];
+    let script = folder.path().join("not-executable");
+    std::fs::write(&script, "true").unwrap();
+    let not_executable = vec!["sh".to_owned(), "-c".to_owned(), script.to_string_lossy().into_owned()];
+    for (alive, words) in [(no_program, ["/no/such/alive", "127"]), (not_executable, ["not-executable", "126"])] {
+        let driver = hooked_with("true", &format!("echo done > {}", seen.display()), Some(alive));
+        let model = "m".into();
+        let refused = driver.check(&model).await.expect_err("a check that fails").to_string();
+        let failed = driver.load(&model, LoadKind::Cold).await.expect_err("no load").to_string();
+        let unknown = driver.probe(&model).await.expect_err("no look").to_string();
+        // Nobody knows whether anything is there, so the command runs, and its success alone proves nothing.
+        let stuck = driver.evict(&model).await.expect_err("no proof").to_string();
+        for said in [refused, failed, unknown, stuck] {
+            assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        }
+        assert_eq!(line_of(&seen).await, "done");
+        std::fs::remove_file(&seen).expect("the eviction has run");
+    }
 }
 
 #[tokio::test]
@@ -37,9 +63,10 @@ async fn an_abandoned_command_ends_with_what_it_started() {
     let seen = folder.path().join("pid");
     let driver = hooked(&format!("sh -c 'echo $$ > {}; exec sleep 1000'; true", seen.display()), "true");
     let model = "m".into();
-    let load = tokio::time::timeout(Duration::from_millis(500), driver.load(&model, LoadKind::Cold)).await;
-    assert!(load.is_err());
-    let pid = line_of(&seen).await.parse().unwrap();
+    let pid = tokio::select! {
+        loaded = driver.load(&model, LoadKind::Cold) => panic!("{loaded:?}"),
+        line = line_of(&seen) => line.parse().unwrap(),
+    };
     until("the command is gone", async || !runs(pid)).await;
 }
 

@@ -1,5 +1,8 @@
 //! What only a router does.
 
+use modelrelay_backends::engines;
+use modelrelay_worker::multiplexer::driver::llama_router::LlamaRouter;
+use modelrelay_worker::multiplexer::driver::{Driver, DriverError};
 use modelrelay_worker::multiplexer::error::LoadFailure;
 use modelrelay_worker::multiplexer::estimate::LoadKind;
 
@@ -21,5 +24,26 @@ async fn a_load_that_was_abandoned_before_it_was_told_is_taken_back_all_the_same
         let _ = tokio::time::timeout(std::time::Duration::from_micros(micros), load).await;
         rig.driver.force_evict(&rig.models[0]).await.unwrap();
         assert!(!rig.driver.probe(&rig.models[0]).await.unwrap().ready, "after {micros} us");
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_the_router_does_not_have_is_known_beforehand() {
+    let Some(rig) = rig::llama_router().await else { return };
+    let checked = rig.driver.check(&rig.wrong).await;
+    assert!(matches!(&checked, Err(DriverError::WrongModel { .. })), "{checked:?}");
+    assert!(rig.driver.probe(&rig.wrong).await.unwrap().gone, "there is nothing to unload before another is loaded");
+    assert_eq!(rig.driver.check(&rig.models[0]).await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_llama_server_of_one_model_is_told_from_a_router() {
+    let folder = rig::folder();
+    let Some(weights) = engines::weights(folder.path(), "", &["tiny-a"]) else { return };
+    let Some(server) = engines::llama_server(&weights[0], "tiny-a").await else { return };
+    let driver = LlamaRouter::new(server.url.clone(), vec!["tiny-a".into()]);
+    let (checked, loaded) = (driver.check(&"tiny-a".into()).await, driver.load(&"tiny-a".into(), LoadKind::Cold).await);
+    for said in [checked.unwrap_err().to_string(), loaded.unwrap_err().to_string()] {
+        assert!(said.contains("--models-preset"), "{said}");
     }
 }

@@ -1,9 +1,12 @@
 //! Every driver of the multiplexer, in one table of tests, and beside it what only one kind of backend does.
 //!
-//! Real: llama-server alone and as a router, Ollama, the demo backend, shell commands. Fakes: vLLM and SGLang.
+//! Real: llama-server alone and as a router, Ollama, the demo backend, shell commands. Fakes: vLLM, SGLang, and an API server
+//! of Kubernetes.
 
 mod hooks;
+mod kubernetes;
 mod llama_router;
+mod ollama;
 mod process;
 mod rig;
 mod sglang;
@@ -17,7 +20,7 @@ macro_rules! every_driver {
             every_driver!(@rows $driver: a_loaded_model_serves, loading_again_changes_nothing,
                 an_unloaded_model_is_gone_and_unloading_again_is_no_error, what_was_never_loaded_can_be_unloaded,
                 another_model_takes_the_place_and_the_first_comes_back, the_wrong_model_is_a_load_failure,
-                a_model_that_nobody_configured_is_named, a_dead_backend_is_noticed,
+                a_model_that_nobody_configured_is_named, a_backend_that_cannot_be_reached_is_known_beforehand, a_dead_backend_is_noticed,
                 a_forced_eviction_works_from_every_state, an_abandoned_load_leaves_nothing);
         })*
     };
@@ -43,5 +46,6 @@ mod every {
         sglang_started_by_us,
         sglang_started_by_others,
         hooks,
+        kubernetes,
     );
 }

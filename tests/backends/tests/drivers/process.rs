@@ -12,9 +12,10 @@ use modelrelay_worker::multiplexer::Model;
 use modelrelay_worker::multiplexer::driver::launch::{Launch, TERM_GRACE};
 use modelrelay_worker::multiplexer::driver::process::{Process, ProcessModel};
 use modelrelay_worker::multiplexer::driver::served::Served;
-use modelrelay_worker::multiplexer::driver::{Driver, DriverError};
+use modelrelay_worker::multiplexer::driver::{Driver, Probed};
 use modelrelay_worker::multiplexer::error::LoadFailure;
 use modelrelay_worker::multiplexer::estimate::LoadKind;
+use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 use crate::rig::{FAKE, folder, on_port};
@@ -66,11 +67,18 @@ async fn port_and_environment_reach_the_command_and_our_secrets_do_not() {
     let seen = folder.path().join("seen");
     let script = format!("echo ${{PORT}} $ADDRESS ${{WORKER_SECRET:-none}} > {}; sleep 1000", seen.display());
     let (driver, model) = shell(&script);
-    let _ = tokio::time::timeout(Duration::from_millis(500), driver.load(&model, LoadKind::Cold)).await;
-    let line = line_of(&seen).await;
+    let line = given_up(&driver, &model, &seen).await;
     let port = line.split(' ').next().unwrap().to_owned();
     assert_ne!(port, "0");
     assert_eq!(line, format!("{port} 127.0.0.1:{port} none"));
+}
+
+/// Gives a load up that never ends, once its script has written this line.
+async fn given_up(driver: &Process, model: &Model, file: &Path) -> String {
+    tokio::select! {
+        loaded = driver.load(model, LoadKind::Cold) => panic!("{loaded:?}"),
+        line = line_of(file) => line,
+    }
 }
 
 /// Loads a server whose script notes process ids, and gives the driver with them.
@@ -187,11 +195,50 @@ async fn a_supervisor_tells_how_its_command_ended() {
     assert_eq!(ended("kill -KILL $$").await, Some(137));
 }
 
+/// A service manager may signal every process of a service; the worker alone says when its backends end.
+#[tokio::test]
+async fn a_supervisor_that_is_signalled_leaves_its_command_alone() {
+    let folder = folder();
+    let seen = folder.path().join("command");
+    let script = format!("trap 'exit 3' TERM; echo $$ > {}; sleep 1000 & wait", seen.display());
+    let mut supervisor = Command::new(worker_program());
+    supervisor.args(["supervise", "--", "sh", "-c", &script]).stdin(Stdio::piped());
+    let mut supervisor = supervisor.spawn().unwrap();
+    line_of(&seen).await;
+    let mut orders = supervisor.stdin.take().unwrap();
+    for signal in ["-HUP", "-INT", "-TERM"] {
+        let id = supervisor.id().unwrap().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().await.unwrap().success());
+    }
+    orders.write_all(b"T").await.unwrap();
+    assert_eq!(supervisor.wait().await.unwrap().code(), Some(3), "it has ended as it was asked to");
+}
+
+/// Told twice, some servers cut short what they were finishing.
+#[tokio::test]
+async fn a_stop_that_follows_an_abandoned_eviction_grants_what_is_left_to_finish() {
+    let folder = folder();
+    let script =
+        "trap 'echo told >> PIDS/told; sleep 2; echo clean > PIDS/clean; exit 0' TERM; SERVER & while :; do wait; done";
+    let (driver, model) = loaded(script, folder.path()).await;
+    let told = folder.path().join("told");
+    tokio::select! {
+        evicted = driver.evict(&model) => panic!("{evicted:?}"),
+        line = line_of(&told) => assert_eq!(line, "told"),
+    }
+    driver.stop(&model).await.unwrap();
+    let clean = std::fs::read_to_string(folder.path().join("clean")).expect("it could finish");
+    let told = std::fs::read_to_string(told).unwrap();
+    assert_eq!((clean.as_str(), told.as_str()), ("clean\n", "told\n"));
+}
+
 #[tokio::test]
 async fn a_busy_or_hanging_server_can_be_given_up_while_it_loads() {
-    let (driver, model) = shell("sleep 1000");
-    let load = tokio::time::timeout(Duration::from_millis(300), driver.load(&model, LoadKind::Cold)).await;
-    assert!(load.is_err());
+    let folder = folder();
+    let seen = folder.path().join("pid");
+    let (driver, model) = shell(&format!("echo $$ > {}; exec sleep 1000; : ${{PORT}}", seen.display()));
+    let pid = given_up(&driver, &model, &seen).await.parse().unwrap();
     driver.force_evict(&model).await.unwrap();
-    assert!(!matches!(driver.probe(&model).await, Err(DriverError::UnknownModel(_))));
+    assert!(!runs(pid));
+    assert_eq!(driver.probe(&model).await, Ok(Probed::gone()));
 }

@@ -3,12 +3,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use modelrelay_backends::cluster::{Cluster, Deployment};
+use modelrelay_backends::engines;
 use modelrelay_backends::fake::{Fake, Kind};
 use modelrelay_backends::server::{Server, free_port, processes_with};
 use modelrelay_backends::{real, worker_program};
 use modelrelay_worker::multiplexer::Model;
 use modelrelay_worker::multiplexer::driver::Driver;
 use modelrelay_worker::multiplexer::driver::hooks::{HookedModel, Hooks};
+use modelrelay_worker::multiplexer::driver::kubernetes::{KubernetesScale, ScaledModel};
 use modelrelay_worker::multiplexer::driver::launch::{Launch, PORT};
 use modelrelay_worker::multiplexer::driver::llama_router::LlamaRouter;
 use modelrelay_worker::multiplexer::driver::ollama::Ollama;
@@ -34,6 +37,8 @@ pub(crate) struct Rig {
     pub(crate) wrong: Model,
     /// A model whose load takes long, or for ever.
     pub(crate) slow: Model,
+    /// Whether the driver knows for certain that a backend has ended: its own child, or what a command says of it.
+    pub(crate) is_certain: bool,
     /// Whether nothing is ever unloaded.
     pub(crate) stays: bool,
     /// Servers that the driver did not start.
@@ -41,11 +46,13 @@ pub(crate) struct Rig {
     /// In the command line of every process that the driver starts.
     pub(crate) mark: String,
     _folder: Marked,
+    _cluster: Option<Cluster>,
 }
 
 impl Rig {
     fn new(driver: impl Driver + 'static, folder: TempDir) -> Self {
         Self {
+            is_certain: driver.capabilities().owns_backends,
             driver: Arc::new(driver),
             models: [A.into(), B.into()],
             names: [A, B],
@@ -55,6 +62,7 @@ impl Rig {
             servers: Vec::new(),
             mark: path(folder.path()),
             _folder: Marked(folder),
+            _cluster: None,
         }
     }
 
@@ -142,48 +150,22 @@ pub(crate) async fn process() -> Option<Rig> {
 
 /// One real llama-server in router mode.
 pub(crate) async fn llama_router() -> Option<Rig> {
-    let (program, folder, port) = (real("bin/llama-server")?, folder(), free_port());
-    let preset = folder.path().join("models.ini");
+    let folder = folder();
     // In the command lines of the router's own children, and not in its own.
     let mark = path(&folder.path().join("weights-"));
-    let section = |id: &str| {
-        let weights = format!("{mark}{id}");
-        std::os::unix::fs::symlink(real(&format!("models/{id}.gguf"))?, &weights).expect("a link can be made");
-        Some(format!("[{id}]\nmodel = {weights}\nctx-size = 512\n"))
-    };
+    engines::weights(folder.path(), "weights-", &[A, B])?;
+    let section = |id: &str| format!("[{id}]\nmodel = {mark}{id}.gguf\nctx-size = 512\n");
     // A model whose file is missing: the router starts a process for it, and that ends.
     let broken = "[broken]\nmodel = /nowhere/model.gguf\n";
-    std::fs::write(&preset, section(A)? + &section(B)? + broken).expect("a file can be written");
-    let (program, preset, on) = (path(&program), path(&preset), port.to_string());
-    let options = ["--models-max", "0", "--no-models-autoload", "--port", &on];
-    let command = words(&[&[program.as_str(), "--models-preset", &preset], &options[..]].concat());
-    let server = Server::start(&command, &[], port).await;
+    let server = engines::llama_router(folder.path(), &(section(A) + &section(B) + broken)).await?;
     let driver = LlamaRouter::new(server.url.clone(), vec![A.into(), B.into(), WRONG.into(), "broken".into()]);
     Some(Rig { slow: A.into(), mark, servers: vec![server], ..Rig::new(driver, folder) })
 }
 
 /// One real Ollama with two models.
 pub(crate) async fn ollama() -> Option<Rig> {
-    let (program, folder, port) = (real("bin/ollama")?, folder(), free_port());
-    let program = path(&program);
-    let host = format!("127.0.0.1:{port}");
-    let env = [
-        ("OLLAMA_HOST", host.clone()),
-        ("OLLAMA_MODELS", path(&folder.path().join("models"))),
-        ("OLLAMA_MAX_LOADED_MODELS", "1".to_owned()),
-        ("OLLAMA_KEEP_ALIVE", "-1".to_owned()),
-        ("HOME", path(folder.path())),
-    ];
-    let server = Server::start(&words(&[&program, "serve"]), &env, port).await;
-    for id in [A, B] {
-        let file = folder.path().join(id);
-        let from = format!("FROM {}\n", real(&format!("models/{id}.gguf"))?.display());
-        std::fs::write(&file, from).expect("a file can be written");
-        let mut create = tokio::process::Command::new(&program);
-        create.args(["create", id, "-f"]).arg(&file).env("OLLAMA_HOST", &host).env("HOME", folder.path());
-        let created = create.output().await.expect("Ollama's client runs");
-        assert!(created.status.success(), "{}\n{}", String::from_utf8_lossy(&created.stderr), server.log());
-    }
+    let folder = folder();
+    let server = engines::ollama(folder.path(), &[A, B]).await?;
     let driver = Ollama::new(server.url.clone(), vec![A.into(), B.into(), WRONG.into()]);
     Some(Rig { slow: A.into(), servers: vec![server], ..Rig::new(driver, folder) })
 }
@@ -272,7 +254,28 @@ pub(crate) async fn hooks() -> Option<Rig> {
     };
     let models = [model(A, A, &[]), model(B, B, &[]), model(WRONG, A, &[]), model(SLOW, SLOW, &["never-ready"])];
     let driver = Hooks::new(models, worker_program());
-    Some(Rig::new(driver, folder))
+    Some(Rig { is_certain: true, ..Rig::new(driver, folder) })
+}
+
+/// A Deployment per model, in a cluster whose Pods are processes of this machine.
+pub(crate) async fn kubernetes() -> Option<Rig> {
+    let folder = folder();
+    let deployment = |model: &str, defects: &[&str]| {
+        let port = free_port();
+        let fake = Fake::new(FAKE, Kind::Vllm, model, &port.to_string()).with(&path(folder.path()));
+        Deployment::new(defects.iter().fold(fake, |fake, defect| fake.with(defect)).command(), port)
+    };
+    let deployments = vec![
+        (A, deployment(A, &[])),
+        (B, deployment(B, &[])),
+        (WRONG, deployment(A, &[])),
+        (SLOW, deployment(SLOW, &["never-ready"])),
+    ];
+    let cluster = Cluster::start(deployments).await;
+    let models =
+        [A, B, WRONG, SLOW].map(|id| ScaledModel { served: Served::new(id), deployment: id.to_owned(), url: None });
+    let driver = KubernetesScale::new(cluster.access(), models, modelrelay_harness::PATIENCE);
+    Some(Rig { _cluster: Some(cluster), ..Rig::new(driver, folder) })
 }
 
 /// A folder whose path is in the command line of processes.

@@ -46,3 +46,28 @@ async fn weights_that_were_not_kept_are_found_to_be_garbage_or_read_again() {
     let answer = post(&server.url, "/v1/completions", &json!({"model": "m", "prompt": "Hi"})).await;
     assert_eq!(answer.map(|(status, _)| status), Some(200));
 }
+
+/// A worker that begins while a foreign engine has released its memory, by the word of a worker before it.
+async fn successor() -> (Server, Sglang) {
+    let (server, before) = foreign(&[], None).await;
+    before.evict(&"m".into()).await.unwrap();
+    let model = SaverModel { served: Served::new("m"), url: server.url.clone(), launch: None, reload_from: None };
+    (server, Sglang::new([model], worker_program()))
+}
+
+#[tokio::test]
+async fn a_foreign_engine_that_was_released_before_is_not_taken_for_one_that_serves() {
+    let (_server, driver) = successor().await;
+    let seen = driver.probe(&"m".into()).await;
+    assert!(!seen.is_ok_and(|probed| probed.ready), "its health is good, and it generates nothing");
+
+    let (_server, driver) = successor().await;
+    let failure = driver.load(&"m".into(), LoadKind::Cold).await.unwrap_err().to_string();
+    assert!(failure.contains("released its memory") && failure.contains("restart it"), "{failure}");
+}
+
+#[tokio::test]
+async fn a_foreign_engine_that_serves_is_found() {
+    let (_server, driver) = foreign(&[], None).await;
+    assert!(driver.probe(&"m".into()).await.unwrap().ready);
+}

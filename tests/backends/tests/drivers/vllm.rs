@@ -5,8 +5,9 @@ use std::time::Duration;
 use modelrelay_backends::fake::{Fake, Kind};
 use modelrelay_backends::server::{Server, free_port, is_listening, post, until};
 use modelrelay_backends::worker_program;
+use modelrelay_worker::multiplexer::driver::http::Client;
 use modelrelay_worker::multiplexer::driver::launch::{Launch, PORT};
-use modelrelay_worker::multiplexer::driver::served::Served;
+use modelrelay_worker::multiplexer::driver::served::{Served, gauges};
 use modelrelay_worker::multiplexer::driver::vllm_sleep::{Level, SleeperModel, VllmSleep};
 use modelrelay_worker::multiplexer::driver::{Driver, DriverError};
 use modelrelay_worker::multiplexer::error::LoadFailure;
@@ -23,6 +24,11 @@ async fn foreign(defects: &[&str]) -> (Server, VllmSleep) {
     let server = Server::start(&fake.command(), &[], port).await;
     let model = SleeperModel { served: Served::new("m"), url: server.url.clone(), launch: None };
     (server, VllmSleep::new([model], Level::One, worker_program()))
+}
+
+async fn is_busy(server: &Server) -> bool {
+    let page = Client::new(server.url.clone()).look("/metrics").await;
+    page.is_ok_and(|page| gauges(&page.text(), &["vllm:num_requests_running"]) == Some(1.0))
 }
 
 fn port(server: &Server) -> u16 {
@@ -56,7 +62,7 @@ async fn running_requests_are_waited_for_before_it_is_put_to_sleep() {
     let body = json!({"model": "m", "prompt": "Hi", "max_tokens": 10});
     let request = post(&server.url, "/v1/completions", &body);
     let eviction = async {
-        until("it is busy", async || matches!(driver.probe(&model).await, Ok(probed) if probed.busy == Some(1))).await;
+        until("it is busy", async || is_busy(&server).await).await;
         driver.evict(&model).await
     };
     let (answer, left) = tokio::join!(request, eviction);
@@ -71,7 +77,7 @@ async fn a_request_that_does_not_end_is_not_slept_upon() {
     let refusal = tokio::select! {
         _ = post(&server.url, "/v1/completions", &body) => panic!("the request is not over"),
         refusal = async {
-            until("it is busy", async || matches!(driver.probe(&model).await, Ok(probed) if probed.busy == Some(1))).await;
+            until("it is busy", async || is_busy(&server).await).await;
             driver.evict(&model).await
         } => refusal,
     };
@@ -109,6 +115,17 @@ async fn a_server_without_developer_mode_is_a_load_failure_that_names_the_settin
     for said in [failure, error] {
         assert!(said.contains("VLLM_SERVER_DEV_MODE=1") && said.contains("--enable-sleep-mode"), "{said}");
     }
+}
+
+#[tokio::test]
+async fn a_sleeper_whose_process_has_ended_is_not_started_as_if_it_woke() {
+    let command = Fake::new(FAKE, Kind::Vllm, "m", PORT).command();
+    let launch = Some(Launch { command, ..Launch::default() });
+    let model = SleeperModel { served: Served::new("m"), url: on_port(free_port()), launch };
+    let driver = VllmSleep::new([model], Level::One, worker_program());
+    let failure = driver.load(&"m".into(), LoadKind::Wake).await.unwrap_err();
+    assert!(matches!(&failure, LoadFailure::Exited(words) if words.contains("in its sleep")), "{failure:?}");
+    driver.load(&"m".into(), LoadKind::Cold).await.unwrap();
 }
 
 #[tokio::test]

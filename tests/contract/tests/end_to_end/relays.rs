@@ -1,65 +1,19 @@
 //! One worker, several relays.
 
-use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use modelrelay_harness::balancer::Balancer;
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
 use modelrelay_harness::relay::{Relay, WORKER_SECRET};
 use modelrelay_harness::worker_process::{WorkerProcess, wait_for_model};
 use serde_json::json;
-use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{Load, eventually};
 
 const CHAT: &str = "/v1/chat/completions";
-
-/// A TCP load balancer that is not sticky: each connection goes to the next relay.
-struct Balancer {
-    addr: SocketAddr,
-    relays: Arc<Mutex<Vec<SocketAddr>>>,
-    connections: Arc<AtomicUsize>,
-}
-
-impl Balancer {
-    async fn start(relays: &[&Relay]) -> Self {
-        let relays = Arc::new(Mutex::new(relays.iter().map(|relay| relay.addr()).collect::<Vec<_>>()));
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let addr = listener.local_addr().expect("a bound socket");
-        let balancer = Self { addr, relays, connections: Arc::default() };
-        let (relays, connections) = (Arc::clone(&balancer.relays), Arc::clone(&balancer.connections));
-        tokio::spawn(async move {
-            while let Ok((mut inbound, _)) = listener.accept().await {
-                let relay = {
-                    let relays = relays.lock().expect("nobody panicked");
-                    relays[connections.fetch_add(1, Ordering::SeqCst) % relays.len()]
-                };
-                tokio::spawn(async move {
-                    if let Ok(mut outbound) = TcpStream::connect(relay).await {
-                        let _ = tokio::io::copy_bidirectional(&mut inbound, &mut outbound).await;
-                    }
-                });
-            }
-        });
-        balancer
-    }
-
-    fn url(&self) -> String {
-        format!("http://{}", self.addr)
-    }
-
-    /// Shows one more relay.
-    fn add(&self, relay: &Relay) {
-        self.relays.lock().expect("nobody panicked").push(relay.addr());
-    }
-
-    /// How often it was dialled.
-    fn connections(&self) -> usize {
-        self.connections.load(Ordering::SeqCst)
-    }
-}
 
 async fn relay_of_two() -> Relay {
     Relay::builder().env("RELAY_COUNT", "2").start().await

@@ -107,6 +107,31 @@ async fn a_worker_moves_to_a_new_secret_while_the_old_one_is_good_and_no_request
     }
 }
 
+/// The older link may close in the very moment in which the newer one is accepted.
+#[tokio::test]
+async fn an_idle_worker_moves_to_a_new_secret_and_loses_no_link() {
+    let mount = Mount::new();
+    let secrets = [("worker-secret", "the-second-secret"), ("worker-secret-previous", "the-first-secret")];
+    mount.show(&data(&[("relay.yaml", BOTH), secrets[0], secrets[1]]));
+    let config = mount.file("relay.yaml").to_string_lossy().into_owned();
+    let relay = Relay::builder().without_env("WORKER_SECRET").env("MODELRELAY_CONFIG", &config).start().await;
+    let backend = FakeBackend::start().await;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let secret = directory.path().join("worker-secret");
+    write(&secret, "the-first-secret\n");
+    let worker = WorkerProcess::builder().relay(format!("http://{}", relay.addr())).backend(backend.url());
+    let worker = worker.without("WORKER_SECRET").file("WORKER_SECRET_FILE", &secret).start().await;
+    wait_for_model(&relay, "m").await;
+    write(&secret, "the-second-secret\n");
+    let closed = || async { relay.log().count_of("worker disconnected") == 1 };
+    eventually("the older link is closed", closed).await;
+    assert_eq!(worker.process.log().count_of(" registered"), 2, "{}", worker.log());
+    assert_eq!(relay.workers().await.len(), 1, "{}", relay.log().dump());
+    backend.answer_with(|_, body| Answer::new(200, &[], body));
+    let _ = relay.fetch(Request::post(CHAT, &json!({"model": "m"}))).await.with_status(200);
+    assert_eq!(relay.log().count_of("worker registered"), 2, "{}", relay.log().dump());
+}
+
 #[tokio::test]
 async fn a_rotated_worker_secret_costs_no_request() {
     let Rotation { mount, relay, worker, secret, streamed, mut call, load, backend: _backend, directory: _directory } =

@@ -94,15 +94,15 @@ async fn an_older_link_that_is_succeeded_finishes_what_it_has() {
     message["succeeds"] = json!([ack["relay_id"]]);
     let second = newer.register_with(message).await;
     assert_ne!(second["duplicate"], true);
-    let told = older.expect("graceful_shutdown").await;
-    assert_eq!(told["reason"], "succeeded");
-    assert!(told["drain_timeout_secs"].as_u64() >= Some(300), "as long as a request may take: {told}");
     // It has slots still, and is sent nothing.
     older.grant(4).await;
     let next = relay.begin(chat("m"));
     relay.wait_for_queue_depth("local", 1).await;
     older.expect_quiet().await;
     newer.grant(1).await;
+    let told = older.expect("graceful_shutdown").await;
+    assert_eq!(told["reason"], "succeeded");
+    assert!(told["drain_timeout_secs"].as_u64() >= Some(300), "as long as a request may take: {told}");
     let job = newer.expect_request().await;
     newer.answer(&job, &json!({})).await;
     let _ = next.reply().await.with_status(200);
@@ -113,6 +113,35 @@ async fn an_older_link_that_is_succeeded_finishes_what_it_has() {
     assert_eq!(streamed.reply().await.with_status(200).text(), "data: 1\n\ndata: 2\n\n");
     assert_eq!(older.expect_close().await.0, 1000);
     relay.wait_for_workers(1).await;
+}
+
+/// Two sockets, and no order between them: were the older one closed first, its worker would give up what it is about to
+/// have.
+#[tokio::test]
+async fn an_idle_link_stays_until_its_successor_has_spoken() {
+    let relay = Relay::start().await;
+    let instance = new_instance_id();
+    let mut older = relay.dial().open().await;
+    let ack = older.register_with(core1_registration(&["m"], 2, &instance)).await;
+    older.grant(2).await;
+    for is_lost in [true, false] {
+        let mut newer = relay.dial().open().await;
+        let mut message = core1_registration(&["m"], 2, &instance);
+        message["succeeds"] = json!([ack["relay_id"]]);
+        newer.register_with(message).await;
+        newer.expect_quiet().await;
+        older.expect_quiet().await;
+        if is_lost {
+            newer.vanish();
+        } else {
+            newer.grant(2).await;
+        }
+        assert_eq!(older.expect("graceful_shutdown").await["reason"], "succeeded");
+        assert_eq!(older.expect_close().await, (1000, "graceful shutdown complete".to_owned()));
+        older = relay.dial().open().await;
+        older.register_with(core1_registration(&["m"], 2, &instance)).await;
+        older.grant(2).await;
+    }
 }
 
 #[tokio::test]

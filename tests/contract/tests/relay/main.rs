@@ -32,6 +32,7 @@ mod shutdown;
 mod slots1;
 mod slots1_admin;
 mod slots1_choice;
+mod slots1_names;
 mod slow_client;
 mod socket_auth;
 mod socket_protocol;

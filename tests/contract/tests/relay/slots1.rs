@@ -131,6 +131,32 @@ async fn a_request_severed_before_its_answer_waits_for_the_next_gate_three_times
     assert!((severed - 6.0).abs() < 0.1, "{severed} requeues by a swap");
 }
 
+/// A swap and a loss spend attempts of different kinds: three of each are survived.
+#[tokio::test]
+async fn a_request_that_swaps_severed_may_still_lose_as_many_workers_as_any() {
+    let relay = Relay::start().await;
+    let mut worker = relay.slots1_worker(&["a"]).await;
+    let pending = relay.begin(chat("a"));
+    for _ in 0..3 {
+        worker.open_gates(&[("a", 4)]).await;
+        let job = worker.expect_request().await;
+        worker.open_gates(&[]).await;
+        worker.fail(&job.id, "severed_by_swap", "the model was swapped out").await;
+        relay.wait_for_queue_depth("local", 1).await;
+    }
+    for _ in 0..3 {
+        worker.open_gates(&[("a", 4)]).await;
+        worker.expect_request().await;
+        worker.vanish();
+        relay.wait_for_queue_depth("local", 1).await;
+        worker = relay.slots1_worker(&["a"]).await;
+    }
+    worker.open_gates(&[("a", 4)]).await;
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
 #[tokio::test]
 async fn an_answer_severed_in_its_middle_ends_with_an_error_frame_in_either_dialect() {
     let relay = Relay::start().await;
@@ -168,8 +194,10 @@ async fn a_model_that_is_not_loaded_in_time_is_503_with_the_time_that_is_left() 
     worker.register_slots1(&["a"], &[loading]).await;
     let reply = relay.fetch(chat("a")).await;
     let message = openai_error(&reply, 503, "service_unavailable_error", "model_loading");
-    assert!(message.contains('a') && message.contains("20 s"), "{message}");
-    assert_eq!(reply.header("retry-after").as_deref(), Some("20"));
+    // 21 s less the second that was waited, and less what a busy machine took.
+    let left: u64 = reply.header("retry-after").and_then(|left| left.parse().ok()).expect("a number");
+    assert!((5..=20).contains(&left), "{left} s");
+    assert!(message.contains('a') && message.contains(&format!("{left} s")), "{message}");
     anthropic_error(&relay.fetch(messages("a")).await, 503, "overloaded_error");
     let series =
         "modelrelay_requests_total{code=\"503\",endpoint=\"chat_completions\",model=\"a\",outcome=\"model_loading\"";
@@ -216,8 +244,11 @@ async fn slots_that_make_no_sense_are_refused_and_harm_nothing() {
     worker.expect_quiet().await;
     let listed = relay.workers().await.remove(0);
     assert_eq!(listed["slots"][0]["id"], "good", "the last that made sense: {listed}");
-    let refused = relay.log().count_of("slots refused");
-    assert_eq!(refused, 6, "each with its reason");
+    let logged = relay.log().wait_for_line("slots refused").await;
+    assert!(logged.contains("65 slots"), "with the reason: {logged}");
+    worker.say_slots(&[slot("", "empty", &["a"])]).await;
+    worker.expect_quiet().await;
+    assert_eq!(relay.log().count_of("slots refused"), 1, "once a minute, however often they come");
     worker.open_gates(&[("a", 4)]).await;
     let pending = relay.begin(chat("a"));
     let job = worker.expect_request().await;

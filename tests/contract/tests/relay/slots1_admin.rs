@@ -3,11 +3,11 @@
 use modelrelay_harness::{
     client::Request,
     relay::{ADMIN_TOKEN, Relay},
-    worker::{failed, slot},
+    worker::{failed, new_instance_id, slot, slots1_registration},
 };
 use serde_json::{Value, json};
 
-use crate::support::chat;
+use crate::support::{chat, check_retry_after};
 
 fn target(worker_id: &str) -> String {
     format!("/admin/workers/{worker_id}/command")
@@ -59,7 +59,7 @@ async fn the_state_says_where_each_model_is() {
     worker.expect_quiet().await;
     let _waiting = relay.begin(chat("b"));
     worker.expect_demand("b", 1).await;
-    let state = relay.admin_json("/admin/state").await;
+    let state = relay.admin_json("/admin/state?residency=true").await;
     let models = &state["providers"][0]["models"];
     let here = |status: &str, open: bool| json!([{"worker_id": worker.worker_id, "slot": "gpu0", "slot_state": "ready", "status": status, "open": open}]);
     let picked =
@@ -69,6 +69,81 @@ async fn the_state_says_where_each_model_is() {
     let told = &state["providers"][0]["workers"][0];
     assert_eq!(told["gates"], json!([{"id": "a", "slots": 3, "others": 0, "capacity": 4}]), "{told}");
     assert_eq!(told["slots"][0]["id"], "gpu0");
+}
+
+/// It is read every few seconds by what is bounded in what it reads.
+#[tokio::test]
+async fn the_state_has_neither_words_for_people_nor_what_nobody_asked_for() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    let said = failed(slot("gpu0", "empty", &["a"]), "a", "insufficient_memory", &"x".repeat(900), 4_000);
+    worker.register_slots1(&["a"], &[said]).await;
+    let state = relay.admin_json("/admin/state").await;
+    let provider = &state["providers"][0];
+    let model = &provider["workers"][0]["slots"][0]["models"][0];
+    assert_eq!((&model["code"], &model["message"]), (&json!("insufficient_memory"), &json!(null)), "{model}");
+    assert_eq!((&provider["models"][0]["workers"], &provider["models"][0]["residency"]), (&json!(1), &json!(null)));
+    let reply = relay.fetch(Request::get("/admin/state?residency=perhaps").bearer(ADMIN_TOKEN)).await;
+    assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("residency")));
+}
+
+/// A back-off of two seconds is over before it is read again.
+#[tokio::test]
+async fn a_slot_s_last_failure_outlives_its_back_off_and_has_words_for_machines_too() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    let instance = new_instance_id();
+    let empty = slot("gpu0", "empty", &["a", "b"]);
+    worker.register_with(slots1_registration(&["a", "b"], std::slice::from_ref(&empty), &instance)).await;
+    let told = async |path: &str| {
+        let state = relay.admin_json(path).await;
+        let workers = if path == "/admin/state" { &state["providers"][0]["workers"] } else { &state["workers"] };
+        workers.as_array().and_then(|all| all.last()).expect("a worker")["slots"][0]["last_failure"].clone()
+    };
+    assert_eq!(told("/admin/state").await, json!(null));
+    let words = "x".repeat(900);
+    let backoff = failed(slot("gpu0", "backoff", &["a", "b"]), "b", "insufficient_memory", &words, 2_000);
+    worker.say_slots(&[backoff]).await;
+    worker.say_slots(std::slice::from_ref(&empty)).await;
+    worker.expect_quiet().await;
+    let failure = told("/admin/state").await;
+    assert_eq!((&failure["model"], &failure["code"]), (&json!("b"), &json!("insufficient_memory")), "{failure}");
+    assert_eq!(failure["message"], json!("x".repeat(256)), "one for each slot, and bounded");
+    assert!(failure["age_ms"].is_u64(), "{failure}");
+    assert_eq!(told("/admin/workers").await["message"], json!(words), "people may read all of it");
+
+    // Another link of the same worker knows it too.
+    let mut newer = relay.dial().open().await;
+    newer.register_with(slots1_registration(&["a", "b"], std::slice::from_ref(&empty), &instance)).await;
+    newer.expect_quiet().await;
+    assert_eq!(told("/admin/state").await["model"], "b");
+    let mut ready = empty.clone();
+    (ready["state"], ready["resident"]) = (json!("ready"), json!("a"));
+    newer.say_slots(std::slice::from_ref(&ready)).await;
+    newer.expect_quiet().await;
+    assert_eq!(told("/admin/state").await["model"], "b", "another model is resident");
+    ready["resident"] = json!("b");
+    newer.say_slots(&[ready]).await;
+    newer.expect_quiet().await;
+    assert_eq!(told("/admin/state").await, json!(null));
+}
+
+#[tokio::test]
+async fn more_orders_than_can_be_remembered_are_429_and_say_when_to_try_again() {
+    let relay = Relay::start().await;
+    let worker = relay.slots1_worker(&["a"]).await;
+    let load = json!({"command": "load", "model": "a"});
+    let mut accepted = 0;
+    let refused = loop {
+        let reply = relay.admin_post(&target(&worker.worker_id), &load).await;
+        if reply.status != 202 {
+            break reply;
+        }
+        accepted += 1;
+        assert!(accepted <= 1_024);
+    };
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (429, &json!("too_many_operations")));
+    check_retry_after(&refused);
 }
 
 #[tokio::test]
@@ -103,6 +178,33 @@ async fn an_order_reaches_the_worker_and_its_result_the_admin() {
     worker.say_done(&op, None).await;
     worker.expect_quiet().await;
     assert_eq!(operation(&relay, &op).await["ok"], false, "the first word counts");
+}
+
+#[tokio::test]
+async fn an_order_outlives_the_link_that_it_was_given_over() {
+    let relay = Relay::start().await;
+    let instance = new_instance_id();
+    let mut older = relay.dial().open().await;
+    let ack = older.register_with(slots1_registration(&["a"], &[], &instance)).await;
+    let id = ack["worker_id"].as_str().expect("an id");
+    let load = json!({"command": "load", "model": "a"});
+    let (reported_early, reported_late) = (order(&relay, id, &load).await, order(&relay, id, &load).await);
+    older.expect("command").await;
+    older.expect("command").await;
+    let mut newer = relay.dial().open().await;
+    let mut registration = slots1_registration(&["a"], &[], &instance);
+    registration["succeeds"] = json!([ack["relay_id"]]);
+    newer.register_with(registration).await;
+    newer.expect_quiet().await;
+    older.say_done(&reported_early, None).await;
+    older.expect_quiet().await;
+    newer.open_gates(&[("a", 1)]).await;
+    older.vanish();
+    newer.say_done(&reported_late, None).await;
+    newer.expect_quiet().await;
+    for op in [reported_late, reported_early] {
+        assert_eq!(operation(&relay, &op).await, json!({"done": true, "ok": true}));
+    }
 }
 
 #[tokio::test]
@@ -178,8 +280,18 @@ async fn an_order_that_makes_no_sense_is_400_and_names_the_field() {
 async fn orders_need_the_admin_token() {
     let relay = Relay::start().await;
     let mut worker = relay.slots1_worker(&["a"]).await;
-    let request = Request::post(&target(&worker.worker_id), &json!({"command": "load", "model": "a"})).bearer("wrong");
-    assert_eq!(relay.fetch(request).await.status, 403);
-    assert_eq!(relay.fetch(Request::get("/admin/ops/x").bearer("wrong")).await.status, 403);
+    let here = target(&worker.worker_id);
+    let nobody = target("nobody");
+    let load = r#"{"command":"load","model":"a"}"#;
+    // Whoever may not come in does not learn either which workers there are or what an order looks like.
+    for (to, body) in [(&here, load), (&here, "{"), (&here, r#"{"command":"explode"}"#), (&nobody, load)] {
+        let reply = relay.fetch(Request::new("POST", to).bearer("wrong").body(body)).await;
+        assert_eq!((reply.status, &reply.json()["error"]["code"]), (403, &json!("forbidden")), "{to} {body}");
+    }
+    let op = order(&relay, &worker.worker_id, &json!({"command": "load", "model": "a"})).await;
+    worker.expect("command").await;
+    for op in [&*op, "x"] {
+        assert_eq!(relay.fetch(Request::get(&format!("/admin/ops/{op}")).bearer("wrong")).await.status, 403);
+    }
     worker.expect_quiet().await;
 }

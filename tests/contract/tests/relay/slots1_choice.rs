@@ -144,14 +144,13 @@ async fn relays_that_share_their_workers_choose_the_same_one() {
         }
         links.push(pair);
     }
+    // In the same order at both: whom a relay has asked for one model is not free for the next.
     let mut clients = Vec::new();
-    for model in models {
+    for (number, model) in models.into_iter().enumerate() {
         for relay in &relays {
             clients.push(relay.begin(chat(model)));
+            relay.wait_for_queue_depth("local", number as u64 + 1).await;
         }
-    }
-    for relay in &relays {
-        relay.wait_for_queue_depth("local", 6).await;
     }
     let mut last_of = [None; 3];
     for model in models {

@@ -63,6 +63,24 @@ async fn a_follow_up_waits_for_its_worker_though_another_is_free() {
     let _ = waiting.reply().await.with_status(200);
 }
 
+/// Another relay's request may take the slot first, and a gate may close: nothing was sent, so nothing is lost.
+#[tokio::test]
+async fn a_follow_up_that_its_worker_has_no_slot_for_waits_for_it_again() {
+    let (relay, mut maker, mut other) = scene().await;
+    let pending = relay.begin(responses(json!({"previous_response_id": "resp_1"})));
+    for _ in 0..5 {
+        let job = maker.expect_request().await;
+        maker.grant_of(0, 1, 1, 2).await;
+        maker.fail(&job.id, "at_capacity", "full").await;
+        relay.wait_for_queue_depth("local", 1).await;
+        maker.grant_of(1, 0, 1, 2).await;
+    }
+    let job = maker.expect_request().await;
+    maker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+    other.expect_quiet().await;
+}
+
 #[tokio::test]
 async fn a_response_is_read_and_cancelled_where_it_was_made() {
     let (relay, mut maker, mut other) = scene().await;
@@ -126,6 +144,43 @@ async fn a_sole_worker_that_moves_to_another_link_is_one_worker() {
     }
     older.answer(&held, &json!({})).await;
     let _ = long.reply().await.with_status(200);
+}
+
+/// Whatever it would ask for, nobody knows the id: it must not cost a swap.
+#[tokio::test]
+async fn an_unknown_response_has_no_model_loaded() {
+    let relay = Relay::start().await;
+    let mut sole = relay.slots1_worker(&["a", "b"]).await;
+    let reply = relay.get("/v1/responses/resp_before_a_restart").await;
+    openai_error(&reply, 404, "invalid_request_error", "previous_response_not_found");
+    sole.expect_quiet().await;
+    sole.open_gates(&[("b", 4)]).await;
+    sole.expect_quiet().await;
+    let pending = relay.begin(Request::get("/v1/responses/resp_before_a_restart"));
+    let job = sole.expect_request().await;
+    assert_eq!(job.message["model"], "b");
+    sole.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn an_unknown_response_is_asked_for_as_a_model_that_the_key_may_use() {
+    let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
+    let mut sole = relay.core1_worker(&["a", "b"], 1).await;
+    let key = async |models: Value| {
+        let settings = json!({"name": "k", "models": models});
+        let key = relay.admin_post("/admin/keys", &settings).await.with_status(201).json();
+        key["secret"].as_str().expect("a secret").to_owned()
+    };
+    let of_b = key(json!(["b"])).await;
+    let pending = relay.begin(Request::get("/v1/responses/resp_before_a_restart").bearer(&of_b));
+    let job = sole.expect_request().await;
+    assert_eq!(job.message["model"], "b");
+    sole.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+    let of_c = key(json!(["c"])).await;
+    let reply = relay.fetch(Request::get("/v1/responses/resp_before_a_restart").bearer(&of_c)).await;
+    assert_eq!(reply.status, 403);
 }
 
 #[tokio::test]

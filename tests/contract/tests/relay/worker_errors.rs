@@ -226,3 +226,35 @@ async fn a_prompt_too_large_for_an_old_workers_frames_is_413() {
     openai_error(&reply, 413, "invalid_request_error", "request_too_large");
     worker.expect_quiet().await;
 }
+
+#[tokio::test]
+async fn an_error_without_a_message_has_one_all_the_same() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    for code in ["bad_path", "insufficient_memory"] {
+        let pending = relay.begin(chat("m"));
+        let job = worker.expect_request().await;
+        worker.fail(&job.id, code, "").await;
+        let reply = pending.reply().await.json();
+        assert_eq!(reply["error"]["code"], code, "{reply}");
+        assert!(reply["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{reply}");
+    }
+}
+
+#[tokio::test]
+async fn a_load_that_failed_is_told_in_its_own_words_whatever_was_said_since() {
+    let relay = Relay::start().await;
+    let mut first = relay.core1_worker(&["m"], 1).await;
+    let pending = relay.begin(chat("m"));
+    let job = first.expect_request().await;
+    let mut second = relay.core1_worker(&["m"], 1).await;
+    first.fail(&job.id, "insufficient_memory", "needs 24 GiB").await;
+    let job = second.expect_request().await;
+    second.grant_of(0, 1, 1, 2).await;
+    second.fail(&job.id, "at_capacity", "full").await;
+    relay.wait_for_queue_depth("local", 1).await;
+    second.vanish();
+    let reply = pending.reply().await.json();
+    assert_eq!(reply["error"]["code"], "insufficient_memory", "{reply}");
+    assert_eq!(reply["error"]["message"], "needs 24 GiB");
+}

@@ -1,4 +1,5 @@
 //! What the repository promises to someone who has just cloned it.
 
+mod help;
 mod make_run;
 mod readme_settings;

@@ -227,15 +227,23 @@ async fn a_change_of_the_relay_count_brings_a_link_and_never_closes_one() {
 #[tokio::test]
 async fn the_links_that_a_raised_count_brings_are_dialled_spread_over_a_second() {
     const ADDED: usize = 8;
-    let mut rig = Rig::core1().await;
-    rig.link.send(&json!({"type": "relays", "relay_count": ADDED + 1}));
-    let mut dials = Vec::new();
-    for _ in 0..ADDED {
-        dials.push(rig.relay.dial_within(Duration::from_secs(10)).await.expect("a dial for each relay"));
+    let mut spreads = Vec::new();
+    // A machine that stands still for a second makes one worker's look like one dial; not those of each of three.
+    for _ in 0..3 {
+        let mut rig = Rig::core1().await;
+        rig.link.send(&json!({"type": "relays", "relay_count": ADDED + 1}));
+        let mut dials = Vec::new();
+        for _ in 0..ADDED {
+            dials.push(rig.relay.dial_within(Duration::from_secs(10)).await.expect("a dial for each relay"));
+        }
+        // Eight of them within the same 100 ms by chance: less than once in a million runs.
+        let spread = dials[ADDED - 1].at.duration_since(dials[0].at);
+        if spread > Duration::from_millis(100) {
+            return;
+        }
+        spreads.push(spread);
     }
-    // Eight of them within the same 100 ms by chance: less than once in a million runs.
-    let spread = dials[ADDED - 1].at.duration_since(dials[0].at);
-    assert!(spread > Duration::from_millis(100), "{ADDED} dials within {spread:?}");
+    panic!("{ADDED} dials within {spreads:?}");
 }
 
 #[tokio::test]

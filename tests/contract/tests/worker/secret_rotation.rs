@@ -80,6 +80,20 @@ async fn a_secret_that_the_relay_does_not_take_yet_leaves_the_link_alone() {
     rig.still_serves().await;
 }
 
+/// The relay may have accepted the newer one already, and nothing runs on the older.
+#[tokio::test]
+async fn an_older_link_that_ends_does_not_take_along_the_one_that_is_being_made() {
+    let (mut rig, file) = rig(&Ack::core1()).await;
+    write(file.path(), "second-secret");
+    let newer = next_dial(&mut rig, "second-secret").await.upgrade().await;
+    drop(std::mem::replace(&mut rig.link, newer));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    rig.link.register(&Ack::core1()).await;
+    rig.link.ready(&["m"], 4).await;
+    rig.still_serves().await;
+    assert!(rig.relay.dial_within(Duration::from_secs(1)).await.is_none(), "it dialled once more");
+}
+
 #[tokio::test]
 async fn a_balancer_that_leads_elsewhere_is_asked_again() {
     let (mut rig, file) = rig(&Ack::core1()).await;

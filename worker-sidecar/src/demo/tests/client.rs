@@ -11,16 +11,20 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
 
-use super::super::serve_at_pace;
+use super::super::{Demo, MODEL, serve_demo};
 
 /// A demo backend of its own and one connection to it.
 pub(super) struct Client(SendRequest<Full<Bytes>>, pub(super) SocketAddr);
 
 impl Client {
     pub(super) async fn new(delay: Duration) -> Self {
+        Self::of_model(MODEL, delay).await
+    }
+
+    pub(super) async fn of_model(model: &str, delay: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        tokio::spawn(serve_at_pace(listener, delay, std::future::pending()));
+        tokio::spawn(serve_demo(listener, Demo::new(model, delay), std::future::pending()));
         Self::connect(address).await
     }
 

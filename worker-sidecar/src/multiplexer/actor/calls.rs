@@ -9,6 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
@@ -159,18 +160,32 @@ impl Calls {
             }
             let ending = async {
                 let _turn = turn.acquire_owned().await;
-                for model in driver.driver().models() {
-                    if let Outcome::ForceEvicted(Err(error)) = driver.force_evict(&model).await {
-                        tracing::warn!(model = &*model, error, "a backend could not be ended");
-                    }
-                }
+                let models = driver.driver().models().into_iter();
+                // At once: each may take its grace, and whoever runs the worker gives it little more than one.
+                join_all(models.filter(|model| driver.driver().owns(model)).map(|model| end(&driver, model))).await
             };
-            if !matches!(tokio::time::timeout(EVICT_TIMEOUT, AssertUnwindSafe(ending).catch_unwind()).await, Ok(Ok(())))
-            {
+            if tokio::time::timeout(EVICT_TIMEOUT, ending).await.is_err() {
                 tracing::warn!("the backends could not be ended in time");
             }
         }
     }
+}
+
+/// Ends a backend that is our child: as it likes best, else by force.
+async fn end(driver: &SlotDriver, model: Model) {
+    let error = match AssertUnwindSafe(driver.driver().stop(&model)).catch_unwind().await {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => PANICKED.to_owned(),
+    };
+    tracing::warn!(model = &*model, error, "a backend could not be ended, and is killed");
+    let killed = AssertUnwindSafe(driver.driver().force_evict(&model)).catch_unwind().await;
+    let error = match killed {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => PANICKED.to_owned(),
+    };
+    tracing::warn!(model = &*model, error, "a backend could not be killed");
 }
 
 impl Call {

@@ -96,10 +96,8 @@ impl History {
             Doing::Idle => self.shares.idle += passed,
         }
         self.since = now;
-        let snapshot = machine.snapshot(now);
-        let running = machine.requests().any(|(_, requests)| requests.leases > 0);
-        self.doing = match snapshot.state {
-            _ if running => Doing::Serving,
+        self.doing = match machine.state() {
+            _ if machine.is_serving() => Doing::Serving,
             SlotState::Draining
             | SlotState::Severing
             | SlotState::Evicting

@@ -8,6 +8,7 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use modelrelay_protocol::secret::Secret;
 use tokio::sync::{mpsc, oneshot, watch};
 use url::Url;
 
@@ -37,10 +38,18 @@ pub struct Lease {
     model: Model,
     generation: Generation,
     url: Url,
+    key: Option<Secret>,
     end: watch::Receiver<Option<LeaseEnd>>,
     /// None once it is given back.
     mailbox: Option<mpsc::UnboundedSender<Message>>,
-    _place: Place,
+    place: Place,
+}
+
+/// That a lease's backend could not be reached. Outlives the lease: the slot hears of it once the relay has read of the failure.
+#[derive(Debug)]
+pub struct Suspicion {
+    mailbox: mpsc::UnboundedSender<Message>,
+    generation: Generation,
 }
 
 impl Arriving {
@@ -84,12 +93,12 @@ impl Drop for Arriving {
 impl Lease {
     pub(super) fn new(
         (request, model, generation): (RequestKey, Model, Generation),
-        url: Url,
+        (url, key): (Url, Option<Secret>),
         end: watch::Receiver<Option<LeaseEnd>>,
         mailbox: mpsc::UnboundedSender<Message>,
         place: Place,
     ) -> Self {
-        Self { request, model, generation, url, end, mailbox: Some(mailbox), _place: place }
+        Self { request, model, generation, url, key, end, mailbox: Some(mailbox), place }
     }
 
     /// The model.
@@ -97,9 +106,19 @@ impl Lease {
         &self.model
     }
 
+    /// Which of the worker's slots holds it.
+    pub fn slot(&self) -> usize {
+        self.place.slot()
+    }
+
     /// Where its backend is.
     pub fn url(&self) -> &Url {
         &self.url
+    }
+
+    /// What its backend wants to be shown.
+    pub fn key(&self) -> Option<&Secret> {
+        self.key.as_ref()
     }
 
     /// Which load of the slot this lease belongs to.
@@ -118,11 +137,10 @@ impl Lease {
         }
     }
 
-    /// Nobody was found at the backend's address: the slot looks at once.
-    pub fn connect_failed(&self) {
-        if let Some(mailbox) = &self.mailbox {
-            let _ = mailbox.send(Message::Event(Event::ConnectFailed { generation: self.generation }));
-        }
+    /// Nobody was found at the backend's address, or it broke off.
+    pub fn suspicion(&self) -> Option<Suspicion> {
+        let mailbox = self.mailbox.clone()?;
+        Some(Suspicion { mailbox, generation: self.generation })
     }
 
     /// Gives the lease back at once. What this returns ends when the slot has seen it and every relay's new grant is queued:
@@ -141,6 +159,13 @@ impl Lease {
         if let Some(mailbox) = self.mailbox.take() {
             let _ = mailbox.send(Message::Released { request: self.request, answered, seen });
         }
+    }
+}
+
+impl Suspicion {
+    /// Tells the slot, which looks at once.
+    pub fn tell(self) {
+        let _ = self.mailbox.send(Message::Event(Event::ConnectFailed { generation: self.generation }));
     }
 }
 

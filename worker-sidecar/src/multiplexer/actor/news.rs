@@ -1,23 +1,43 @@
 //! What happens to a slot, as lines of the log. Names and numbers only; nothing of a request.
+//!
+//! A swap is one story: "swap begun" says why and for how many, "unloading" and "loading" come between, and "swap ended" says
+//! what each took.
 
-use crate::multiplexer::effect::{News, Swap};
+use crate::multiplexer::Model;
+use crate::multiplexer::effect::{Effect, News, Swap};
+use crate::multiplexer::machine::{Machine, Requests};
 
-pub(super) fn log(slot: &str, news: &News) {
+/// What is about to be done to a backend.
+#[allow(clippy::wildcard_enum_match_arm)] // Everything else is told to relays and requests, not to backends.
+pub(super) fn announce(slot: &str, effect: &Effect) {
+    match effect {
+        Effect::Evict { model, .. } => tracing::info!(slot, model = &**model, "unloading"),
+        Effect::ForceEvict { model, .. } => tracing::info!(slot, model = &**model, "unloading by force"),
+        Effect::Load { model, kind, .. } => tracing::info!(slot, model = &**model, ?kind, "loading"),
+        _ => {}
+    }
+}
+
+/// What has happened. `machine` knows who waits.
+pub(super) fn log(slot: &str, news: &News, machine: &Machine) {
     match news {
         News::SwapBegun { from, to, reason } => {
-            tracing::info!(slot, from = from.as_deref(), to = to.as_deref(), ?reason, "swap begun");
+            let waiting = to.as_ref().map(|to| requests(machine, to).waiting);
+            let running = from.as_ref().map(|from| requests(machine, from).leases);
+            let (from, to, reason) = (from.as_deref(), to.as_deref(), reason.as_str());
+            tracing::info!(slot, from, to, reason, waiting, running, "swap begun");
         }
         News::SwapAborted { from } => tracing::info!(slot, resident = &**from, "swap called off"),
         News::SwapEnded(Swap { from, to, reason, drain, evict, load, severed, result }) => tracing::info!(
             slot,
             from = from.as_deref(),
             to = to.as_deref(),
-            ?reason,
+            reason = reason.as_str(),
             drain_ms = drain.as_millis() as u64,
             evict_ms = evict.as_millis() as u64,
             load_ms = load.as_millis() as u64,
             severed,
-            ?result,
+            result = result.as_str(),
             "swap ended"
         ),
         News::ResidencyEnded { model, lasted } => {
@@ -53,4 +73,8 @@ pub(super) fn log(slot: &str, news: &News) {
             "max_wait is shorter than four swaps to this model; raise it, or expect longer waits"
         ),
     }
+}
+
+fn requests(machine: &Machine, model: &Model) -> Requests {
+    machine.requests().find(|(of, _)| *of == model).map(|(_, requests)| requests).unwrap_or_default()
 }

@@ -1,53 +1,106 @@
-//! Which of several slots with the same model is asked: the same order in which relays choose among workers.
+//! Which of several slots with the same model is asked: in the order in which relays choose among workers, by the same
+//! function.
 
-use modelrelay_protocol::message::{SlotModelStatus, SlotState};
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use modelrelay_protocol::nearness::{Nearness, Offer};
 
 use super::{Inner, Peer, SlotView};
 use crate::multiplexer::Model;
-use crate::multiplexer::event::{Demand, RelayKey};
+use crate::multiplexer::event::{Demand, Event, RelayKey};
 
-/// How near a slot is to serving a model, nearest first.
+/// How a slot stands to a model, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Nearness {
+enum Standing {
     /// Its gate is open, and this relay may send one more.
     Free,
     /// Its gate is open.
     Open,
-    /// It goes there already.
-    UnderWay,
-    Asleep,
-    Empty,
-    Idle,
-    Busy,
+    /// As relays see it too.
+    Near(Nearness),
     /// It has failed, or takes nothing.
     Out,
 }
 
 impl Inner {
     /// The slot for one request.
-    pub(super) fn choose(&self, relay: RelayKey, model: &Model) -> Option<usize> {
+    pub(super) fn choose(&self, relay: RelayKey, model: &Model, now: Instant) -> Option<usize> {
         self.slots_of(model).min_by_key(|slot| {
             let taken = self.taken(*slot, model);
-            (self.nearness(relay, *slot, model, taken), taken, self.slots[*slot].snapshot.wanted, *slot)
+            let standing = self.standing(relay, *slot, model, taken, now);
+            let is_elsewhere = !self.is_chosen(*slot, model);
+            (standing, is_elsewhere, taken, *slot)
         })
+    }
+
+    /// A relay says what waits there: every slot is told its part.
+    pub(super) fn handle_demand(&mut self, relay: RelayKey, demand: Vec<Demand>, now: Instant) {
+        let divided = self.divide(relay, &demand, now);
+        let Some(view) = self.relays.get_mut(&relay) else { return };
+        (view.demand, view.stated) = (demand, now);
+        for (slot, models) in divided.into_iter().enumerate() {
+            self.tell_demand(relay, slot, models);
+        }
+    }
+
+    /// A slot looks different: what waits goes to where it is nearer now. Nobody would state it anew for that.
+    ///
+    /// A slot whose part names the same models is not told again: what it was sent since counts there already.
+    pub(super) fn divide_again(&mut self, now: Instant) {
+        let waiting: Vec<_> =
+            self.relays.iter().filter(|(_, view)| !view.demand.is_empty()).map(|(relay, _)| *relay).collect();
+        for relay in waiting {
+            let Some(view) = self.relays.get(&relay) else { continue };
+            let passed = now.saturating_duration_since(view.stated);
+            let demand: Vec<_> = view.demand.iter().map(|stated| stated.aged(passed)).collect();
+            for (slot, models) in self.divide(relay, &demand, now).into_iter().enumerate() {
+                let part: BTreeSet<_> = models.iter().map(|stated| Model::clone(&stated.model)).collect();
+                if self.relays.get(&relay).is_some_and(|view| view.parts.get(slot) != Some(&part)) {
+                    self.tell_demand(relay, slot, models);
+                }
+            }
+        }
+    }
+
+    fn tell_demand(&mut self, relay: RelayKey, slot: usize, models: Vec<Demand>) {
+        if let Some(view) = self.relays.get_mut(&relay) {
+            view.parts.resize(self.slots.len(), BTreeSet::new());
+            view.parts[slot] = models.iter().map(|stated| Model::clone(&stated.model)).collect();
+        }
+        if let Some(mailbox) = self.mailboxes.get(slot) {
+            mailbox.tell(Event::Demand { relay, models });
+        }
     }
 
     /// Every slot with an open gate is told of all that waits, else only the one that is chosen: or one request would make
     /// every slot load its model.
-    pub(super) fn divide(&self, relay: RelayKey, demand: &[Demand]) -> Vec<Vec<Demand>> {
+    ///
+    /// The choice is kept while no other slot is nearer, and shared by all relays: what was sent to a slot counts in its
+    /// snapshot, and would make every other one look less wanted.
+    fn divide(&mut self, relay: RelayKey, demand: &[Demand], now: Instant) -> Vec<Vec<Demand>> {
+        self.chosen.retain(|(of, model), _| *of != relay || demand.iter().any(|stated| stated.model == *model));
         let mut divided = vec![Vec::new(); self.slots.len()];
         for stated in demand {
             let open: Vec<_> =
                 self.slots_of(&stated.model).filter(|slot| self.slots[*slot].open.contains(&stated.model)).collect();
-            let chosen = if open.is_empty() { self.choose(relay, &stated.model).into_iter().collect() } else { open };
+            let key = (relay, Model::clone(&stated.model));
+            let chosen = if open.is_empty() {
+                let chosen = self.choose(relay, &stated.model, now);
+                chosen.map(|chosen| self.chosen.insert(key, chosen));
+                chosen.into_iter().collect()
+            } else {
+                self.chosen.remove(&key);
+                open
+            };
             chosen.into_iter().for_each(|slot| divided[slot].push(stated.clone()));
         }
         divided
     }
 
-    fn nearness(&self, relay: RelayKey, slot: usize, model: &Model, taken: u32) -> Nearness {
-        let SlotView { snapshot, open, .. } = &self.slots[slot];
-        let described = snapshot.models.iter().find(|known| *known.id == **model);
+    fn standing(&self, relay: RelayKey, slot: usize, model: &Model, taken: u32, now: Instant) -> Standing {
+        let SlotView { snapshot, open, at } = &self.slots[slot];
+        let Some(described) = snapshot.models.iter().find(|known| *known.id == **model) else { return Standing::Out };
         if open.contains(model) {
             let key = (slot, Model::clone(model));
             let free = match self.relays.get(&relay) {
@@ -55,27 +108,52 @@ impl Inner {
                     let granted = view.grants.get(&key).map_or(0, |values| values.slots);
                     view.own.get(&key).copied().unwrap_or(0) < granted
                 }
-                Some(_) | None => described.is_some_and(|described| taken < described.capacity),
+                Some(_) | None => taken < described.capacity,
             };
-            return if free { Nearness::Free } else { Nearness::Open };
+            return if free { Standing::Free } else { Standing::Open };
         }
-        let status = described.map_or(SlotModelStatus::Unloaded, |described| described.status);
-        let refuses = matches!(snapshot.state, SlotState::Quarantined | SlotState::Stopping);
-        if refuses || status == SlotModelStatus::Failed {
-            return Nearness::Out;
-        }
-        // What was sent there a moment ago is not in its snapshot yet.
-        if snapshot.target.as_deref() == Some(&**model) || taken > 0 {
-            return Nearness::UnderWay;
-        }
-        match (snapshot.state, status, snapshot.idle_ms > 0) {
-            (SlotState::Ready, SlotModelStatus::Sleeping, true) | (SlotState::Empty, SlotModelStatus::Sleeping, _) => {
-                Nearness::Asleep
+        let Some(nearness) = Offer::new(snapshot, described).nearness(now.saturating_duration_since(*at)) else {
+            return Standing::Out;
+        };
+        let is_chosen = self.is_chosen(slot, model);
+        let others = self.others(slot, model, now);
+        Standing::Near(match nearness {
+            // What was sent there a moment ago is not in its snapshot yet.
+            _ if taken > 0 => Nearness::Coming,
+            // It begins in a moment; one that is busy may take long, and is left for one that is nearer.
+            Nearness::Asleep | Nearness::Empty | Nearness::Idle(_) if is_chosen => Nearness::Coming,
+            // It begins in a moment with another model. What it says to be wanted there may count that already.
+            Nearness::Asleep | Nearness::Empty | Nearness::Idle(_) if others > 0 => {
+                Nearness::Busy { wanted: snapshot.wanted.max(others) }
             }
-            (SlotState::Empty, ..) => Nearness::Empty,
-            (SlotState::Ready, _, true) => Nearness::Idle,
-            _ => Nearness::Busy,
-        }
+            // What is wanted there is this very model too, if it was chosen.
+            Nearness::Busy { wanted } => {
+                Nearness::Busy { wanted: wanted.saturating_sub(u32::from(is_chosen)).max(others) }
+            }
+            Nearness::Coming | Nearness::Asleep | Nearness::Empty | Nearness::Idle(_) | Nearness::Far => nearness,
+        })
+    }
+
+    /// Other models for which this slot was asked, and which it has still before it: its snapshot may not say so yet.
+    fn others(&self, slot: usize, model: &Model, now: Instant) -> u32 {
+        let SlotView { snapshot, at, .. } = &self.slots[slot];
+        let is_ahead = |other: &&Model| {
+            let described = snapshot.models.iter().find(|known| *known.id == ***other);
+            let nearness = |described| Offer::new(snapshot, described).nearness(now.saturating_duration_since(*at));
+            *other != model
+                && snapshot.resident.as_deref() != Some(&***other)
+                && described.and_then(nearness).is_some_and(|nearness| nearness != Nearness::Coming)
+        };
+        let asked = self.chosen.iter().filter(|(_, chosen)| **chosen == slot).map(|((_, of), _)| of);
+        let came = self.relays.values().flat_map(|view| view.own.keys());
+        let came = came.filter(|(at, _)| *at == slot).map(|(_, of)| of);
+        let others: BTreeSet<&Model> = asked.chain(came).filter(is_ahead).collect();
+        u32::try_from(others.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether demand for the model was sent to this slot, whose gate is not open yet.
+    fn is_chosen(&self, slot: usize, model: &Model) -> bool {
+        self.chosen.iter().any(|((_, of), chosen)| *chosen == slot && of == model)
     }
 
     /// Requests for the model that are there, of all relays.

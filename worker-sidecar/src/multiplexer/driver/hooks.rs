@@ -29,8 +29,11 @@ const ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two questions to `alive` after a load or an eviction.
 const POLL: Duration = Duration::from_millis(250);
 
+/// What a supervisor and a shell say of a command that cannot be executed, or is not there.
+const CANNOT_RUN: [i32; 2] = [126, 127];
+
 /// A model and its commands.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookedModel {
     /// How it shows that it is ready.
     pub served: Served,
@@ -61,7 +64,7 @@ struct Known {
 impl Hooks {
     /// `supervisor`: this very program.
     pub fn new(models: impl IntoIterator<Item = HookedModel>, supervisor: PathBuf) -> Self {
-        let known = |model: HookedModel| Known { client: Client::new(model.url.clone()), model };
+        let known = |model: HookedModel| Known { client: model.served.client(model.url.clone()), model };
         let models = models.into_iter().map(known).collect();
         Self { models, commands: Children::new(supervisor.clone()), questions: Children::new(supervisor) }
     }
@@ -86,24 +89,29 @@ impl Hooks {
     async fn give_up(&self, model: &Model) -> Result<(), DriverError> {
         let known = self.find(model)?;
         self.run(model, &known.model.evict).await?;
-        while self.is_there(known).await {
+        while self.is_there(known).await? {
             tokio::time::sleep(POLL).await;
         }
         Ok(())
     }
 
     async fn look(&self, known: &Known) -> Result<Probed, DriverError> {
-        if self.is_alive(known).await? { known.model.served.look(&known.client).await } else { Ok(Probed::default()) }
+        if self.is_alive(known).await? { known.model.served.look(&known.client).await } else { Ok(Probed::gone()) }
     }
 
     /// Whether anything of it is there, ready or not: an eviction must not be believed too early.
-    async fn is_there(&self, known: &Known) -> bool {
-        match known.model.alive {
-            Some(_) => self.is_alive(known).await.unwrap_or(true),
-            None => !matches!(known.model.served.look(&known.client).await, Err(DriverError::Unreachable { .. })),
+    async fn is_there(&self, known: &Known) -> Result<bool, DriverError> {
+        if known.model.alive.is_none() {
+            let look = known.model.served.look(&known.client).await;
+            return Ok(!matches!(look, Err(DriverError::Unreachable { .. })));
+        }
+        match self.is_alive(known).await {
+            Err(DriverError::Silent { .. }) => Ok(true),
+            answer => answer,
         }
     }
 
+    /// An error where `alive` did not answer: one that cannot run must not look like a model that is gone.
     async fn is_alive(&self, known: &Known) -> Result<bool, DriverError> {
         let Some(alive) = &known.model.alive else { return Ok(true) };
         let question =
@@ -111,7 +119,12 @@ impl Hooks {
         let _guard = question.kill_on_drop();
         let answer = tokio::time::timeout(ALIVE_TIMEOUT, question.ended()).await;
         let silent = || DriverError::Silent { url: alive.join(" "), why: "the command does not end".to_owned() };
-        answer.map(|end| end.code == Some(0)).map_err(|_| silent())
+        match answer.map_err(|_| silent())?.code {
+            Some(code) if CANNOT_RUN.contains(&code) => {
+                Err(DriverError::Unexpected { url: alive.join(" "), why: question.failed().await.to_string() })
+            }
+            code => Ok(code == Some(0)),
+        }
     }
 
     /// Runs a command to its end. Dropped, it takes the command with it.
@@ -151,6 +164,16 @@ impl Driver for Hooks {
         self.find(model).ok().map(|known| known.model.url.clone())
     }
 
+    /// That `alive` can run; what it answers is of no interest yet.
+    fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(async {
+            match self.is_alive(self.find(model)?).await {
+                Ok(_) | Err(DriverError::Silent { .. }) => Ok(()),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
         Box::pin(async { self.look(self.find(model)?).await })
     }
@@ -162,7 +185,8 @@ impl Driver for Hooks {
     fn evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Left, DriverError>> {
         Box::pin(async {
             let known = self.find(model)?;
-            if self.is_there(known).await {
+            // Where nobody can tell, it may be.
+            if self.is_there(known).await.unwrap_or(true) {
                 self.give_up(model).await?;
             }
             Ok(Left::Nothing)

@@ -9,16 +9,18 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use ::http::header::{CONTENT_TYPE, HOST};
+use ::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use ::http::{HeaderValue, Method, Request, StatusCode};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use modelrelay_protocol::secret::Secret;
 use serde_json::Value;
 use url::Url;
 
 use super::DriverError;
+use super::key::Key;
 use crate::net::{self, Trust};
 
 /// One look at a backend takes no longer.
@@ -41,6 +43,7 @@ const QUOTED_BYTES: usize = 300;
 pub struct Client {
     base: Url,
     trust: Trust,
+    key: Key,
 }
 
 /// A whole answer.
@@ -55,7 +58,13 @@ pub struct Reply {
 impl Client {
     /// A client of the backend at `base`.
     pub fn new(base: Url) -> Self {
-        Self { base, trust: Trust::new(None) }
+        Self { base, trust: Trust::new(None), key: Key::default() }
+    }
+
+    /// Shows this key with every request.
+    #[must_use]
+    pub fn with_key(self, key: Key) -> Self {
+        Self { key, ..self }
     }
 
     /// Where it is.
@@ -123,7 +132,10 @@ impl Client {
             |error: &dyn std::fmt::Display| DriverError::Silent { url: url.to_string(), why: error.to_string() };
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| broke(&error))?;
         let exchange = async {
-            let answer = sender.send_request(request(method, url, body)).await.map_err(|error| broke(&error))?;
+            let answer = sender
+                .send_request(request(method, url, body, self.key.now().as_ref()))
+                .await
+                .map_err(|error| broke(&error))?;
             let status = answer.status();
             let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect().await;
             let body = body.map_err(|error| broke(&error))?.to_bytes();
@@ -190,7 +202,7 @@ fn host_and_port(url: &Url) -> (&str, u16) {
     (host, url.port_or_known_default().unwrap_or(80))
 }
 
-fn request(method: Method, url: &Url, body: Option<&Value>) -> Request<Full<Bytes>> {
+fn request(method: Method, url: &Url, body: Option<&Value>, key: Option<&Secret>) -> Request<Full<Bytes>> {
     let bytes = body.map_or_else(Bytes::new, |body| Bytes::from(body.to_string()));
     let mut request = Request::new(Full::new(bytes));
     *request.method_mut() = method;
@@ -199,6 +211,10 @@ fn request(method: Method, url: &Url, body: Option<&Value>) -> Request<Full<Byte
     let headers = request.headers_mut();
     if let Ok(host) = HeaderValue::from_str(url.authority()) {
         headers.insert(HOST, host);
+    }
+    if let Some(Ok(mut key)) = key.map(|key| HeaderValue::from_str(&format!("Bearer {}", key.expose()))) {
+        key.set_sensitive(true);
+        headers.insert(AUTHORIZATION, key);
     }
     if body.is_some() {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -72,6 +72,8 @@ pub struct Running {
     tail: Arc<Tail>,
     /// It was told to end: it may answer for a moment, but does not count any more.
     is_doomed: AtomicBool,
+    /// It was given no time for that.
+    is_killed: AtomicBool,
 }
 
 /// How a process ended.
@@ -97,6 +99,8 @@ struct Listener {
     model: Model,
     tail: Arc<Tail>,
     is_quiet: bool,
+    /// Only hands over to somebody else.
+    is_command: bool,
 }
 
 /// Kills the process of an abandoned call.
@@ -127,10 +131,13 @@ impl Children {
         Ok(running)
     }
 
-    /// SIGTERM, after [`TERM_GRACE`] SIGKILL, and waits until nothing is left.
+    /// SIGTERM, after [`TERM_GRACE`] SIGKILL, and waits until nothing is left. One that was told to end already is not told
+    /// again: some take the second time for an order to leave all undone.
     pub async fn stop(&self, model: &Model) -> Result<(), DriverError> {
-        if let Some(running) = self.alive(model) {
-            running.order(Order::Terminate);
+        if let Some(running) = self.last(model).filter(|running| !running.is_killed()) {
+            if running.is_alive() {
+                running.order(Order::Terminate);
+            }
             if tokio::time::timeout(TERM_GRACE, running.ended()).await.is_err() {
                 tracing::warn!(model = &**model, "the backend does not end on SIGTERM and is killed");
             }
@@ -181,9 +188,14 @@ impl Running {
         let tail = Arc::new(Tail::default());
         let (orders, received) = mpsc::unbounded_channel();
         let (ending, end) = watch::channel(None);
-        let listener = Listener { model: Arc::clone(model), tail: Arc::clone(&tail), is_quiet: launch.is_quiet };
+        let listener = Listener {
+            model: Arc::clone(model),
+            tail: Arc::clone(&tail),
+            is_quiet: launch.is_quiet,
+            is_command: launch.leave_on_success,
+        };
         tokio::spawn(attend(child, listener, received, ending));
-        Ok(Self { port, orders, end, tail, is_doomed: AtomicBool::new(false) })
+        Ok(Self { port, orders, end, tail, is_doomed: AtomicBool::new(false), is_killed: AtomicBool::new(false) })
     }
 
     /// The port that it was told.
@@ -193,6 +205,10 @@ impl Running {
 
     fn is_alive(&self) -> bool {
         !self.is_doomed.load(Ordering::Relaxed) && self.end().is_none()
+    }
+
+    fn is_killed(&self) -> bool {
+        self.is_killed.load(Ordering::Relaxed)
     }
 
     /// How it ended, if it did.
@@ -218,12 +234,8 @@ impl Running {
 
     /// SIGKILL to everything of it.
     pub fn kill(&self) {
+        self.is_killed.store(true, Ordering::Relaxed);
         self.order(Order::Kill);
-    }
-
-    /// Its newest lines, for a log.
-    pub fn tail(&self) -> Vec<String> {
-        self.tail.lock().iter().cloned().collect()
     }
 
     /// Kills it, unless [`KillOnDrop::keep`] is called first.
@@ -281,6 +293,7 @@ async fn attend(
     mut orders: mpsc::UnboundedReceiver<Order>,
     ending: watch::Sender<Option<End>>,
 ) {
+    let what = if listener.is_command { "the command has ended" } else { "the backend's process has ended" };
     let mut lines = JoinSet::new();
     if let Some(stdout) = child.stdout.take() {
         lines.spawn(follow(stdout, listener.clone()));
@@ -302,7 +315,7 @@ async fn attend(
     }
     let code = status.ok().as_ref().and_then(ExitStatus::code);
     if !listener.is_quiet {
-        tracing::info!(model = &*listener.model, code, "the backend's process has ended");
+        tracing::info!(model = &*listener.model, code, "{what}");
     }
     ending.send_replace(Some(End { code }));
 }
@@ -368,7 +381,8 @@ mod tests {
     async fn lines_are_cut_to_size_and_the_newest_are_kept() {
         let tail = Arc::new(Tail::default());
         let long = format!("{}\nx\n\nlast without an end", "y".repeat(3 * MAX_LINE_BYTES));
-        let listener = Listener { model: "m".into(), tail: Arc::clone(&tail), is_quiet: false };
+        let (model, tail_of) = ("m".into(), Arc::clone(&tail));
+        let listener = Listener { model, tail: tail_of, is_quiet: false, is_command: false };
         follow(long.as_bytes(), listener).await;
         let lines: Vec<_> = tail.lock().iter().map(String::len).collect();
         assert_eq!(lines, [MAX_LINE_BYTES, 1, 19]);

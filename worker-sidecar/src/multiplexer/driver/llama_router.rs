@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use url::Url;
 
 use super::http::{Client, Reply};
+use super::key::Key;
 use super::sequence::Sequence;
 use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::Model;
@@ -45,16 +46,30 @@ impl LlamaRouter {
         Self { models, client: Arc::new(Client::new(url)), orders: Sequence::default() }
     }
 
+    /// Shows this key with every request.
+    #[must_use]
+    pub fn with_key(self, key: Key) -> Self {
+        Self { client: Arc::new(Client::new(self.client.base().clone()).with_key(key)), ..self }
+    }
+
     fn find(&self, model: &Model) -> Result<(), DriverError> {
         let known = self.models.contains(model);
         known.then_some(()).ok_or_else(|| DriverError::UnknownModel(model.to_string()))
     }
 
     async fn status(&self, model: &Model) -> Result<Status, DriverError> {
-        let list = self.client.find_out("/models").await?;
-        status_in(&list, model).ok_or_else(|| DriverError::WrongModel {
+        self.status_in(&self.client.find_out("/models").await?, model)
+    }
+
+    fn status_in(&self, list: &Value, model: &Model) -> Result<Status, DriverError> {
+        if ids(list).any(|(id, status)| *id == **model && status.is_null()) {
+            let url = self.client.base().to_string();
+            let why = format!("it has {model} without a status: it is no router; start it with --models-preset");
+            return Err(DriverError::Unexpected { url, why });
+        }
+        status_in(list, model).ok_or_else(|| DriverError::WrongModel {
             expected: model.to_string(),
-            found: ids(&list).map(|(id, _)| id.to_owned()).collect(),
+            found: ids(list).map(|(id, _)| id.to_owned()).collect(),
         })
     }
 
@@ -135,7 +150,8 @@ impl Driver for LlamaRouter {
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             self.find(model)?;
-            self.client.look("/models").await?.accepted().map(|_| ())
+            let list = self.client.look("/models").await?.accepted()?.json()?;
+            self.status_in(&list, model).map(drop)
         })
     }
 
@@ -146,8 +162,10 @@ impl Driver for LlamaRouter {
             let loaded = ids(&list).filter(|(_, status)| status["value"] == "loaded");
             let model_ids: Vec<_> = loaded.map(|(id, _)| id.to_owned()).collect();
             let ready = model_ids.iter().any(|id| **id == **model);
-            let busy = if ready { busy_slots(&self.client, model).await } else { None };
-            Ok(Probed { ready, model_ids, busy })
+            // One that is being loaded is neither, and what the router does not have it has not loaded.
+            let is_gone = |status: &Value| matches!(status["value"].as_str(), Some("unloaded" | "sleeping" | "failed"));
+            let gone = ids(&list).find(|(id, _)| **id == **model).is_none_or(|(_, status)| is_gone(status));
+            Ok(Probed { ready, gone, model_ids })
         })
     }
 
@@ -169,14 +187,6 @@ impl Driver for LlamaRouter {
             }
         })
     }
-}
-
-/// Slots of the model that work, where the router was not told to hide them.
-async fn busy_slots(client: &Client, model: &str) -> Option<u32> {
-    let query: String = url::form_urlencoded::Serializer::new(String::new()).append_pair("model", model).finish();
-    let slots = client.look(&format!("/slots?{query}")).await.ok()?.accepted().ok()?.json().ok()?;
-    let busy = slots.as_array()?.iter().filter(|slot| slot["is_processing"] == true).count();
-    u32::try_from(busy).ok()
 }
 
 #[cfg(test)]

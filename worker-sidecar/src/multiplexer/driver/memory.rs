@@ -1,10 +1,12 @@
 //! What a GPU has free, and what a model was seen to take of it.
 //!
 //! A machine whose GPU cannot be asked, or does not know (unified memory), is no error: then nothing is measured, the sizes
-//! that the operator declared are all there is, and an unloaded model's memory counts as back by its driver's word.
+//! that the operator declared are all there is, and an unloaded model's memory counts as back by its driver's word. But one
+//! that could be asked and fails has not said that anything is free.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -30,6 +32,8 @@ pub trait Meter: fmt::Debug + Send + Sync {
 pub struct SlotMemory {
     meter: Arc<dyn Meter>,
     patience: Duration,
+    /// Whether the meter has ever told anything.
+    measures: AtomicBool,
     /// Never held over an await.
     seen: Mutex<HashMap<Model, Seen>>,
 }
@@ -38,6 +42,8 @@ pub struct SlotMemory {
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     before_load: Option<u64>,
+    /// Once it was loaded, or found.
+    after_load: Option<u64>,
     at_evict: Option<u64>,
     /// What the host had free before the model was put to sleep.
     host_at_evict: Option<u64>,
@@ -48,7 +54,7 @@ struct Seen {
 impl SlotMemory {
     /// Nothing was seen yet.
     pub fn new(meter: Arc<dyn Meter>) -> Self {
-        Self { meter, patience: MEMORY_FREE_TIMEOUT, seen: Mutex::default() }
+        Self { meter, patience: MEMORY_FREE_TIMEOUT, measures: AtomicBool::new(false), seen: Mutex::default() }
     }
 
     /// A load begins. One that repeats a load without an eviction between them says nothing about what was free before.
@@ -58,7 +64,24 @@ impl SlotMemory {
         let seen = seen.entry(Arc::clone(model)).or_default();
         let is_repeated = seen.before_load.is_some() && seen.at_evict.is_none();
         let before_load = if is_repeated { seen.before_load } else { free };
-        *seen = Seen { before_load, at_evict: None, ..*seen };
+        let after_load = seen.after_load.filter(|_| is_repeated);
+        *seen = Seen { before_load, after_load, at_evict: None, ..*seen };
+    }
+
+    /// A load has ended well: what the model holds is known, however it ends one day.
+    pub async fn note_loaded(&self, model: &Model) {
+        let free = self.free().await;
+        if let Some(seen) = self.lock().get_mut(model) {
+            seen.after_load = seen.after_load.or(free);
+        }
+    }
+
+    /// A model was found that nobody here had loaded: what was free before it came is unknown.
+    pub async fn note_found(&self, model: &Model) {
+        let free = self.free().await;
+        let mut seen = self.lock();
+        let seen = seen.entry(Arc::clone(model)).or_default();
+        *seen = Seen { before_load: None, after_load: free, at_evict: None, ..*seen };
     }
 
     /// An eviction begins. The second of two attempts says nothing about what the model held.
@@ -72,7 +95,8 @@ impl SlotMemory {
 
     /// An eviction has ended well. What a first sleep takes of the host is what the next one will take.
     pub async fn note_evicted(&self, model: &Model, left: Left) {
-        if left == Left::Nothing {
+        // Only a sleeper that keeps its weights keeps them there.
+        if left != Left::Asleep {
             return;
         }
         let host = self.host_free().await;
@@ -88,15 +112,21 @@ impl SlotMemory {
         let seen = resident.and_then(|model| self.lock().get(model).copied()).unwrap_or_default();
         let held = seen.before_load.zip(free).map(|(before, now)| before.saturating_sub(now));
         let sleep = seen.copy.zip(host_free).map(|(copy, host_free)| Sleep { copy, host_free });
-        Reading { free, held: held.map(|held| held.saturating_sub(returns.residual)), reserve: 0, sleep }
+        // What a resident of unknown size will give back is not nothing: no bound is better than that one.
+        let free = free.filter(|_| resident.is_none() || held.is_some());
+        Reading { free, held: held.map(|held| held.saturating_sub(returns.residual)), sleep }
     }
 
-    /// Waits until the memory of an evicted model is back; yes, where nobody can know.
+    /// Waits until the memory of a model that is gone is back; yes, where nobody can know.
     pub async fn is_freed(&self, model: &Model, returns: Returns) -> bool {
         let seen = self.lock().get(model).copied().unwrap_or_default();
-        let Some(wanted) = seen.wanted(returns) else { return true };
+        let wanted = seen.wanted(returns);
+        let is_back = |free: Option<u64>| match free {
+            Some(free) => free >= wanted,
+            None => !self.measures.load(Ordering::Relaxed),
+        };
         let coming = async {
-            while self.free().await.is_some_and(|free| free < wanted) {
+            while !is_back(self.free().await) {
                 tokio::time::sleep(FREE_POLL).await;
             }
         };
@@ -105,7 +135,9 @@ impl SlotMemory {
 
     async fn free(&self) -> Option<u64> {
         let meter = Arc::clone(&self.meter);
-        tokio::task::spawn_blocking(move || meter.free()).await.ok().flatten()
+        let free = tokio::task::spawn_blocking(move || meter.free()).await.ok().flatten();
+        self.measures.fetch_or(free.is_some(), Ordering::Relaxed);
+        free
     }
 
     async fn host_free(&self) -> Option<u64> {
@@ -119,18 +151,42 @@ impl SlotMemory {
 }
 
 impl Seen {
-    /// What has to be free again.
-    fn wanted(self, returns: Returns) -> Option<u64> {
-        let (before, at_evict) = self.before_load.zip(self.at_evict)?;
-        let expected = before.saturating_sub(at_evict).saturating_sub(returns.residual);
-        let part = u128::from(expected) * u128::from(returns.percent) / 100;
-        Some(at_evict.saturating_add(u64::try_from(part).unwrap_or(u64::MAX)))
+    /// What has to be free again; 0 where nothing is known to have been taken.
+    fn wanted(self, returns: Returns) -> u64 {
+        // A load that failed has no end to measure at; then what was free when it was ended has to do.
+        match (self.before_load, self.after_load.or(self.at_evict)) {
+            (Some(before), Some(with_it)) => {
+                let expected = before.saturating_sub(with_it).saturating_sub(returns.residual);
+                let part = u128::from(expected) * u128::from(returns.percent) / 100;
+                let part = u64::try_from(part).unwrap_or(u64::MAX);
+                if part == 0 { 0 } else { with_it.saturating_add(part) }
+            }
+            // It was found, and held something.
+            (None, _) => self.after_load.map_or(0, |with_it| with_it.saturating_add(1)),
+            (Some(_), None) => 0,
+        }
+    }
+}
+
+/// For tests: measures nothing, as where there is no library of the GPU's.
+#[cfg(test)]
+#[derive(Debug)]
+pub(crate) struct Blind;
+
+#[cfg(test)]
+impl Meter for Blind {
+    fn free(&self) -> Option<u64> {
+        None
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        None
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::AtomicU64;
     use std::time::Instant;
 
     use super::*;
@@ -140,6 +196,7 @@ mod tests {
     struct Gpu {
         free: AtomicU64,
         host: AtomicU64,
+        broken: AtomicBool,
     }
 
     impl Gpu {
@@ -150,7 +207,7 @@ mod tests {
 
     impl Meter for Gpu {
         fn free(&self) -> Option<u64> {
-            Some(self.free.load(Ordering::Relaxed))
+            (!self.broken.load(Ordering::Relaxed)).then(|| self.free.load(Ordering::Relaxed))
         }
 
         fn host_free(&self) -> Option<u64> {
@@ -195,15 +252,60 @@ mod tests {
         assert!(memory.is_freed(&model, Returns { residual: 2, percent: 90 }).await);
     }
 
+    async fn is_freed_soon(memory: SlotMemory, model: &Model) -> bool {
+        let memory = SlotMemory { patience: Duration::from_millis(1), ..memory };
+        memory.is_freed(model, Returns::ALL).await
+    }
+
+    #[tokio::test]
+    async fn what_a_crashed_model_held_must_come_back_though_nobody_evicted_it() {
+        for (free, freed) in [(20, false), (91, false), (92, true)] {
+            let (gpu, memory, model) = slot();
+            memory.note_load(&model).await;
+            gpu.set(20);
+            memory.note_loaded(&model).await;
+            gpu.set(free);
+            assert_eq!(is_freed_soon(memory, &model).await, freed, "{free}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_model_that_was_found_has_to_give_something_back() {
+        for (free, freed) in [(20, false), (60, true)] {
+            let (gpu, memory, model) = slot();
+            gpu.set(20);
+            memory.note_found(&model).await;
+            memory.note_evict(&model).await;
+            gpu.set(free);
+            assert_eq!(is_freed_soon(memory, &model).await, freed, "{free}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_meter_that_has_measured_and_fails_does_not_say_that_memory_is_back() {
+        let (gpu, memory, model) = slot();
+        load_and_evict(&gpu, &memory, &model).await;
+        gpu.broken.store(true, Ordering::Relaxed);
+        assert!(!is_freed_soon(memory, &model).await);
+    }
+
     #[tokio::test]
     async fn the_resident_is_credited_with_what_it_took() {
         let (gpu, memory, model) = slot();
         memory.note_load(&model).await;
         gpu.set(30);
         let reading = memory.reading(Some(&model), Returns { residual: 10, percent: 90 }).await;
-        assert_eq!(reading, Reading { free: Some(30), held: Some(60), reserve: 0, sleep: None });
-        let stranger = memory.reading(Some(&Model::from("other")), Returns::ALL).await;
-        assert_eq!((stranger.free, stranger.held), (Some(30), None));
+        assert_eq!(reading, Reading { free: Some(30), held: Some(60), sleep: None });
+        let nobody = memory.reading(None, Returns::ALL).await;
+        assert_eq!((nobody.free, nobody.held), (Some(30), None));
+    }
+
+    // 15
+    #[tokio::test]
+    async fn beside_a_resident_of_unknown_size_nothing_is_known_to_be_too_little() {
+        let (_, memory, _) = slot();
+        let reading = memory.reading(Some(&Model::from("found")), Returns::ALL).await;
+        assert_eq!((reading.free, reading.held), (None, None));
     }
 
     #[tokio::test]
@@ -215,19 +317,6 @@ mod tests {
         memory.note_evicted(&model, Left::Asleep).await;
         let reading = memory.reading(Some(&model), Returns::ALL).await;
         assert_eq!(reading.sleep, Some(Sleep { copy: 30, host_free: 20 }));
-    }
-
-    #[derive(Debug)]
-    struct Blind;
-
-    impl Meter for Blind {
-        fn free(&self) -> Option<u64> {
-            None
-        }
-
-        fn host_free(&self) -> Option<u64> {
-            None
-        }
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@
 //! own. Where neither is there nothing is measured, which is no error.
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -67,11 +67,25 @@ impl Meter for Nvidia {
     }
 
     fn host_free(&self) -> Option<u64> {
-        // Version 2; in version 1 and outside of a limit the answer is that nobody knows.
-        let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse().ok();
-        let limit: u64 = read("memory.max")?;
-        Some(limit.saturating_sub(read("memory.current")?))
+        free_in_group(Path::new("/sys/fs/cgroup"))
     }
+}
+
+/// What a control group may still take. Version 2; in version 1 and outside of a limit the answer is that nobody knows.
+fn free_in_group(group: &Path) -> Option<u64> {
+    let read = |name: &str| std::fs::read_to_string(group.join(name)).ok();
+    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+    // Pages of files are counted as taken, and give way to a copy that needs the room, unless they are still to be written:
+    // a group that has read its models from disk looks full.
+    let stat = read("memory.stat").unwrap_or_default();
+    let of = |name: &str| {
+        let value = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse::<u64>().ok());
+        value.unwrap_or(0)
+    };
+    let files = of("active_file").saturating_add(of("inactive_file"));
+    let gives_way = files.saturating_sub(of("file_dirty")).saturating_sub(of("file_writeback"));
+    let taken = number("memory.current")?.saturating_sub(gives_way);
+    Some(number("memory.max")?.saturating_sub(taken))
 }
 
 fn free_by_library(nvml: &Nvml, devices: &[String]) -> Result<u64, NvmlError> {
@@ -153,6 +167,21 @@ mod tests {
         assert_eq!(free_by_program(&program, &["0".to_owned(), "GPU-1".to_owned()]), Some(512 << 20));
         assert_eq!(free_by_program(&program, &[]), None);
         assert_eq!(free_by_program(&folder.path().join("missing"), &[]), None);
+    }
+
+    #[test]
+    fn page_cache_that_would_give_way_is_free_memory() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(group.path().join(name), text).unwrap();
+        assert_eq!(free_in_group(group.path()), None, "nobody knows");
+        write("memory.max", "100\n");
+        write("memory.current", "90\n");
+        assert_eq!(free_in_group(group.path()), Some(10));
+        let stat = "anon 20\nactive_file 30\ninactive_file 40\nfile_dirty 4\nfile_writeback 1\nfile_mapped 7\n";
+        write("memory.stat", stat);
+        assert_eq!(free_in_group(group.path()), Some(75), "but what is not on disk yet stays a while");
+        write("memory.max", "max\n");
+        assert_eq!(free_in_group(group.path()), None, "there is no limit");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use url::Url;
 
 use super::http::Client;
+use super::key::Key;
 use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::Model;
 use crate::multiplexer::error::LoadFailure;
@@ -49,6 +50,12 @@ impl Ollama {
     /// The server at `url` and those of its models that are the slot's, by Ollama's names.
     pub fn new(url: Url, models: Vec<Model>) -> Self {
         Self { models, client: Client::new(url), abandoned: Mutex::default() }
+    }
+
+    /// Shows this key with every request.
+    #[must_use]
+    pub fn with_key(self, key: Key) -> Self {
+        Self { client: self.client.with_key(key), ..self }
     }
 
     fn find(&self, model: &Model) -> Result<(), DriverError> {
@@ -157,7 +164,8 @@ impl Driver for Ollama {
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             self.find(model)?;
-            self.client.look("/api/version").await?.accepted().map(|_| ())
+            // It knows its models by more names than it lists.
+            self.client.tell_once("/api/show", Some(&json!({"model": &**model}))).await?.accepted().map(drop)
         })
     }
 
@@ -166,7 +174,7 @@ impl Driver for Ollama {
             self.find(model)?;
             let model_ids = names(&self.client.look("/api/ps").await?.accepted()?.json()?);
             let ready = model_ids.iter().any(|name| is_same(name, model));
-            Ok(Probed { ready, model_ids, busy: None })
+            Ok(Probed { ready, gone: !ready, model_ids })
         })
     }
 

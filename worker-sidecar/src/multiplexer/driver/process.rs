@@ -14,7 +14,7 @@ use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::Left;
 
 /// A model and the command that serves it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessModel {
     /// How it shows that it is ready.
     pub served: Served,
@@ -45,7 +45,7 @@ impl Process {
     async fn start(&self, model: &Model) -> Result<(), DriverError> {
         let ProcessModel { served, launch, url } = self.find(model)?;
         if let Some(running) = self.children.alive(model)
-            && served.look(&client(url.as_ref(), &running)).await.is_ok_and(|probed| probed.ready)
+            && served.look(&client(served, url.as_ref(), &running)).await.is_ok_and(|probed| probed.ready)
         {
             return Ok(());
         }
@@ -53,7 +53,7 @@ impl Process {
         self.children.kill(model).await?;
         let running = self.children.start(model, launch, port_of(url.as_ref()))?;
         let guard = running.kill_on_drop();
-        served_by(&running, served, &client(url.as_ref(), &running)).await?;
+        served_by(&running, served, &client(served, url.as_ref(), &running)).await?;
         guard.keep();
         Ok(())
     }
@@ -68,8 +68,8 @@ pub async fn served_by(running: &Running, served: &Served, client: &Client) -> R
     }
 }
 
-fn client(url: Option<&Url>, running: &Running) -> Client {
-    Client::new(url.cloned().unwrap_or_else(|| on_loopback(running.port())))
+fn client(served: &Served, url: Option<&Url>, running: &Running) -> Client {
+    served.client(url.cloned().unwrap_or_else(|| on_loopback(running.port())))
 }
 
 fn on_loopback(port: u16) -> Url {
@@ -97,8 +97,8 @@ impl Driver for Process {
         Box::pin(async {
             let ProcessModel { served, url, .. } = self.find(model)?;
             match self.children.alive(model) {
-                Some(running) => served.look(&client(url.as_ref(), &running)).await,
-                None => Ok(Probed::default()),
+                Some(running) => served.look(&client(served, url.as_ref(), &running)).await,
+                None => Ok(Probed::gone()),
             }
         })
     }
@@ -119,6 +119,10 @@ impl Driver for Process {
             self.find(model)?;
             self.children.kill(model).await
         })
+    }
+
+    fn stop<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(self.children.stop(model))
     }
 
     fn ended<'a>(&'a self, model: &'a Model) -> Call<'a, ()> {

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use url::Url;
 
 use super::http::Client;
+use super::key::Key;
 use super::{DriverError, Probed};
 use crate::multiplexer::Model;
 
@@ -14,7 +15,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// One model and how its server tells that it is there.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Served {
     /// The model.
     pub id: Model,
@@ -24,6 +25,8 @@ pub struct Served {
     pub health_path: String,
     /// Whether one token is asked for before the model counts as loaded: what is compiled at first use is compiled then.
     pub warm_up: bool,
+    /// What the server wants to be shown.
+    pub key: Key,
 }
 
 impl Served {
@@ -31,7 +34,12 @@ impl Served {
     pub fn new(id: impl Into<Model>) -> Self {
         let id = id.into();
         let expect = id.to_string();
-        Self { id, expect, health_path: "/health".to_owned(), warm_up: false }
+        Self { id, expect, health_path: "/health".to_owned(), warm_up: false, key: Key::default() }
+    }
+
+    /// Talks to its server.
+    pub fn client(&self, base: Url) -> Client {
+        Client::new(base).with_key(self.key.clone())
     }
 
     /// One look: whether it is ready and the right one. A server that nobody listens for is an error.
@@ -40,31 +48,57 @@ impl Served {
             return Ok(Probed::default());
         }
         let model_ids = model_ids(client).await?;
-        Ok(Probed { ready: self.is_among(&model_ids), model_ids, busy: None })
+        Ok(Probed { ready: self.is_among(&model_ids), model_ids, ..Probed::default() })
+    }
+
+    /// Whether anybody is there, ready or not: a server that sleeps, or is busy, is.
+    pub async fn reach(&self, client: &Client) -> Result<(), DriverError> {
+        client.look(&self.health_path).await.map(|_| ())
     }
 
     /// Waits until it is ready, and fails at once if it is ready and another model. As long as it takes.
     pub async fn become_ready(&self, client: &Client) -> Result<(), DriverError> {
-        let mut pause = FIRST_PAUSE;
+        self.appear(client).await?;
+        if self.warm_up { self.warm(client).await } else { Ok(()) }
+    }
+
+    /// As [`become_ready`](Self::become_ready), asking for nothing.
+    pub async fn appear(&self, client: &Client) -> Result<(), DriverError> {
+        let (mut pause, mut last) = (FIRST_PAUSE, None);
         loop {
             match self.look(client).await {
-                Ok(Probed { ready: true, .. }) => break,
+                Ok(Probed { ready: true, .. }) => return Ok(()),
                 Ok(Probed { model_ids, .. }) if !model_ids.is_empty() => {
                     return Err(DriverError::WrongModel { expected: self.expect.clone(), found: model_ids });
                 }
                 Ok(Probed { .. }) => {}
-                Err(error) => tracing::trace!(model = &*self.id, %error, "not ready yet"),
+                // It has answered, and will not answer otherwise for being asked again.
+                Err(error @ DriverError::Refused { status: 400..=407 | 409..=428 | 430..=499, .. }) => {
+                    return Err(error);
+                }
+                Err(error) => {
+                    // Once for each reason: nobody hears of it if the wait ends by its time.
+                    if last.as_ref() != Some(&error) {
+                        tracing::info!(model = &*self.id, %error, "not ready yet");
+                    }
+                    last = Some(error);
+                }
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        if self.warm_up { self.warm(client).await } else { Ok(()) }
     }
 
     /// Asks for one token.
     pub async fn warm(&self, client: &Client) -> Result<(), DriverError> {
         let body = json!({"model": self.expect, "prompt": "Hi", "max_tokens": 1});
         client.tell("/v1/completions", Some(&body)).await?.accepted().map(|_| ())
+    }
+
+    /// As [`warm`](Self::warm), without a second attempt.
+    pub async fn warm_once(&self, client: &Client) -> Result<(), DriverError> {
+        let body = json!({"model": self.expect, "prompt": "Hi", "max_tokens": 1});
+        client.tell_once("/v1/completions", Some(&body)).await?.accepted().map(|_| ())
     }
 
     fn is_among(&self, ids: &[String]) -> bool {
@@ -80,6 +114,9 @@ pub fn port_of(url: Option<&Url>) -> Option<u16> {
 /// Whether the health path says so. Servers that have none are asked for their models instead.
 async fn is_healthy(client: &Client, path: &str) -> Result<bool, DriverError> {
     let reply = client.look(path).await?;
+    if matches!(reply.status.as_u16(), 401 | 403) {
+        return Err(reply.refusal());
+    }
     // 404 and 405: there is no such path. Whatever else: not now.
     Ok(reply.status.is_success() || matches!(reply.status.as_u16(), 404 | 405))
 }
@@ -112,7 +149,47 @@ pub fn flag(value: &Value, name: &str) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    use ::http::{HeaderMap, StatusCode};
+    use axum::routing::get;
+    use axum::{Json, Router};
+    use modelrelay_protocol::secret::Secret;
+
     use super::*;
+
+    /// A server that shows its models to those who have its key.
+    async fn guarded() -> Url {
+        let models = async |headers: HeaderMap| {
+            if headers.get("authorization").is_some_and(|key| key == "Bearer k3y") {
+                (StatusCode::OK, Json(json!({"data": [{"id": "m"}]})))
+            } else {
+                (StatusCode::UNAUTHORIZED, Json(json!({"error": "no key"})))
+            }
+        };
+        let router = Router::new().route("/health", get(async || "ok")).route("/v1/models", get(models));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        drop(tokio::spawn(async move { axum::serve(listener, router).await }));
+        url
+    }
+
+    async fn ready(key: Option<&str>) -> Result<(), DriverError> {
+        let served = Served { key: Key::new(key.map(Secret::new)), ..Served::new("m") };
+        let client = served.client(guarded().await);
+        let ready = tokio::time::timeout(Duration::from_secs(10), served.become_ready(&client)).await;
+        ready.expect("an answer at once")
+    }
+
+    #[tokio::test]
+    async fn a_server_that_refuses_to_show_its_models_is_not_waited_for() {
+        for key in [None, Some("wrong")] {
+            let error = ready(key).await.unwrap_err();
+            assert!(
+                matches!(&error, DriverError::Refused { status: 401, said, .. } if said.contains("no key")),
+                "{error}"
+            );
+        }
+        assert_eq!(ready(Some("k3y")).await, Ok(()));
+    }
 
     #[test]
     fn gauges_are_summed_over_their_labels_and_over_their_names() {

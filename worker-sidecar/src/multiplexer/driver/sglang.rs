@@ -5,21 +5,21 @@
 //! - `/release_memory_occupation` asserts that nothing runs, and a failed assertion is the end of the scheduler:
 //!   generation is paused first.
 //! - Resuming what was not released fails as hard, and there is no way to ask: what was released is remembered here. A
-//!   server that was released by somebody else is not known as such.
+//!   server that others started may have been released before this worker began, and looks well all the same: one token
+//!   proves that it serves. Where it was released, that is its end; it could not have been used again anyway.
 //! - A paused server generates nothing until `/continue_generation`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::json;
 use url::Url;
 
-use super::http::Client;
-use super::launch::{Children, Launch};
-use super::process::served_by;
-use super::sequence::Sequence;
-use super::served::{Served, port_of};
+use super::launch::Launch;
+use super::served::Served;
+use super::standing::{Server, Servers};
 use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::Model;
 use crate::multiplexer::error::LoadFailure;
@@ -29,8 +29,12 @@ use crate::multiplexer::event::Left;
 /// As a sleeping vLLM, it keeps its CUDA context and its graphs.
 const RETURNS: Returns = Returns { residual: 3 << 29, percent: 90 };
 
+/// For the first token of a server that others started, when it is wanted; and when it is only looked at.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(60);
+const GLANCE: Duration = Duration::from_secs(4);
+
 /// A model and its server.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SaverModel {
     /// How it shows that it is ready.
     pub served: Served,
@@ -45,93 +49,68 @@ pub struct SaverModel {
 /// The `sglang` driver.
 #[derive(Debug)]
 pub struct Sglang {
-    models: Vec<Arc<Known>>,
-    children: Children,
+    servers: Servers<Memory>,
 }
 
+/// What is known of a server's memory.
 #[derive(Debug)]
-struct Known {
-    served: Served,
-    client: Client,
-    launch: Option<Launch>,
+struct Memory {
     reload_from: Option<String>,
-    orders: Sequence,
     is_released: AtomicBool,
+    /// Whether it is known from here on what it is: it has generated something, or was released by us.
+    is_proven: AtomicBool,
 }
 
 impl Sglang {
     /// `supervisor`: this very program.
     pub fn new(models: impl IntoIterator<Item = SaverModel>, supervisor: PathBuf) -> Self {
-        let known = |SaverModel { served, url, launch, reload_from }| {
-            let (client, orders) = (Client::new(url), Sequence::default());
-            Arc::new(Known { served, client, launch, reload_from, orders, is_released: AtomicBool::new(false) })
+        let server = |SaverModel { served, url, launch, reload_from }| {
+            let (is_released, is_proven) = (AtomicBool::new(false), AtomicBool::new(false));
+            Server::new(served, url, launch, Memory { reload_from, is_released, is_proven })
         };
-        Self { models: models.into_iter().map(known).collect(), children: Children::new(supervisor) }
+        Self { servers: Servers::new(models.into_iter().map(server), supervisor) }
     }
 
-    fn find(&self, model: &Model) -> Result<&Arc<Known>, DriverError> {
-        let found = self.models.iter().find(|known| known.served.id == *model);
-        found.ok_or_else(|| DriverError::UnknownModel(model.to_string()))
+    async fn make_ready(&self, model: &Model, kind: LoadKind) -> Result<(), DriverError> {
+        let server = self.servers.find(model)?;
+        let begun = Box::pin(async {
+            server.state.is_released.store(false, Ordering::Relaxed);
+            Ok(())
+        });
+        self.servers.make_ready(server, kind, begun, Box::pin(self.resume_and_wait(server))).await
     }
 
-    fn is_absent(&self, known: &Known) -> bool {
-        known.launch.is_some() && self.children.alive(&known.served.id).is_none()
-    }
-
-    async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
-        let known = self.find(model)?;
-        let Known { served, client, launch, .. } = &**known;
-        match (launch, self.children.alive(model)) {
-            (Some(launch), None) => {
-                self.children.kill(model).await?;
-                known.is_released.store(false, Ordering::Relaxed);
-                let running = self.children.start(model, launch, port_of(Some(client.base())))?;
-                let guard = running.kill_on_drop();
-                served_by(&running, served, client).await?;
-                guard.keep();
-                Ok(())
-            }
-            (Some(_), Some(running)) => tokio::select! {
-                biased;
-                failure = running.failed() => Err(failure),
-                awake = self.resume_and_wait(known) => awake,
-            },
-            (None, _) => self.resume_and_wait(known).await,
-        }
-    }
-
-    async fn resume_and_wait(&self, known: &Arc<Known>) -> Result<(), DriverError> {
-        let resumed = Arc::clone(known);
-        known.orders.run(async move { resumed.resume().await }).await?;
-        let Known { served, client, .. } = &**known;
+    async fn resume_and_wait(&self, server: &Arc<Server<Memory>>) -> Result<(), DriverError> {
+        let resumed = Arc::clone(server);
+        server.orders.run(async move { resumed.resume().await }).await?;
+        let Server { served, client, .. } = &**server;
+        served.appear(client).await?;
+        server.prove(PROOF_TIMEOUT).await?;
         served.become_ready(client).await?;
         // What comes back from host memory shows only in an answer whether it is whole.
         if served.warm_up { Ok(()) } else { served.warm(client).await }
     }
 
     async fn release(&self, model: &Model) -> Result<Left, DriverError> {
-        let known = self.find(model)?;
-        if self.is_absent(known) {
+        let server = self.servers.find(model)?;
+        if self.servers.is_absent(server) {
             return Ok(Left::Nothing);
         }
-        let released = Arc::clone(known);
-        known.orders.run(async move { released.release().await }).await?;
-        Ok(Left::Asleep)
+        let released = Arc::clone(server);
+        server.orders.run(async move { released.release().await }).await?;
+        Ok(server.leaves())
     }
 
     async fn end(&self, model: &Model) -> Result<(), DriverError> {
-        let known = self.find(model)?;
-        if known.launch.is_some() {
-            self.children.kill(model).await?;
-            // Nothing that was meant for the dead must reach its successor.
-            known.orders.settled().await;
-            known.is_released.store(false, Ordering::Relaxed);
+        let server = self.servers.find(model)?;
+        if self.servers.kill(server).await? {
+            server.state.is_released.store(false, Ordering::Relaxed);
             return Ok(());
         }
         match self.release(model).await {
             Ok(_) => Ok(()),
             Err(DriverError::Unreachable { .. }) => {
-                known.is_released.store(false, Ordering::Relaxed);
+                server.state.is_released.store(false, Ordering::Relaxed);
                 Ok(())
             }
             Err(error) => Err(DriverError::NotOurs(format!(
@@ -141,14 +120,40 @@ impl Sglang {
     }
 }
 
-impl Known {
+impl Server<Memory> {
+    /// That a server which others started generates. Once is enough.
+    async fn prove(&self, within: Duration) -> Result<(), DriverError> {
+        if self.launch.is_some() || self.state.is_proven.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let proof = self.served.warm_once(&self.client);
+        let url = self.client.base();
+        let unproven = |why: &str| {
+            DriverError::NotOurs(format!(
+                "{url} generates nothing ({why}): it may have released its memory before this worker began; restart it, or \
+                 give the model a command"
+            ))
+        };
+        match tokio::time::timeout(within, proof).await {
+            Ok(Ok(())) => self.state.is_proven.store(true, Ordering::Relaxed),
+            Ok(Err(error)) => return Err(unproven(&error.to_string())),
+            Err(_) => return Err(unproven(&format!("no answer within {} s", within.as_secs()))),
+        }
+        Ok(())
+    }
+
+    /// What is left of it once its memory is released.
+    fn leaves(&self) -> Left {
+        if self.state.reload_from.is_some() { Left::Emptied } else { Left::Asleep }
+    }
+
     async fn resume(&self) -> Result<(), DriverError> {
         // Once: a second time would resume what is resumed. So it counts as resumed from here on.
-        if !self.is_released.swap(false, Ordering::Relaxed) {
+        if !self.state.is_released.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
         self.client.tell_once("/resume_memory_occupation", Some(&both())).await?.accepted()?;
-        if let Some(path) = &self.reload_from {
+        if let Some(path) = &self.state.reload_from {
             let from = json!({"model_path": path});
             self.client.tell("/update_weights_from_disk", Some(&from)).await?.accepted()?;
         }
@@ -156,13 +161,14 @@ impl Known {
     }
 
     async fn release(&self) -> Result<(), DriverError> {
-        if self.is_released.load(Ordering::Relaxed) {
+        if self.state.is_released.load(Ordering::Relaxed) {
             // Somebody may have ended it in its sleep.
             return self.client.look("/v1/models").await.map(|_| ());
         }
         self.client.tell("/pause_generation", Some(&json!({}))).await?.accepted()?;
         self.client.tell_once("/release_memory_occupation", Some(&both())).await?.accepted()?;
-        self.is_released.store(true, Ordering::Relaxed);
+        self.state.is_released.store(true, Ordering::Relaxed);
+        self.state.is_proven.store(true, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -173,34 +179,42 @@ fn both() -> serde_json::Value {
 
 impl Driver for Sglang {
     fn capabilities(&self) -> Capabilities {
-        let owns_backends = self.models.iter().any(|known| known.launch.is_some());
-        Capabilities { leaves: Left::Asleep, can_coexist: false, owns_backends, returns: RETURNS }
+        let emptied = self.servers.iter().map(Server::leaves).find(|left| *left == Left::Emptied);
+        let (leaves, owns_backends) = (emptied.unwrap_or(Left::Asleep), self.servers.owns_any());
+        Capabilities { leaves, can_coexist: false, owns_backends, returns: RETURNS }
     }
 
     fn models(&self) -> Vec<Model> {
-        self.models.iter().map(|known| Model::clone(&known.served.id)).collect()
+        self.servers.models()
     }
 
     fn url(&self, model: &Model) -> Option<Url> {
-        self.find(model).ok().map(|known| known.client.base().clone())
+        self.servers.url(model)
+    }
+
+    fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(self.servers.check(model))
     }
 
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
         Box::pin(async {
-            let known = self.find(model)?;
-            if self.is_absent(known) {
-                return Ok(Probed::default());
+            let server = self.servers.find(model)?;
+            if self.servers.is_absent(server) {
+                return Ok(Probed::gone());
             }
-            let probed = known.served.look(&known.client).await;
-            if known.is_released.load(Ordering::Relaxed) {
-                return Ok(Probed::default());
+            let probed = server.served.look(&server.client).await;
+            if server.state.is_released.load(Ordering::Relaxed) {
+                return Ok(Probed::gone());
+            }
+            if probed.as_ref().is_ok_and(|probed| probed.ready) {
+                server.prove(GLANCE).await?;
             }
             probed
         })
     }
 
-    fn load<'a>(&'a self, model: &'a Model, _: LoadKind) -> Call<'a, Result<(), LoadFailure>> {
-        Box::pin(async { Ok(self.make_ready(model).await?) })
+    fn load<'a>(&'a self, model: &'a Model, kind: LoadKind) -> Call<'a, Result<(), LoadFailure>> {
+        Box::pin(async move { Ok(self.make_ready(model, kind).await?) })
     }
 
     fn evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Left, DriverError>> {
@@ -211,7 +225,15 @@ impl Driver for Sglang {
         Box::pin(self.end(model))
     }
 
+    fn stop<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(async { self.servers.stop(self.servers.find(model)?).await })
+    }
+
+    fn owns(&self, model: &Model) -> bool {
+        self.servers.owns(model)
+    }
+
     fn ended<'a>(&'a self, model: &'a Model) -> Call<'a, ()> {
-        Box::pin(self.children.ended(model))
+        Box::pin(self.servers.ended(model))
     }
 }

@@ -2,24 +2,43 @@
 //! that the machine expects. What is measured around a call is measured here, so that no driver can forget it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::key::Key;
 use super::memory::SlotMemory;
-use super::{Driver, DriverError, Probed};
+use super::{Capabilities, Driver, DriverError, Probed};
 use crate::multiplexer::Model;
+use crate::multiplexer::config::EVICT_TIMEOUT;
+use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::estimate::LoadKind;
-use crate::multiplexer::event::{Found, Left, Outcome};
+use crate::multiplexer::event::{Found, Outcome};
+use crate::multiplexer::memory::Reading;
 
 /// Carries out a machine's calls. Every method may be dropped; what that leaves is the driver's rule.
 #[derive(Debug)]
 pub struct SlotDriver {
     driver: Arc<dyn Driver>,
     memory: SlotMemory,
+    key: Key,
+    /// Whether it is known that nothing of another model was left from before this worker began.
+    is_cleared: AtomicBool,
 }
 
 impl SlotDriver {
     /// The driver and what measures for it.
     pub fn new(driver: Arc<dyn Driver>, memory: SlotMemory) -> Self {
-        Self { driver, memory }
+        Self { driver, memory, key: Key::default(), is_cleared: AtomicBool::new(false) }
+    }
+
+    /// The same, whose backends want requests to show this too.
+    #[must_use]
+    pub fn with_key(self, key: Key) -> Self {
+        Self { key, ..self }
+    }
+
+    /// What its backends want to be shown.
+    pub fn key(&self) -> &Key {
+        &self.key
     }
 
     /// The driver itself.
@@ -27,19 +46,73 @@ impl SlotDriver {
         &*self.driver
     }
 
+    fn knows(&self, model: &Model) -> bool {
+        self.driver.models().contains(model)
+    }
+
     /// For [`Effect::Preflight`](crate::multiplexer::effect::Effect::Preflight): whether the driver could load it, and what
     /// is free beside what the resident would give back.
     pub async fn preflight(&self, model: &Model, resident: Option<&Model>) -> Outcome {
+        // A reload may name models that the driver, which stays, was not made for.
+        if !self.knows(model) {
+            return Outcome::Preflight(Err(DriverError::UnknownModel(model.to_string()).to_string()));
+        }
         if let Err(error) = self.driver.check(model).await {
             return Outcome::Preflight(Err(error.to_string()));
         }
-        Outcome::Preflight(Ok(self.memory.reading(resident, self.driver.capabilities().returns).await))
+        let Capabilities { can_coexist, returns, .. } = self.driver.capabilities();
+        // What is never unloaded for another takes nothing from it.
+        let reading = if can_coexist { Reading::default() } else { self.memory.reading(resident, returns).await };
+        Outcome::Preflight(Ok(reading))
     }
 
     /// For [`Effect::Load`](crate::multiplexer::effect::Effect::Load).
     pub async fn load(&self, model: &Model, kind: LoadKind) -> Outcome {
+        if let Err(failure) = self.clear_for(model).await {
+            return Outcome::Loaded(Err(failure));
+        }
         self.memory.note_load(model).await;
-        Outcome::Loaded(self.driver.load(model, kind).await)
+        let loaded = self.driver.load(model, kind).await;
+        if loaded.is_ok() {
+            self.memory.note_loaded(model).await;
+        }
+        Outcome::Loaded(loaded)
+    }
+
+    /// Before the first load: a worker that has just begun does not know what its predecessor, or somebody else, has left
+    /// awake. A model that was found and adopted is unloaded by then.
+    async fn clear_for(&self, target: &Model) -> Result<(), LoadFailure> {
+        if self.driver.capabilities().can_coexist || self.is_cleared.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        for model in self.driver.models().iter().filter(|model| *model != target) {
+            match self.driver.probe(model).await {
+                Ok(Probed { gone: true, .. }) | Err(DriverError::Unreachable { .. }) => continue,
+                Ok(Probed { ready: true, .. }) => self.memory.note_found(model).await,
+                Ok(Probed { .. }) | Err(_) => {}
+            }
+            tracing::info!(model = &**model, "unloading what was there before the worker began");
+            self.clear_away(model).await?;
+            // Should it not come back, the load will tell.
+            self.memory.is_freed(model, self.driver.capabilities().returns).await;
+        }
+        self.is_cleared.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn clear_away(&self, model: &Model) -> Result<(), LoadFailure> {
+        let stays = |detail: String| {
+            LoadFailure::Driver(format!("model {model}, which shares the slot's memory, may be loaded still: {detail}"))
+        };
+        let evicted = tokio::time::timeout(EVICT_TIMEOUT, self.evict(model)).await;
+        if matches!(evicted, Ok(Outcome::Evicted(Ok(_)))) {
+            return Ok(());
+        }
+        match tokio::time::timeout(EVICT_TIMEOUT, self.force_evict(model)).await {
+            Ok(Outcome::ForceEvicted(Err(detail))) => Err(stays(detail)),
+            Ok(_) => Ok(()),
+            Err(_) => Err(stays("ending it takes too long".to_owned())),
+        }
     }
 
     /// For [`Effect::Evict`](crate::multiplexer::effect::Effect::Evict).
@@ -55,7 +128,14 @@ impl SlotDriver {
     /// For [`Effect::ForceEvict`](crate::multiplexer::effect::Effect::ForceEvict) and
     /// [`Effect::Discard`](crate::multiplexer::effect::Effect::Discard).
     pub async fn force_evict(&self, model: &Model) -> Outcome {
+        if !self.knows(model) {
+            return Outcome::ForceEvicted(Ok(()));
+        }
         self.memory.note_evict(model).await;
+        if !self.driver.owns(model) {
+            // Whoever restarts it, or another of theirs, restarts it awake.
+            self.is_cleared.store(false, Ordering::Relaxed);
+        }
         Outcome::ForceEvicted(self.driver.force_evict(model).await.map_err(|error| error.to_string()))
     }
 
@@ -67,27 +147,177 @@ impl SlotDriver {
         Outcome::MemoryChecked { freed }
     }
 
-    /// For [`Effect::Probe`](crate::multiplexer::effect::Effect::Probe): the resident first, then whatever else the slot
-    /// knows, because somebody else may have changed it.
+    /// For [`Effect::Probe`](crate::multiplexer::effect::Effect::Probe): the resident first. What else the slot knows counts
+    /// only where the resident is certainly gone, because somebody else may have changed it: a server that is overloaded for
+    /// a moment still holds its memory and has its requests running.
     pub async fn probe(&self, resident: Option<&Model>) -> Outcome {
         let mut silent = false;
         let others = self.driver.models().into_iter().filter(|model| Some(model) != resident);
         for model in resident.cloned().into_iter().chain(others) {
             match self.driver.probe(&model).await {
-                Ok(Probed { ready: true, .. }) => return Outcome::Probed(Found::Serving(model)),
-                Ok(Probed { .. }) | Err(DriverError::Unreachable { .. }) => {}
+                Ok(Probed { ready: true, .. }) => {
+                    if resident != Some(&model) {
+                        self.memory.note_found(&model).await;
+                    }
+                    return Outcome::Probed(Found::Serving(model));
+                }
+                Ok(Probed { gone: true, .. }) => {}
+                look if resident == Some(&model) => {
+                    tracing::debug!(model = &*model, ?look, "the resident does not answer as it should");
+                    return Outcome::Probed(Found::Silence);
+                }
+                Err(DriverError::Unreachable { .. }) => {}
                 // A stranger's silence says nothing about the resident.
-                Err(error) => {
-                    tracing::debug!(model = &*model, %error, "the backend cannot be looked at");
-                    silent |= resident.is_none_or(|resident| *resident == model);
+                look @ (Ok(_) | Err(_)) => {
+                    tracing::debug!(model = &*model, ?look, "the backend cannot be looked at");
+                    silent |= resident.is_none();
                 }
             }
         }
         Outcome::Probed(if silent { Found::Silence } else { Found::Nothing })
     }
+}
 
-    /// What is left of an unloaded model of this slot.
-    pub fn leaves(&self) -> Left {
-        self.driver.capabilities().leaves
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use url::Url;
+
+    use super::super::memory::Blind;
+    use super::super::{Call, Returns};
+    use super::*;
+    use crate::multiplexer::event::Left;
+
+    type Look = Result<Probed, DriverError>;
+
+    /// Shows of each model what the test says, and notes what it was told.
+    #[derive(Debug, Default)]
+    struct Shows {
+        looks: Vec<(&'static str, Look)>,
+        told: Mutex<Vec<String>>,
+        /// Nothing that is there can be ended.
+        is_stuck: bool,
+    }
+
+    impl Shows {
+        fn note(&self, verb: &str, model: &Model) {
+            self.told.lock().unwrap().push(format!("{verb} {model}"));
+        }
+
+        fn told(&self) -> Vec<String> {
+            std::mem::take(&mut *self.told.lock().unwrap())
+        }
+
+        fn ended(&self) -> Result<(), DriverError> {
+            if self.is_stuck { Err(DriverError::NotOurs("it stays".to_owned())) } else { Ok(()) }
+        }
+    }
+
+    impl Driver for Shows {
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { leaves: Left::Nothing, can_coexist: false, owns_backends: false, returns: Returns::ALL }
+        }
+
+        fn models(&self) -> Vec<Model> {
+            self.looks.iter().map(|(model, _)| Model::from(*model)).collect()
+        }
+
+        fn url(&self, _: &Model) -> Option<Url> {
+            None
+        }
+
+        fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Look> {
+            let look = self.looks.iter().find(|(known, _)| **known == **model).map(|(_, look)| look.clone());
+            Box::pin(std::future::ready(look.unwrap()))
+        }
+
+        fn load<'a>(&'a self, model: &'a Model, _: LoadKind) -> Call<'a, Result<(), LoadFailure>> {
+            self.note("load", model);
+            Box::pin(std::future::ready(Ok(())))
+        }
+
+        fn evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Left, DriverError>> {
+            self.note("evict", model);
+            Box::pin(std::future::ready(self.ended().map(|()| Left::Nothing)))
+        }
+
+        fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+            self.note("force", model);
+            Box::pin(std::future::ready(self.ended()))
+        }
+    }
+
+    fn ready() -> Look {
+        Ok(Probed { ready: true, ..Probed::default() })
+    }
+
+    fn refused() -> Look {
+        Err(DriverError::Unreachable { url: "http://a".to_owned(), why: "refused".to_owned() })
+    }
+
+    fn slot(looks: Vec<(&'static str, Look)>) -> (Arc<Shows>, SlotDriver) {
+        let shows = Arc::new(Shows { looks, ..Shows::default() });
+        let driver = SlotDriver::new(Arc::<Shows>::clone(&shows), SlotMemory::new(Arc::new(Blind)));
+        (shows, driver)
+    }
+
+    async fn found(resident: Option<&str>, looks: Vec<(&'static str, Look)>) -> Found {
+        let resident = resident.map(Model::from);
+        let outcome = slot(looks).1.probe(resident.as_ref()).await;
+        let Outcome::Probed(found) = outcome else { panic!("{outcome:?}") };
+        found
+    }
+
+    #[tokio::test]
+    async fn a_resident_that_is_not_ready_or_refuses_a_connection_is_silent_and_not_gone() {
+        for look in [Ok(Probed::default()), refused()] {
+            assert_eq!(found(Some("a"), vec![("a", look.clone()), ("b", Ok(Probed::gone()))]).await, Found::Silence);
+            assert_eq!(
+                found(Some("a"), vec![("a", look), ("b", ready())]).await,
+                Found::Silence,
+                "whatever else serves"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_resident_that_is_certainly_gone_has_left_nothing_or_what_serves_in_its_place() {
+        assert_eq!(found(Some("a"), vec![("a", Ok(Probed::gone())), ("b", refused())]).await, Found::Nothing);
+        let replaced = found(Some("a"), vec![("a", Ok(Probed::gone())), ("b", ready())]).await;
+        assert_eq!(replaced, Found::Serving("b".into()));
+    }
+
+    #[tokio::test]
+    async fn before_the_first_load_whatever_else_may_be_there_is_unloaded() {
+        let looks = vec![
+            ("a", Ok(Probed::default())),
+            ("b", ready()),
+            ("c", Ok(Probed::gone())),
+            ("d", refused()),
+            ("e", Ok(Probed::default())),
+        ];
+        let (shows, driver) = slot(looks.clone());
+        assert!(matches!(driver.load(&"a".into(), LoadKind::Cold).await, Outcome::Loaded(Ok(()))));
+        assert_eq!(shows.told(), ["evict b", "evict e", "load a"]);
+        driver.load(&"b".into(), LoadKind::Cold).await;
+        assert_eq!(shows.told(), ["load b"], "later loads follow evictions");
+
+        let shows = Arc::new(Shows { looks, is_stuck: true, ..Shows::default() });
+        let driver = SlotDriver::new(Arc::<Shows>::clone(&shows), SlotMemory::new(Arc::new(Blind)));
+        let outcome = driver.load(&"a".into(), LoadKind::Cold).await;
+        let Outcome::Loaded(Err(LoadFailure::Driver(said))) = outcome else { panic!("{outcome:?}") };
+        assert!(said.contains("model b") && said.contains("it stays"), "{said}");
+        assert_eq!(shows.told(), ["evict b", "force b"], "and nothing is loaded beside it");
+    }
+
+    #[tokio::test]
+    async fn a_model_that_the_driver_does_not_know_is_refused_beforehand_and_nothing_of_it_can_be_left() {
+        let (shows, driver) = slot(vec![("a", ready())]);
+        let stranger = Model::from("stranger");
+        let outcome = driver.preflight(&stranger, Some(&"a".into())).await;
+        assert!(matches!(&outcome, Outcome::Preflight(Err(said)) if said.contains("stranger")), "{outcome:?}");
+        assert!(matches!(driver.force_evict(&stranger).await, Outcome::ForceEvicted(Ok(()))));
+        assert_eq!(shows.told(), Vec::<String>::new());
     }
 }

@@ -19,7 +19,7 @@ pub struct StaticUrl {
 impl StaticUrl {
     /// The models and where each is.
     pub fn new(models: impl IntoIterator<Item = (Served, Url)>) -> Self {
-        Self { models: models.into_iter().map(|(served, url)| (served, Client::new(url))).collect() }
+        Self { models: models.into_iter().map(with_client).collect() }
     }
 
     fn find(&self, model: &Model) -> Result<&(Served, Client), DriverError> {
@@ -30,6 +30,11 @@ impl StaticUrl {
     async fn nothing(&self, model: &Model) -> Result<(), DriverError> {
         self.find(model).map(|_| ())
     }
+}
+
+fn with_client((served, url): (Served, Url)) -> (Served, Client) {
+    let client = served.client(url);
+    (served, client)
 }
 
 impl Driver for StaticUrl {
@@ -43,6 +48,13 @@ impl Driver for StaticUrl {
 
     fn url(&self, model: &Model) -> Option<Url> {
         self.find(model).ok().map(|(_, client)| client.base().clone())
+    }
+
+    fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(async {
+            let (served, client) = self.find(model)?;
+            served.reach(client).await
+        })
     }
 
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {

@@ -11,6 +11,9 @@
 //! dies with its parent. That can only be said from inside the new process, before it becomes the command, so this program
 //! is also what the command is started through.
 //!
+//! Signals that ask a program to end change nothing here: a service manager may send them to all processes of the worker's
+//! service, and the worker, which gets them too, lets running requests end first.
+//!
 //! Orders come over standard input: a byte is "SIGTERM to the group", the end is "SIGKILL to everything". The supervisor
 //! ends when nothing of the command is left, with the command's exit code, or 128 and the signal that ended it.
 
@@ -84,8 +87,9 @@ pub fn run(args: &SuperviseArgs) -> ExitCode {
 
 async fn supervise(args: &SuperviseArgs) -> io::Result<ExitStatus> {
     adopt_orphans();
-    let (mut hangup, mut interrupt) = (signal(SignalKind::hangup())?, signal(SignalKind::interrupt())?);
-    let (mut terminate, mut orphan) = (signal(SignalKind::terminate())?, signal(SignalKind::child())?);
+    // Taken and not followed. To ignore them would be the command's inheritance.
+    let _unheeded = [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::terminate()].map(signal);
+    let mut orphan = signal(SignalKind::child())?;
     let mut child = command(&args.command).stdin(Stdio::null()).process_group(0).spawn()?;
     let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)).ok_or(io::ErrorKind::NotFound)?;
 
@@ -101,9 +105,6 @@ async fn supervise(args: &SuperviseArgs) -> io::Result<ExitStatus> {
                 }
                 Ok(0) | Err(_) => break None,
             },
-            _ = hangup.recv() => break None,
-            _ = interrupt.recv() => break None,
-            _ = terminate.recv() => break None,
             _ = orphan.recv() => descendants::reap(group),
         }
     };

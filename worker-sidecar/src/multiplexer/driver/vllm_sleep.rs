@@ -14,10 +14,9 @@ use serde_json::json;
 use url::Url;
 
 use super::http::Client;
-use super::launch::{Children, Launch};
-use super::process::served_by;
-use super::sequence::Sequence;
-use super::served::{self, Served, flag, port_of};
+use super::launch::Launch;
+use super::served::{self, Served, flag};
+use super::standing::{Server, Servers};
 use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::Model;
 use crate::multiplexer::error::LoadFailure;
@@ -43,7 +42,7 @@ pub enum Level {
 }
 
 /// A model and its server.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SleeperModel {
     /// How it shows that it is ready.
     pub served: Served,
@@ -56,87 +55,57 @@ pub struct SleeperModel {
 /// The `vllm-sleep` driver.
 #[derive(Debug)]
 pub struct VllmSleep {
-    models: Vec<Arc<Known>>,
+    servers: Servers<()>,
     level: Level,
-    children: Children,
-}
-
-#[derive(Debug)]
-struct Known {
-    served: Served,
-    client: Client,
-    launch: Option<Launch>,
-    orders: Sequence,
 }
 
 impl VllmSleep {
     /// `supervisor`: this very program.
     pub fn new(models: impl IntoIterator<Item = SleeperModel>, level: Level, supervisor: PathBuf) -> Self {
-        let known = |SleeperModel { served, url, launch }| {
-            Arc::new(Known { served, client: Client::new(url), launch, orders: Sequence::default() })
-        };
-        Self { models: models.into_iter().map(known).collect(), level, children: Children::new(supervisor) }
+        let server = |SleeperModel { served, url, launch }| Server::new(served, url, launch, ());
+        Self { servers: Servers::new(models.into_iter().map(server), supervisor), level }
     }
 
-    fn find(&self, model: &Model) -> Result<&Arc<Known>, DriverError> {
-        let found = self.models.iter().find(|known| known.served.id == *model);
-        found.ok_or_else(|| DriverError::UnknownModel(model.to_string()))
-    }
-
-    /// A server of ours that has ended, or was not started, is nobody to talk to.
-    fn is_absent(&self, known: &Known) -> bool {
-        known.launch.is_some() && self.children.alive(&known.served.id).is_none()
-    }
-
-    async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
-        let known = self.find(model)?;
-        let Known { served, client, launch, .. } = &**known;
-        match (launch, self.children.alive(model)) {
-            (Some(launch), None) => {
-                self.children.kill(model).await?;
-                let running = self.children.start(model, launch, port_of(Some(client.base())))?;
-                let guard = running.kill_on_drop();
-                served_by(&running, served, client).await?;
-                confirm_awake(client).await?;
-                guard.keep();
-                Ok(())
-            }
-            // It is not killed when the call is dropped: a wake that takes too long is followed by a forced eviction.
-            (Some(_), Some(running)) => tokio::select! {
-                biased;
-                failure = running.failed() => Err(failure),
-                awake = self.wake_and_wait(known) => awake,
-            },
-            (None, _) => self.wake_and_wait(known).await,
+    /// What is left of a model that sleeps.
+    fn leaves(&self) -> Left {
+        match self.level {
+            Level::One => Left::Asleep,
+            Level::Two => Left::Emptied,
         }
     }
 
-    async fn wake_and_wait(&self, known: &Arc<Known>) -> Result<(), DriverError> {
-        known.orders.settled().await;
-        if is_asleep(&known.client).await.unwrap_or(false) {
-            let (level, woken) = (self.level, Arc::clone(known));
-            known.orders.run(async move { wake(&woken.client, level).await }).await?;
-            confirm_awake(&known.client).await?;
+    async fn make_ready(&self, model: &Model, kind: LoadKind) -> Result<(), DriverError> {
+        let server = self.servers.find(model)?;
+        let (begun, wake) = (Box::pin(confirm_awake(&server.client)), Box::pin(self.wake_and_wait(server)));
+        self.servers.make_ready(server, kind, begun, wake).await
+    }
+
+    async fn wake_and_wait(&self, server: &Arc<Server<()>>) -> Result<(), DriverError> {
+        server.orders.settled().await;
+        if is_asleep(&server.client).await.unwrap_or(false) {
+            let (level, woken) = (self.level, Arc::clone(server));
+            server.orders.run(async move { wake(&woken.client, level).await }).await?;
+            confirm_awake(&server.client).await?;
         }
-        known.served.become_ready(&known.client).await?;
-        confirm_awake(&known.client).await
+        server.served.become_ready(&server.client).await?;
+        confirm_awake(&server.client).await
     }
 
     async fn put_to_sleep(&self, model: &Model) -> Result<Left, DriverError> {
-        let known = self.find(model)?;
-        if self.is_absent(known) {
+        let server = self.servers.find(model)?;
+        if self.servers.is_absent(server) {
             return Ok(Left::Nothing);
         }
-        let client = &known.client;
-        known.orders.settled().await;
+        let client = &server.client;
+        server.orders.settled().await;
         if is_asleep(client).await? {
-            return Ok(Left::Asleep);
+            return Ok(self.leaves());
         }
         wait_until_idle(client).await?;
-        let (path, put_to_sleep) = (self.sleep_path("wait"), Arc::clone(known));
-        known.orders.run(async move { put_to_sleep.client.tell(&path, None).await?.accepted().map(|_| ()) }).await?;
+        let (path, put_to_sleep) = (self.sleep_path("wait"), Arc::clone(server));
+        server.orders.run(async move { put_to_sleep.client.tell(&path, None).await?.accepted().map(|_| ()) }).await?;
         if is_asleep(client).await? {
-            return Ok(Left::Asleep);
+            return Ok(self.leaves());
         }
         Err(DriverError::Unexpected {
             url: client.base().to_string(),
@@ -153,25 +122,22 @@ impl VllmSleep {
     }
 
     async fn end(&self, model: &Model) -> Result<(), DriverError> {
-        let known = self.find(model)?;
-        if known.launch.is_some() {
-            self.children.kill(model).await?;
-            // Nothing that was meant for the dead must reach its successor.
-            known.orders.settled().await;
+        let server = self.servers.find(model)?;
+        if self.servers.kill(server).await? {
             return Ok(());
         }
         // Not ours to kill. Cutting its requests off and putting it to sleep is what is left.
-        known.orders.settled().await;
-        match is_asleep(&known.client).await {
+        server.orders.settled().await;
+        match is_asleep(&server.client).await {
             Ok(true) | Err(DriverError::Unreachable { .. }) => return Ok(()),
             Ok(false) | Err(_) => {}
         }
-        drop(known.client.tell_once(&self.sleep_path("abort"), None).await);
-        match is_asleep(&known.client).await {
+        drop(server.client.tell_once(&self.sleep_path("abort"), None).await);
+        match is_asleep(&server.client).await {
             Ok(true) | Err(DriverError::Unreachable { .. }) => Ok(()),
             Ok(false) | Err(_) => Err(DriverError::NotOurs(format!(
                 "{} does not go to sleep, and no command of ours started it: restart it, or give the model a command",
-                known.client.base()
+                server.client.base()
             ))),
         }
     }
@@ -240,31 +206,34 @@ async fn busy(client: &Client) -> Result<u32, DriverError> {
 
 impl Driver for VllmSleep {
     fn capabilities(&self) -> Capabilities {
-        let owns_backends = self.models.iter().any(|known| known.launch.is_some());
-        Capabilities { leaves: Left::Asleep, can_coexist: false, owns_backends, returns: RETURNS }
+        let (leaves, owns_backends) = (self.leaves(), self.servers.owns_any());
+        Capabilities { leaves, can_coexist: false, owns_backends, returns: RETURNS }
     }
 
     fn models(&self) -> Vec<Model> {
-        self.models.iter().map(|known| Model::clone(&known.served.id)).collect()
+        self.servers.models()
     }
 
     fn url(&self, model: &Model) -> Option<Url> {
-        self.find(model).ok().map(|known| known.client.base().clone())
+        self.servers.url(model)
+    }
+
+    fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(self.servers.check(model))
     }
 
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
         Box::pin(async {
-            let known = self.find(model)?;
-            if self.is_absent(known) || is_asleep(&known.client).await? {
-                return Ok(Probed::default());
+            let server = self.servers.find(model)?;
+            if self.servers.is_absent(server) || is_asleep(&server.client).await? {
+                return Ok(Probed::gone());
             }
-            let probed = known.served.look(&known.client).await?;
-            Ok(Probed { busy: busy(&known.client).await.ok(), ..probed })
+            server.served.look(&server.client).await
         })
     }
 
-    fn load<'a>(&'a self, model: &'a Model, _: LoadKind) -> Call<'a, Result<(), LoadFailure>> {
-        Box::pin(async { Ok(self.make_ready(model).await?) })
+    fn load<'a>(&'a self, model: &'a Model, kind: LoadKind) -> Call<'a, Result<(), LoadFailure>> {
+        Box::pin(async move { Ok(self.make_ready(model, kind).await?) })
     }
 
     fn evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Left, DriverError>> {
@@ -275,7 +244,15 @@ impl Driver for VllmSleep {
         Box::pin(self.end(model))
     }
 
+    fn stop<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(async { self.servers.stop(self.servers.find(model)?).await })
+    }
+
+    fn owns(&self, model: &Model) -> bool {
+        self.servers.owns(model)
+    }
+
     fn ended<'a>(&'a self, model: &'a Model) -> Call<'a, ()> {
-        Box::pin(self.children.ended(model))
+        Box::pin(self.servers.ended(model))
     }
 }

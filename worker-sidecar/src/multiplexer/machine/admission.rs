@@ -108,7 +108,7 @@ impl Machine {
     fn lease(&mut self, model: &Model, relay: RelayKey, request: RequestKey) {
         let generation = self.generation;
         debug_assert!(self.ready().is_some_and(|resident| resident.model == *model), "a lease needs an open gate");
-        self.leases.insert(request, Lease { model: model.clone(), generation, relay, cancelled: false });
+        self.leases.insert(request, Lease { model: model.clone(), relay, cancelled: false });
         if let Some(entry) = self.models.get_mut(model) {
             let running = u32::try_from(self.leases.len()).unwrap_or(u32::MAX);
             entry.concurrency.record(running.saturating_add(entry.waiting(self.now).count));

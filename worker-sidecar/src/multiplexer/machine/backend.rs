@@ -1,5 +1,7 @@
 //! What becomes of backends without our doing: looks at them, their death, what is found in them.
 
+use std::time::Duration;
+
 use super::preflight::Refusal;
 use super::state::{State, Then};
 use super::{Machine, Probe};
@@ -12,8 +14,8 @@ use crate::multiplexer::event::{DownCause, Found, Generation, OpId};
 /// Looks in a row without an answer after which a backend is taken to be dead.
 const SILENT_LOOKS: u8 = 3;
 
-/// Late results of loads that were given up, of which so many are known.
-const ABANDONED: usize = 8;
+/// Between two looks while it is not known what was there before. Everybody waits for these.
+const STARTING_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Machine {
     /// Looks what is there before anything is loaded: the backend may have been running for days.
@@ -25,12 +27,14 @@ impl Machine {
 
     /// A request found nobody: looks at once, not only when it is time.
     pub(super) fn handle_connect_failed(&mut self, generation: Generation) {
-        if let State::Ready(resident) = &self.state
+        if let State::Ready(resident) = &mut self.state
             && resident.generation == generation
-            && self.probe.is_none()
         {
+            resident.suspected = true;
             let model = resident.model.clone();
-            self.start_probe(Some(model));
+            if self.probe.is_none() {
+                self.start_probe(Some(model));
+            }
         }
     }
 
@@ -38,7 +42,7 @@ impl Machine {
     pub(super) fn advance_probe(&mut self) -> bool {
         let due = self.next_probe.is_some_and(|due| due <= self.now);
         let model = self.ready().map(|resident| resident.model.clone());
-        if !due || self.probe.is_some() || model.is_none() {
+        if !due || self.probe.is_some() || (model.is_none() && !self.starting && !self.is_bereft) {
             return false;
         }
         self.start_probe(model);
@@ -47,8 +51,7 @@ impl Machine {
 
     fn start_probe(&mut self, model: Option<Model>) {
         let op = self.next_op();
-        // Asked three questions at most, 5 s each.
-        self.probe = Some(Probe { op, deadline: self.after(super::QUESTION_TIMEOUT) });
+        self.probe = Some(Probe { op, deadline: self.after(super::LOOK_TIMEOUT) });
         self.next_probe = None;
         self.out.push(Effect::Probe { op, model });
     }
@@ -58,39 +61,79 @@ impl Machine {
             return;
         }
         self.next_probe = Some(self.after(RESYNC_INTERVAL));
-        if std::mem::take(&mut self.starting) {
-            if let Found::Serving(model) = found
-                && self.models.get(&model).is_some_and(|entry| !entry.removed)
-            {
-                self.adopt(&model);
+        if self.starting {
+            if found == Found::Silence && self.silent_starts + 1 < SILENT_LOOKS {
+                self.silent_starts += 1;
+                self.next_probe = Some(self.after(STARTING_INTERVAL));
+                return;
+            }
+            self.starting = false;
+            match found {
+                Found::Serving(model) if self.models.get(&model).is_some_and(|entry| !entry.removed) => {
+                    self.adopt(&model);
+                }
+                Found::Serving(_) | Found::Nothing | Found::Silence => {
+                    let orders = std::mem::take(&mut self.pending);
+                    self.reissue(orders);
+                }
             }
             return;
         }
-        let State::Ready(resident) = &mut self.state else { return };
+        let resident = match &mut self.state {
+            State::Ready(resident) => resident,
+            // Whoever restarts a backend of their own restarts it with its model.
+            State::Empty | State::Backoff { .. } if self.is_bereft => return self.find_again(&found),
+            State::Empty
+            | State::Backoff { .. }
+            | State::Draining(_)
+            | State::Severing(_)
+            | State::Evicting(_)
+            | State::Loading(_)
+            | State::RollingBack(_)
+            | State::Quarantined { .. }
+            | State::Stopping { .. } => return,
+        };
         let generation = resident.generation;
         match found {
-            Found::Serving(model) if model == resident.model => resident.silent = 0,
+            Found::Serving(model) if model == resident.model => {
+                resident.silent = 0;
+                if std::mem::take(&mut resident.suspected) {
+                    self.out.push(Effect::StillServes { model });
+                }
+            }
             Found::Serving(model) => {
                 let known = self.models.get(&model).is_some_and(|entry| !entry.removed);
                 if known {
                     self.replace(&model);
                 } else {
-                    self.handle_backend_down(generation, DownCause::Gone);
+                    self.lose(generation, DownCause::Gone, true);
                 }
             }
-            Found::Nothing => self.handle_backend_down(generation, DownCause::Gone),
+            Found::Nothing => self.lose(generation, DownCause::Gone, true),
             Found::Silence => {
                 resident.silent += 1;
                 if resident.silent >= SILENT_LOOKS {
-                    self.handle_backend_down(generation, DownCause::Unresponsive);
+                    self.lose(generation, DownCause::Unresponsive, true);
                 }
             }
         }
     }
 
+    fn find_again(&mut self, found: &Found) {
+        if let Found::Serving(model) = found
+            && self.models.get(model).is_some_and(|entry| !entry.removed)
+        {
+            self.preflight = None;
+            self.adopt(model);
+        }
+    }
+
+    /// What was found has superseded nobody: an order for another model goes on from here.
     fn adopt(&mut self, model: &Model) {
+        let orders = std::mem::take(&mut self.pending);
         self.news(News::Adopted { model: model.clone() });
         self.begin_residency(model);
+        self.reissue(orders);
     }
 
     /// Somebody else has swapped the model behind our back.
@@ -104,9 +147,14 @@ impl Machine {
         self.adopt(model);
     }
 
-    /// A generation's backend is gone. That it is, does not free its memory in the same instant, so the next load waits for
-    /// that as after any other eviction.
+    /// A generation's backend is gone. Only its parent knows for certain that nothing of it is left to be ended.
     pub(super) fn handle_backend_down(&mut self, generation: Generation, cause: DownCause) {
+        self.lose(generation, cause, cause == DownCause::Unresponsive);
+    }
+
+    /// A generation's backend is gone. That it is, does not free its memory in the same instant, so the next load waits for
+    /// that as after any other eviction. `kill`: what may be left of it is ended before.
+    fn lose(&mut self, generation: Generation, cause: DownCause, kill: bool) {
         let Some(resident) = self.state.resident().filter(|resident| resident.generation == generation) else { return };
         let (model, answered) = (resident.model.clone(), resident.answered);
         let then = match &self.state {
@@ -130,40 +178,18 @@ impl Machine {
         let leases = self.end_leases(LeaseEnd::BackendLost);
         self.news(News::BackendDown { model: model.clone(), cause, leases });
         self.set_asleep(&model, false);
-        if leases > 0 && !answered {
-            // It would be loaded for ever, only to die of its first request.
+        self.is_bereft = true;
+        self.next_probe = Some(self.after(RESYNC_INTERVAL));
+        if !answered {
+            // It would be loaded for ever, only to die at once or of its first request.
             let refusal = Refusal::Load(LoadFailure::DiedAtOnce);
             let retry_after = self.note_failure(&model, &refusal);
             self.fail_load(&model, &refusal.into_error(&model, retry_after));
         }
-        match cause {
-            DownCause::Gone => self.confirm_memory(model, then),
-            DownCause::Unresponsive => self.force(model, then),
-        }
-    }
-
-    /// A load was given up. Should it succeed nevertheless, that is not what anybody wants.
-    pub(super) fn abandon(&mut self, op: OpId, model: &Model) {
-        if self.abandoned.len() == ABANDONED {
-            self.abandoned.pop_front();
-        }
-        self.abandoned.push_back((op, model.clone()));
-    }
-
-    /// A load that was given up has succeeded. While its backend is being killed, or loaded once more, that is all the same.
-    pub(super) fn discard_late(&mut self, op: OpId) {
-        let Some(index) = self.abandoned.iter().position(|(abandoned, _)| *abandoned == op) else { return };
-        let Some((_, model)) = self.abandoned.remove(index) else { return };
-        let busy_with_it = match &self.state {
-            State::Evicting(evicting) => evicting.model == model,
-            State::Loading(loading) | State::RollingBack(loading) => loading.model == model,
-            State::Ready(_) | State::Draining(_) | State::Severing(_) => {
-                self.state.resident().is_some_and(|resident| resident.model == model)
-            }
-            State::Quarantined { .. } | State::Empty | State::Backoff { .. } | State::Stopping { .. } => false,
-        };
-        if !busy_with_it {
-            self.out.push(Effect::Discard { model });
+        if kill {
+            self.force(model, then);
+        } else {
+            self.confirm_memory(model, then);
         }
     }
 }

@@ -31,6 +31,8 @@ pub(super) struct Entry {
     /// What it took when it was last measured.
     pub(super) measured: Option<u64>,
     pub(super) asleep: bool,
+    /// Whether waking means to read its weights.
+    pub(super) wakes_slowly: bool,
     pub(super) pinned: bool,
     pub(super) failure: Option<Failure>,
     /// Failed loads in a row.
@@ -84,6 +86,7 @@ impl Entry {
             concurrency: Concurrency::default(),
             measured: None,
             asleep: false,
+            wakes_slowly: false,
             pinned: config.pin,
             failure: None,
             failures: 0,
@@ -234,10 +237,20 @@ impl Entry {
 
     /// Takes out everything that waits here.
     pub(super) fn take_held(&mut self, now: Instant) -> Vec<Waiter> {
-        let held = std::mem::take(&mut self.held);
-        for waiter in &held {
+        self.take_first(self.held.len(), now)
+    }
+
+    /// Takes out what has waited here since `until` or longer; nothing, if there was no such time.
+    pub(super) fn take_held_until(&mut self, until: Option<Instant>, now: Instant) -> Vec<Waiter> {
+        let count = until.map_or(0, |until| self.held.partition_point(|waiter| waiter.at <= until));
+        self.take_first(count, now)
+    }
+
+    fn take_first(&mut self, count: usize, now: Instant) -> Vec<Waiter> {
+        let taken: Vec<_> = self.held.drain(..count).collect();
+        for waiter in &taken {
             self.divider.on_held_cancelled(waiter.relay, now);
         }
-        held
+        taken
     }
 }

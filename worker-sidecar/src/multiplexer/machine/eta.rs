@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Machine;
 use super::state::{Resident, State};
 use crate::multiplexer::Model;
-use crate::multiplexer::policy::{self, Candidate};
+use crate::multiplexer::policy;
 
 impl Machine {
     /// About how long from `now` until the model serves; `None` if nothing leads there.
@@ -27,7 +27,8 @@ impl Machine {
                 let drain = draining.deadline.saturating_duration_since(now);
                 Some(drain + evict(&draining.resident.model) + cost)
             }
-            State::Ready(resident) => Some(self.eta_from(resident, model, now)),
+            State::Ready(resident) if self.is_next(resident, model) => Some(self.eta_from(resident, model, now)),
+            State::Ready(_) => Some(self.turns_before(model)),
             State::Empty | State::Backoff { .. } => Some(cost),
             State::Draining(_)
             | State::Severing(_)
@@ -38,13 +39,20 @@ impl Machine {
         }
     }
 
-    /// The model's bound by the policy, less what it has waited already.
+    /// What the policy lets it wait at most, less what it has waited already.
     fn turns_before(&self, model: &Model) -> Duration {
         let (models, candidates) = self.candidates();
         let Some(index) = models.iter().position(|candidate| candidate == model) else {
             return self.swap_cost(model) + self.config.knobs.drain_timeout;
         };
-        policy::bound(&self.config.knobs, true, &candidates, index).saturating_sub(candidates[index].age)
+        policy::longest_wait(&self.config.knobs, true, &candidates, index).saturating_sub(candidates[index].age)
+    }
+
+    /// Whether no other model would be swapped in before this one.
+    fn is_next(&self, resident: &Resident, model: &Model) -> bool {
+        let (models, candidates) = self.candidates();
+        let busy = resident.idle_since.is_none();
+        policy::pick(&self.config.knobs, busy, &candidates).is_none_or(|next| models[next] == *model)
     }
 
     fn eta_from(&self, resident: &Resident, model: &Model, now: Instant) -> Duration {
@@ -57,20 +65,5 @@ impl Machine {
             }
         };
         stays + cost
-    }
-
-    /// How long a request for the model may wait by the policy, if everything else is busy all the time: more than that
-    /// should nobody's patience be less than.
-    pub fn longest_wait(&self, model: &Model) -> Duration {
-        let entries = self.models.values().filter(|entry| !entry.removed);
-        let candidate = |model: &Model| Candidate {
-            waiting: 1,
-            age: Duration::ZERO,
-            total_wait: Duration::ZERO,
-            cost: self.load_cost(model),
-        };
-        let candidates: Vec<_> = entries.clone().map(|entry| candidate(entry.model())).collect();
-        let index = entries.map(|entry| entry.model()).position(|other| other == model);
-        index.map_or(Duration::ZERO, |index| policy::bound(&self.config.knobs, false, &candidates, index))
     }
 }

@@ -46,7 +46,10 @@ impl Machine {
         let Some(evicting) = self.evicting(op, Step::Evict) else { return };
         match result {
             Ok(left) => {
-                self.set_asleep(&evicting.model, left == Left::Asleep);
+                self.set_asleep(&evicting.model, left != Left::Nothing);
+                if let Some(entry) = self.models.get_mut(&evicting.model) {
+                    entry.wakes_slowly = left == Left::Emptied;
+                }
                 self.look_at_memory(evicting);
             }
             Err(detail) => {

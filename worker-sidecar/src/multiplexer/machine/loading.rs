@@ -29,8 +29,9 @@ impl Machine {
 
     fn loading(&mut self, model: Model, prior: Option<Model>, attempt: u32) -> Loading {
         self.preflight = None;
+        self.is_bereft = false;
         let kind = self.models.get(&model).map_or(LoadKind::Cold, |entry| entry.load_kind());
-        let timeout = self.load_timeout(kind);
+        let timeout = self.load_timeout(&model, kind);
         let op = self.next_op();
         self.out.push(Effect::Load { op, model: model.clone(), kind });
         Loading { model, prior, attempt, kind, since: self.now, op, deadline: self.after(timeout) }
@@ -51,12 +52,7 @@ impl Machine {
     }
 
     pub(super) fn handle_loaded(&mut self, op: OpId, result: Result<(), LoadFailure>) {
-        let Some(loading) = self.current_load().filter(|loading| loading.op == op).cloned() else {
-            if result.is_ok() {
-                self.discard_late(op);
-            }
-            return;
-        };
+        let Some(loading) = self.current_load().filter(|loading| loading.op == op).cloned() else { return };
         match result {
             Ok(()) => self.finish_load(&loading),
             Err(failure) => self.fail_loading(loading, failure),
@@ -66,7 +62,6 @@ impl Machine {
     pub(super) fn advance_loading(&mut self) -> bool {
         let Some(loading) = self.current_load().filter(|loading| loading.deadline <= self.now) else { return false };
         let loading = loading.clone();
-        self.abandon(loading.op, &loading.model);
         let timeout = loading.deadline.saturating_duration_since(loading.since);
         self.fail_loading(loading, LoadFailure::TimedOut(timeout));
         true
@@ -87,6 +82,7 @@ impl Machine {
     /// A model is resident from now on: one that was loaded, or one that was found.
     pub(super) fn begin_residency(&mut self, model: &Model) {
         self.generation += 1;
+        self.is_bereft = false;
         if let Some(entry) = self.models.get_mut(model) {
             entry.asleep = false;
             entry.failure = None;
@@ -107,6 +103,7 @@ impl Machine {
             answered: false,
             lingering: false,
             silent: 0,
+            suspected: false,
         }));
         self.open_gate(model);
         self.finish_load_orders(model);

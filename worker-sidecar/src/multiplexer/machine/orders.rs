@@ -33,6 +33,13 @@ impl Machine {
         }
     }
 
+    /// Orders that were given when less was known are given anew.
+    pub(super) fn reissue(&mut self, orders: Vec<Pending>) {
+        for Pending { id, order } in orders {
+            self.handle_ordered(id, order);
+        }
+    }
+
     fn order_pin(&mut self, model: &Model, pinned: bool) -> Result<bool, OrderError> {
         let entry = self.models.get_mut(model).filter(|entry| !entry.removed).ok_or(OrderError::UnknownModel)?;
         entry.pinned = pinned;
@@ -51,6 +58,7 @@ impl Machine {
             State::Draining(draining) if draining.target.model.as_ref() == Some(model) => {
                 // It is no more called off if those leave who began it.
                 draining.target.reason = Reason::Order;
+                self.preflight = None;
                 return Ok(false);
             }
             State::Empty | State::Backoff { .. } | State::Ready(_) => {}
@@ -65,10 +73,11 @@ impl Machine {
         if let Some(obstacle) = self.obstacle_to_order(model) {
             return Err(obstacle);
         }
-        if self.starting {
-            return Err(OrderError::Busy);
-        }
         self.fail_superseded_orders();
+        if self.starting {
+            // It may be there already: the order waits for the first look.
+            return Ok(false);
+        }
         // Somebody who asks by hand may have mended what was wrong.
         if let Some(entry) = self.models.get_mut(model) {
             entry.failure = None;
@@ -120,12 +129,12 @@ impl Machine {
             State::Evicting(evicting) if evicting.model == *model => {}
             State::Loading(loading) | State::RollingBack(loading) if loading.model == *model => {
                 if now {
-                    let op = loading.op;
-                    self.abandon(op, model);
                     self.end_swap(crate::multiplexer::effect::SwapResult::Done);
                     self.force(model.clone(), Then::Rest);
                 }
             }
+            // It may be there: the order waits for the first look.
+            State::Empty if self.starting => return Ok(false),
             State::Empty
             | State::Ready(_)
             | State::Draining(_)

@@ -61,7 +61,9 @@ impl Machine {
         }
         if let State::Draining(draining) = &self.state {
             let reason = draining.target.reason;
-            if self.candidates().0.contains(&model)
+            // What an operator has decided is not undone by what was asked before.
+            if reason != Reason::Order
+                && self.candidates().0.contains(&model)
                 && let State::Draining(draining) = &mut self.state
             {
                 draining.target = Target { model: Some(model), reason };

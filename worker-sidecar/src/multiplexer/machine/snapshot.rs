@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus};
+use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState};
 
 use super::Machine;
 use super::entry::Entry;
 use super::state::State;
 use crate::multiplexer::Model;
 use crate::multiplexer::error::SlotError;
+use crate::multiplexer::event::Generation;
 
 /// A drain that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,29 @@ pub struct DrainView {
     pub deadline: Instant,
     /// How many they are.
     pub leases: usize,
+}
+
+/// What of a slot relays are told at once when it changes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Face {
+    state: SlotState,
+    resident: Option<Model>,
+    generation: Generation,
+    target: Option<Model>,
+    idle: bool,
+    wanted: usize,
+    models: Vec<FaceOf>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct FaceOf {
+    id: Model,
+    aliases: Vec<Model>,
+    capacity: u32,
+    pinned: bool,
+    asleep: bool,
+    /// Each failure has an end of its own.
+    failing: Option<Instant>,
 }
 
 /// Who waits for a model, and who is served.
@@ -84,23 +108,75 @@ impl Machine {
         slot
     }
 
-    /// The same without what changes while time passes and with every load: relays are told when this differs.
-    pub(super) fn timeless_snapshot(&self) -> Slot {
-        let resident = self.state.resident();
-        let resident_model = resident.map(|resident| &resident.model);
-        let wanted = self.models.values().filter(|entry| Some(entry.model()) != resident_model && entry.is_wanted());
+    /// What it is doing.
+    pub fn state(&self) -> SlotState {
+        self.state.name()
+    }
+
+    /// The model that serves, or did until its gate was closed.
+    pub fn resident(&self) -> Option<&Model> {
+        self.state.resident().map(|resident| &resident.model)
+    }
+
+    /// The number of its last load.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// Whether a request talks to the backend.
+    pub fn is_serving(&self) -> bool {
+        !self.leases.is_empty()
+    }
+
+    /// Whether a message that says nothing to the slot may still change something: see [`Divider::is_listening`].
+    ///
+    /// [`Divider::is_listening`]: modelrelay_protocol::grants::Divider::is_listening
+    pub fn is_listening(&self) -> bool {
+        self.models.values().any(|entry| entry.divider.is_listening())
+    }
+
+    /// What of the snapshot relays are told at once when it changes. Made anew with every event, so without a text.
+    pub(super) fn face(&self) -> Face {
+        let models = self.models.values().filter(|entry| !entry.removed);
+        let model = |entry: &Entry| FaceOf {
+            id: entry.model().clone(),
+            aliases: entry.config.aliases.clone(),
+            capacity: entry.config.capacity,
+            pinned: entry.pinned,
+            asleep: entry.asleep,
+            failing: entry.failing(self.now).map(|failure| failure.until),
+        };
+        Face {
+            state: self.state.name(),
+            resident: self.resident().cloned(),
+            generation: self.generation,
+            target: self.state.target().cloned(),
+            // Whether it is idle decides where relays send their demand.
+            idle: self.state.resident().is_some_and(|resident| resident.idle_since.is_some()),
+            wanted: self.wanted(),
+            models: models.map(model).collect(),
+        }
+    }
+
+    /// Non-resident models that somebody waits for.
+    fn wanted(&self) -> usize {
+        let resident = self.resident();
+        self.models.values().filter(|entry| Some(entry.model()) != resident && entry.is_wanted()).count()
+    }
+
+    /// The same without what changes while time passes and with every load.
+    fn timeless_snapshot(&self) -> Slot {
         let models = self.models.values().filter(|entry| !entry.removed);
         Slot {
             id: self.config.id.clone(),
             state: self.state.name(),
-            resident: resident_model.map(|model| model.to_string()),
+            resident: self.resident().map(ToString::to_string),
             generation: self.generation,
             target: self.state.target().map(|model| model.to_string()),
             eta_ms: None,
             since_ms: 0,
-            // Whether it is idle decides where relays send their demand, so that belongs to what is told at once.
-            idle_ms: u64::from(resident.is_some_and(|resident| resident.idle_since.is_some())),
-            wanted: u32::try_from(wanted.count()).unwrap_or(u32::MAX),
+            idle_ms: 0,
+            wanted: u32::try_from(self.wanted()).unwrap_or(u32::MAX),
             models: models.map(|entry| self.describe(entry)).collect(),
         }
     }
@@ -117,12 +193,13 @@ impl Machine {
         };
         SlotModel {
             id: entry.model().to_string(),
+            aliases: entry.config.aliases.iter().map(ToString::to_string).collect(),
             status,
             capacity: entry.config.capacity,
             swap_cost_ms: 0,
             pinned: entry.pinned,
             code: error.as_ref().map(|error| error.code().to_owned()),
-            message: error.as_ref().map(ToString::to_string),
+            message: error.as_ref().map(SlotError::for_clients),
             retry_ms: None,
         }
     }

@@ -61,6 +61,8 @@ pub(super) struct Resident {
     pub(super) lingering: bool,
     /// Looks at the backend in a row that found nobody.
     pub(super) silent: u8,
+    /// Whether a request could not reach it, and no look has found it since.
+    pub(super) suspected: bool,
 }
 
 /// Where a slot goes, and why.

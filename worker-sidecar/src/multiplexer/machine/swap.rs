@@ -20,7 +20,13 @@ impl Machine {
             self.enter(State::Empty);
             return true;
         }
-        if self.starting || self.preflight.is_some() {
+        if self.starting {
+            return self.advance_probe();
+        }
+        if self.is_bereft && self.advance_probe() {
+            return true;
+        }
+        if self.preflight.is_some() {
             return false;
         }
         let (models, candidates) = self.candidates();
@@ -140,7 +146,7 @@ impl Machine {
         let Some(entry) = self.models.get(model) else { return Duration::ZERO };
         let kind = entry.load_kind();
         let others = self.models.values().filter_map(|other| other.costs.load(kind).value());
-        entry.costs.load(kind).value().unwrap_or_else(|| prior(kind, others))
+        entry.costs.load(kind).value().unwrap_or_else(|| prior(self.config.priors.of(kind), others))
     }
 
     pub(super) fn decide(&self, candidates: &[Candidate]) -> Decision {

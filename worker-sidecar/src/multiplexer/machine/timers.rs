@@ -3,8 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::Machine;
+use super::entry::Entry;
 use super::preflight::Refusal;
 use super::state::State;
+use crate::multiplexer::Model;
 use crate::multiplexer::config::{MEMORY_FREE_TIMEOUT, WAKE_TIMEOUT};
 use crate::multiplexer::effect::Effect;
 use crate::multiplexer::error::{LoadFailure, SlotError};
@@ -20,7 +22,7 @@ impl Machine {
         let over = |due: &Instant| matches!(self.state, State::Draining(_)) && *due <= self.now;
         let own = self.state.deadline().filter(|due| !over(due)).into_iter();
         let own = own.chain(questions.into_iter().flatten());
-        let held = self.models.values().flat_map(|entry| &entry.held);
+        let held = self.models.values().filter_map(|entry| entry.held.first());
         let budgets = held.map(|waiter| waiter.at + self.config.knobs.hold_budget);
         let handed = self.models.values().filter_map(|entry| entry.divider.next_timeout());
         let failures = self.models.values().filter_map(|entry| entry.failing(self.now)).map(|failure| failure.until);
@@ -45,10 +47,13 @@ impl Machine {
                 };
                 leave.into_iter().chain(probe).min()
             }
-            State::Empty | State::Backoff { .. } if self.preflight.is_none() && !self.starting => self.default_due(),
-            State::Empty
-            | State::Backoff { .. }
-            | State::Draining(_)
+            State::Empty | State::Backoff { .. } if self.starting => self.next_probe.filter(|_| self.probe.is_none()),
+            State::Empty | State::Backoff { .. } => {
+                let probe = self.next_probe.filter(|_| self.is_bereft && self.probe.is_none());
+                let default = self.default_due().filter(|_| self.preflight.is_none());
+                probe.into_iter().chain(default).min()
+            }
+            State::Draining(_)
             | State::Severing(_)
             | State::Evicting(_)
             | State::Loading(_)
@@ -61,17 +66,17 @@ impl Machine {
     /// Ends the waits that the worker may not prolong.
     pub(super) fn expire_held(&mut self) {
         let (now, budget) = (self.now, self.config.knobs.hold_budget);
-        let expired: Vec<_> = self.models.values().flat_map(|entry| &entry.held).copied().collect();
-        for waiter in expired.into_iter().filter(|waiter| waiter.at + budget <= now) {
-            let model =
-                self.models.values().find(|entry| entry.held.contains(&waiter)).map(|entry| entry.model().clone());
-            let Some(model) = model else { continue };
-            let (eta, waited) = (self.eta(&model, now).unwrap_or_default(), now.saturating_duration_since(waiter.at));
-            if let Some(entry) = self.models.get_mut(&model) {
-                entry.cancel(waiter.request, now);
+        // The oldest is first.
+        let is_due = |entry: &&Entry| entry.held.first().is_some_and(|waiter| waiter.at + budget <= now);
+        let due: Vec<_> = self.models.values().filter(is_due).map(|entry| entry.model().clone()).collect();
+        for model in due {
+            let eta = self.eta(&model, now).unwrap_or_default();
+            let Some(entry) = self.models.get_mut(&model) else { continue };
+            for waiter in entry.take_held_until(now.checked_sub(budget), now) {
+                let waited = now.saturating_duration_since(waiter.at);
+                let error = SlotError::HoldExpired { model: model.clone(), waited, eta };
+                self.out.push(Effect::Fail { request: waiter.request, error });
             }
-            let error = SlotError::HoldExpired { model, waited, eta };
-            self.out.push(Effect::Fail { request: waiter.request, error });
         }
     }
 
@@ -107,10 +112,11 @@ impl Machine {
     }
 
     /// What a load of this kind may take.
-    pub(super) fn load_timeout(&self, kind: LoadKind) -> Duration {
+    pub(super) fn load_timeout(&self, model: &Model, kind: LoadKind) -> Duration {
+        let reads_weights = self.models.get(model).is_some_and(|entry| entry.wakes_slowly);
         match kind {
-            LoadKind::Cold => self.config.knobs.load_timeout,
-            LoadKind::Wake => WAKE_TIMEOUT,
+            LoadKind::Wake if !reads_weights => WAKE_TIMEOUT,
+            LoadKind::Cold | LoadKind::Wake => self.config.knobs.load_timeout,
         }
     }
 }

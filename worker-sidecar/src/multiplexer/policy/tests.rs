@@ -227,6 +227,16 @@ fn bound_is_everybody_elses_turn_and_the_own_swap() {
 }
 
 #[test]
+fn the_longest_wait_is_the_bound_the_turn_that_had_just_begun_by_then_and_the_own_swap() {
+    let scene = Scene::new();
+    let candidates = [scene.candidate(1, 0, 5), scene.candidate(1, 0, 10)];
+    let longest = |busy, index| longest_wait(&scene.knobs, busy, &candidates, index);
+    let bound = |busy, index| bound(&scene.knobs, busy, &candidates, index);
+    assert_eq!(longest(true, 0), bound(true, 0) + secs(80 + 10 + 30) + secs(5 + 30));
+    assert_eq!(longest(false, 0), bound(false, 0), "after the only other turn its own comes");
+}
+
+#[test]
 fn swaps_that_cost_nothing_divide_nothing_by_zero() {
     let scene = Scene::new();
     assert_eq!(pick(&scene.knobs, true, &[scene.candidate(1, 1, 0)]), Some(0));

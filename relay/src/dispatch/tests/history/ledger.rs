@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::reference::Reference;
-use modelrelay_protocol::message::SlotModelStatus;
+use modelrelay_protocol::message::{Slot, SlotModelStatus};
 
 use crate::dispatch::{Effect, Event, Gate, Grant, Model, NewWorker, RequestKey, WorkerKey};
 
@@ -23,10 +23,13 @@ struct Account {
     models: Vec<Model>,
     grant: Option<Grant>,
     gates: BTreeMap<Model, Gate>,
+    slots: Vec<Slot>,
     draining: bool,
     /// What it takes to be waiting here, and when it was told.
     believed: BTreeMap<Model, u32>,
     told_at: Option<Duration>,
+    /// A multiplexer that has counted a model down to nothing since may be told at once that more waits.
+    counted_down: bool,
 }
 
 impl Account {
@@ -49,9 +52,11 @@ impl Ledger {
                     models: new.models.clone(),
                     grant: None,
                     gates: BTreeMap::new(),
+                    slots: new.multiplexer.as_ref().map(|new| new.slots.clone()).unwrap_or_default(),
                     draining: false,
                     believed: BTreeMap::new(),
                     told_at: None,
+                    counted_down: false,
                 };
                 self.workers.insert(new.key, account);
             }
@@ -66,11 +71,12 @@ impl Ledger {
             }
             Event::SlotsReported { worker, slots } => {
                 let account = self.worker(*worker);
+                account.slots.clone_from(slots);
                 for model in slots.iter().flat_map(|slot| &slot.models) {
-                    // With its failure it says that it forgot who waits.
+                    // With its failure it says that it forgot who waits, by whatever name.
                     let failed = model.status == SlotModelStatus::Failed;
                     if failed && !account.gates.contains_key(&*model.id) {
-                        account.believed.remove(&*model.id);
+                        account.believed.retain(|name, _| *meant(slots, name) != *model.id);
                     }
                 }
             }
@@ -117,8 +123,13 @@ impl Ledger {
             Effect::Demand { worker, demand } => {
                 let account = self.worker(*worker);
                 assert!(account.is_told() && !account.draining, "nobody else is told");
-                assert!(account.told_at.is_none_or(|told| now >= told + PACE), "too often");
+                let hurries = std::mem::take(&mut account.counted_down) && account.new.multiplexer.is_some();
+                assert!(hurries || account.told_at.is_none_or(|told| now >= told + PACE), "too often");
                 account.told_at = Some(now);
+                for entry in demand {
+                    let most = entry.oldest * entry.waiting;
+                    assert!(entry.oldest <= entry.sum && entry.sum <= most, "impossible ages: {entry:?}");
+                }
                 account.believed = demand.iter().map(|entry| (entry.model.clone(), entry.waiting)).collect();
             }
         }
@@ -141,13 +152,15 @@ impl Ledger {
         };
         assert!(own <= may_have as usize, "worker {to:?} has {own} of {may_have}");
         if account.new.multiplexer.is_some() {
-            let of_model = |key: &RequestKey| self.requests[key] == *model;
+            let id = meant(&account.slots, model);
+            let of_model = |key: &RequestKey| meant(&account.slots, &self.requests[key]) == id;
             let own = self.running.iter().filter(|(key, (on, _))| *on == to && of_model(key)).count();
-            let gate = account.gates.get(model).expect("sent through a shut gate");
+            let gate = account.gates.get(&id).expect("sent through a shut gate");
             assert!(own <= gate.slots as usize, "worker {to:?} has {own} of {gate:?}");
         }
         if let Some(count) = account.believed.get_mut(model) {
             *count -= 1;
+            account.counted_down |= *count == 0;
         }
         account.believed.retain(|_, count| *count > 0);
     }
@@ -187,4 +200,14 @@ impl Ledger {
     fn worker(&mut self, key: WorkerKey) -> &mut Account {
         self.workers.get_mut(&key).expect("a connected worker")
     }
+}
+
+/// The id of what a worker with these slots takes a name for.
+fn meant(slots: &[Slot], name: &Model) -> Model {
+    let models = || slots.iter().flat_map(|slot| &slot.models);
+    if models().any(|model| *model.id == **name) {
+        return name.clone();
+    }
+    let named = models().find(|model| model.aliases.iter().any(|alias| **alias == **name));
+    named.map_or_else(|| name.clone(), |model| model.id.as_str().into())
 }

@@ -22,7 +22,8 @@ pub(super) enum Op {
         bytes: u64,
         pin: Option<usize>,
         needs_core1: bool,
-        resendable: bool,
+        /// The models that may answer it, as a mask.
+        allowed: Option<usize>,
     },
     Cancel {
         request: usize,
@@ -121,10 +122,9 @@ fn any_index() -> std::ops::Range<usize> {
 
 fn of_a_request() -> impl Strategy<Value = Op> {
     let pin = prop::option::weighted(0.1, any_index());
-    let able = (prop::bool::weighted(0.15), prop::bool::weighted(0.95));
-    let submit = (0..3_usize, 1..50_u64, pin, able).prop_map(|(model, bytes, pin, (needs_core1, resendable))| {
-        Op::Submit { model, bytes, pin, needs_core1, resendable }
-    });
+    let allowed = prop::option::weighted(0.2, 1..ALL_MODELS);
+    let submit = (0..MODELS.len(), 1..50_u64, pin, prop::bool::weighted(0.15), allowed)
+        .prop_map(|(model, bytes, pin, needs_core1, allowed)| Op::Submit { model, bytes, pin, needs_core1, allowed });
     let reasons = [CancelReason::ClientDisconnect, CancelReason::SlowClient, CancelReason::Admin];
     let cancel = (any_index(), prop::sample::select(reasons.to_vec()))
         .prop_map(|(request, reason)| Op::Cancel { request, reason });
@@ -139,17 +139,14 @@ fn of_a_request() -> impl Strategy<Value = Op> {
 
 fn of_a_worker() -> impl Strategy<Value = Op> {
     let multiplexer = prop::option::weighted(0.5, slots::slots());
-    let join = (1..8_usize, 1..4_u32, 0..2_u32, any::<bool>(), multiplexer).prop_map(
+    let join = (1..ALL_MODELS, 1..4_u32, 0..2_u32, any::<bool>(), multiplexer).prop_map(
         |(models, max_concurrent, load, core1, slots)| Op::Join { models, max_concurrent, load, core1, slots },
     );
     let causes = [LossCause::Disconnected, LossCause::HeartbeatTimeout];
     let lose =
         (any_index(), prop::sample::select(causes.to_vec())).prop_map(|(worker, cause)| Op::Lose { worker, cause });
-    let models = (any_index(), 0..8_usize, prop::option::of(0..4_u32)).prop_map(|(worker, models, load)| Op::Models {
-        worker,
-        models,
-        load,
-    });
+    let models = (any_index(), 0..ALL_MODELS, prop::option::of(0..4_u32))
+        .prop_map(|(worker, models, load)| Op::Models { worker, models, load });
     let grant =
         (0..4_u32, 0..3_u32, 1..3_u32).prop_map(|(slots, others, links)| Grant { slots, others, capacity: 6, links });
     let stray = (any_index(), 0..40_u64, 0..4_u32, prop::option::of(failure()))
@@ -229,7 +226,11 @@ pub(super) fn history() -> impl Strategy<Value = (Settings, Vec<Op>)> {
     })
 }
 
-pub(super) const MODELS: [&str; 3] = ["a", "b", "c"];
+/// The last one is never the id of a slot's model.
+pub(super) const MODELS: [&str; 4] = ["a", "b", "c", "z"];
+
+/// Every set of them, as a mask.
+const ALL_MODELS: usize = 1 << MODELS.len();
 
 pub(super) fn models(mask: usize) -> Vec<Model> {
     let chosen = MODELS.iter().enumerate().filter(|(bit, _)| mask & (1 << bit) != 0);

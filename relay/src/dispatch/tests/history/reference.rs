@@ -154,7 +154,7 @@ impl Reference {
         if worker.draining {
             false
         } else if let Some(multiplexer) = &worker.multiplexer {
-            multiplexer.gates.get(model).is_some_and(|gate| self.own_of_model(key, model) < gate.slots)
+            multiplexer.gate(model).is_some_and(|gate| self.own_of_model(key, model) < gate.slots)
         } else if worker.new.core1 {
             worker.grant.is_some_and(|grant| self.own(key) < grant.slots)
         } else {
@@ -170,6 +170,7 @@ impl Reference {
             && request.new.pin.is_none_or(|pin| pin == key)
             && (worker.new.core1 || !request.new.needs_core1)
             && !request.failed_on.contains(&key)
+            && request.new.allowed.as_ref().is_none_or(|allowed| allowed.contains(&worker.id(&request.new.model)))
     }
 
     fn best_for(&self, request: RequestKey) -> Option<WorkerKey> {
@@ -183,9 +184,8 @@ impl Reference {
 
     fn is_warm(&self, request: RequestKey) -> bool {
         let model = &self.requests[&request].new.model;
-        self.workers
-            .values()
-            .any(|worker| !worker.draining && worker.models.contains(model) && worker.is_open_for(model))
+        let serves = |worker: &Worker| worker.models.contains(model) && worker.is_open_for(model);
+        self.workers.values().any(|worker| !worker.draining && serves(worker)) && !self.is_to_be_loaded(request)
     }
 
     /// Brings together what fits, oldest first, and ends what has no hope left.

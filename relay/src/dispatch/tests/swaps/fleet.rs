@@ -17,6 +17,7 @@ pub(super) const MODELS: [&str; 3] = ["a", "b", "c"];
 const CAPACITY: u32 = 2;
 const SERVICE: Duration = Duration::from_millis(40);
 const LOAD: Duration = Duration::from_millis(300);
+const WAKE: Duration = Duration::from_millis(60);
 /// How long a model stays at least while something waits for it.
 const QUANTUM: Duration = Duration::from_millis(900);
 const BACK_OFF: Duration = Duration::from_millis(800);
@@ -67,6 +68,10 @@ pub(super) struct Node {
     wanted: Vec<BTreeMap<usize, u32>>,
     failed_until: Vec<Duration>,
     jobs: Vec<Job>,
+    /// Which models it has put to sleep rather than away.
+    asleep: [bool; MODELS.len()],
+    /// Since when its resident has had nothing to do.
+    idle_since: Option<Duration>,
     /// A model that it cannot load.
     pub(super) broken: Option<usize>,
     pub(super) loads: u32,
@@ -251,7 +256,8 @@ impl Fleet {
             }
         }
         let moved = self.nodes[w].advance(self.now, now);
-        self.tell(w, moved);
+        let settled = self.nodes[w].note_idle(self.now);
+        self.tell(w, moved || settled);
     }
 
     /// Says what has changed: gates to whom they concern, slots to all after a step of the slot.
@@ -354,6 +360,8 @@ impl Node {
             wanted: vec![BTreeMap::new(); MODELS.len()],
             failed_until: vec![Duration::ZERO; MODELS.len()],
             jobs: Vec::new(),
+            asleep: [false; MODELS.len()],
+            idle_since: None,
             broken: None,
             loads: 0,
         }
@@ -399,6 +407,16 @@ impl Node {
         turn.filter(|model| *model != after).find(|model| self.is_wanted(*model) && self.failed_until[*model] <= now)
     }
 
+    /// Notes since when there is nothing to do; whether that has begun just now, or ended.
+    fn note_idle(&mut self, now: Duration) -> bool {
+        let is_idle = self.jobs.is_empty() && matches!(self.state, State::Ready { .. });
+        let changed = is_idle != self.idle_since.is_some();
+        if changed {
+            self.idle_since = is_idle.then_some(now);
+        }
+        changed
+    }
+
     /// Takes the slot one step on; whether it took one.
     fn advance(&mut self, now: Duration, instant: Instant) -> bool {
         match self.state {
@@ -419,11 +437,14 @@ impl Node {
                 self.dividers[model].set_capacity(0, instant);
                 self.state = State::Draining { model, to };
             }
-            State::Draining { to, .. } => {
+            State::Draining { model, to } => {
                 if !self.jobs.is_empty() {
                     return false;
                 }
-                self.state = State::Loading { to, until: now + LOAD };
+                // Every other model can sleep.
+                self.asleep[model] = model % 2 == 0;
+                let load = if self.asleep[to] { WAKE } else { LOAD };
+                self.state = State::Loading { to, until: now + load };
             }
             State::Loading { to, until } => {
                 if now < until {
@@ -443,6 +464,7 @@ impl Node {
             return;
         }
         self.loads += 1;
+        self.asleep[model] = false;
         self.state = State::Ready { model, since: now };
         self.dividers[model].set_capacity(CAPACITY, instant);
         for (r, waiting) in &self.wanted[model] {
@@ -468,7 +490,13 @@ impl Node {
             let failed = !back_off.is_zero();
             SlotModel {
                 id: name(model),
-                status: if failed { SlotModelStatus::Failed } else { SlotModelStatus::Unloaded },
+                status: match (failed, resident == Some(model), self.asleep[model]) {
+                    (true, ..) => SlotModelStatus::Failed,
+                    (false, true, _) => SlotModelStatus::Resident,
+                    (false, false, true) => SlotModelStatus::Sleeping,
+                    (false, false, false) => SlotModelStatus::Unloaded,
+                },
+                swap_cost_ms: if self.asleep[model] { WAKE } else { LOAD }.as_millis() as u64,
                 retry_ms: failed.then_some(back_off.as_millis() as u64),
                 ..SlotModel::default()
             }
@@ -479,6 +507,7 @@ impl Node {
             resident: resident.map(name),
             target: target.map(name),
             wanted: wanted as u32,
+            idle_ms: self.idle_since.map_or(0, |since| (now - since).as_millis().max(1) as u64),
             models: models.collect(),
             ..Slot::default()
         }

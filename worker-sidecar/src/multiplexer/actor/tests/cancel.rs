@@ -26,6 +26,17 @@ async fn the_gate_opens_again_when_the_last_waiter_goes_before_the_commit() {
     assert_eq!(stage.driver().log(), Vec::<String>::new());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_link_is_gone_does_not_wait_for_ever() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    stage.driver().play("evict a", Play::Never);
+    let other = stage.ask("b");
+    pass(0.1).await;
+    stage.mux.leave(stage.old);
+    let ended = tokio::time::timeout(secs(1.0), other).await;
+    assert!(matches!(ended, Ok(Err(SlotError::AtCapacity))), "{ended:?}");
+}
+
 // Race e, while severing: who was told to hang up has lost already, so there is no way back.
 #[tokio::test(start_paused = true)]
 async fn a_swap_that_has_severed_somebody_goes_on_though_nobody_waits() {

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 use super::super::calls::{Call, Calls};
 use super::super::{Message, SlotHandle};
 use super::harness::{Play, Stage, config, fake, pass, secs, slot_driver};
+use crate::multiplexer::Model;
 use crate::multiplexer::error::{LoadFailure, SlotError};
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::{Event, OpId, Outcome};
@@ -49,6 +50,10 @@ async fn a_load_that_takes_too_long_is_dropped_and_killed() {
             // It ended in the very instant: both ends are right.
             assert!(matches!(play, Play::Done(after) if after == secs(600.0)));
             assert_eq!(stage.resident().await.as_deref(), Some("a"));
+        } else if log == ["load a", "force a"] {
+            // As above, and its time was over while its memory was measured.
+            assert!(matches!(play, Play::Done(after) if after == secs(600.0)));
+            assert_eq!(stage.resident().await, None);
         } else {
             assert_eq!(log, ["load a", "dropped load a", "force a"]);
             assert_eq!(stage.resident().await, None);
@@ -179,9 +184,24 @@ async fn a_refused_connection_makes_the_slot_look_at_once() {
     let stage = Stage::serving("a", &["a"]).await;
     let lease = stage.ask("a").await.unwrap();
     stage.driver().serve(None);
-    lease.connect_failed();
+    lease.suspicion().unwrap().tell();
     pass(0.01).await;
     assert_eq!(lease.cancelled().await.error(), Some(SlotError::BackendLost));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_is_found_after_a_failed_connection_is_announced_anew() {
+    let stage = Stage::serving("a", &["a"]).await;
+    let lease = stage.ask("a").await.unwrap();
+    let suspicion = lease.suspicion().unwrap();
+    lease.release(false).await;
+    assert_eq!(stage.told.announced(), [] as [Vec<Model>; 0]);
+    suspicion.tell();
+    pass(0.01).await;
+    assert_eq!(stage.told.announced(), [["a".into()]]);
+    // A look of which nobody was in need says nothing.
+    pass(20.0).await;
+    assert_eq!(stage.told.announced().len(), 1);
 }
 
 // Race k
@@ -210,8 +230,8 @@ async fn an_order_to_unload_what_is_being_loaded_waits_for_nothing_and_leaves_no
 async fn a_call_begins_when_the_one_before_is_dropped_as_a_whole() {
     let driver = fake(&config(&["a"]), false);
     let (mailbox, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    let handle = SlotHandle(mailbox);
-    let mut calls = Calls::new(slot_driver(&driver), handle.0.downgrade());
+    let handle = SlotHandle { mailbox, is_listening: Default::default() };
+    let mut calls = Calls::new(slot_driver(&driver), handle.mailbox.downgrade());
     driver.play("evict a", Play::Stuck);
     calls.start(OpId(1), Call::Evict("a".into()));
     while driver.log().is_empty() {
@@ -230,8 +250,8 @@ async fn a_call_begins_when_the_one_before_is_dropped_as_a_whole() {
 async fn a_load_waits_until_what_was_left_of_its_model_is_gone() {
     let driver = fake(&config(&["a"]), false);
     let (mailbox, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    let handle = SlotHandle(mailbox);
-    let mut calls = Calls::new(slot_driver(&driver), handle.0.downgrade());
+    let handle = SlotHandle { mailbox, is_listening: Default::default() };
+    let mut calls = Calls::new(slot_driver(&driver), handle.mailbox.downgrade());
     driver.play("force a", Play::Done(secs(3.0)));
     calls.discard("a".into());
     calls.start(OpId(1), Call::Load("a".into(), LoadKind::Cold));

@@ -40,6 +40,14 @@ async fn an_idle_slot_stops_at_once_and_leaves_a_foreign_backend_alone() {
 
 // 58
 #[tokio::test(start_paused = true)]
+async fn only_the_backends_that_are_our_children_are_ended() {
+    let stage = Stage::with(vec![config(&["a", "foreign-b"])], true).await;
+    stop(&stage, 30.0).await;
+    assert_eq!(stage.driver().log(), ["stop a"]);
+}
+
+// 58
+#[tokio::test(start_paused = true)]
 async fn running_requests_have_their_time_and_are_told_when_it_is_over() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let (quick, slow) = (stage.ask("a").await.unwrap(), stage.ask("a").await.unwrap());
@@ -106,14 +114,30 @@ async fn a_slot_stops_in_back_off_and_in_quarantine() {
 
 // 58
 #[tokio::test(start_paused = true)]
-async fn backends_that_are_our_children_end_with_the_slot() {
+async fn backends_that_are_our_children_end_with_the_slot_all_at_once() {
     let stage = Stage::with(vec![config(&["a", "b"])], true).await;
     drop(stage.ask("a").await.unwrap());
     stage.driver().log();
-    stage.driver().play("force a", Play::Done(secs(4.0)));
+    for call in ["stop a", "stop b"] {
+        stage.driver().play(call, Play::Done(secs(4.0)));
+    }
     let took = stop(&stage, 30.0).await;
     assert!((4.0..4.1).contains(&took), "{took}");
-    assert_eq!(stage.driver().log(), ["force a", "force b"]);
+    assert_eq!(stage.driver().log(), ["stop a", "stop b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_that_cannot_be_ended_otherwise_is_killed_and_holds_nobody_up_for_ever() {
+    let stage = Stage::with(vec![config(&["a", "b"])], true).await;
+    stage.driver().play("stop a", Play::Fail(secs(4.0)));
+    stage.driver().play("stop b", Play::Panic);
+    stop(&stage, 30.0).await;
+    assert_eq!(stage.driver().log(), ["stop a", "stop b", "dropped stop b", "force b", "force a"]);
+
+    let stage = Stage::with(vec![config(&["a"])], true).await;
+    stage.driver().play("stop a", Play::Never);
+    let took = stop(&stage, 30.0).await;
+    assert!((60.0..60.1).contains(&took), "{took}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,7 +13,7 @@ use crate::multiplexer::Model;
 use crate::multiplexer::actor::{Arriving, Lease, Report, now};
 use crate::multiplexer::board::{Peer, RelaySink};
 use crate::multiplexer::config::{ModelConfig, SlotConfig};
-use crate::multiplexer::driver::memory::{Meter, SlotMemory};
+use crate::multiplexer::driver::memory::{Blind, SlotMemory};
 use crate::multiplexer::driver::slot::SlotDriver;
 use crate::multiplexer::driver::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::error::{LoadFailure, SlotError};
@@ -151,7 +151,8 @@ impl Driver for Fake {
                 Some(Play::Never | Play::Stuck) => std::future::pending().await,
                 Some(Play::Done(_) | Play::Fail(_)) | None => {}
             }
-            Ok(Probed { ready: self.serving.lock().unwrap().as_ref() == Some(model), ..Probed::default() })
+            let ready = self.serving.lock().unwrap().as_ref() == Some(model);
+            Ok(Probed { ready, gone: !ready, ..Probed::default() })
         })
     }
 
@@ -182,23 +183,22 @@ impl Driver for Fake {
         })
     }
 
+    /// Beside one another: the slot's last calls do not wait for each other.
+    fn stop<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(async {
+            *self.alone.lock().unwrap() = true;
+            self.call("stop", model, Play::Done(Duration::ZERO)).await.map_err(DriverError::CannotStart)
+        })
+    }
+
+    fn owns(&self, model: &Model) -> bool {
+        self.owns_backends && !model.starts_with("foreign")
+    }
+
     fn ended<'a>(&'a self, model: &'a Model) -> Call<'a, ()> {
         Box::pin(async {
             let _ = self.dead.subscribe().wait_for(|dead| dead.contains(model)).await;
         })
-    }
-}
-
-#[derive(Debug)]
-struct Blind;
-
-impl Meter for Blind {
-    fn free(&self) -> Option<u64> {
-        None
-    }
-
-    fn host_free(&self) -> Option<u64> {
-        None
     }
 }
 
@@ -208,6 +208,7 @@ pub(super) struct Sink {
     grants: Mutex<Vec<Grant>>,
     slots: Mutex<Vec<Slots>>,
     results: Mutex<Vec<CommandResult>>,
+    models: Mutex<Vec<Vec<Model>>>,
 }
 
 impl RelaySink for Sink {
@@ -219,12 +220,21 @@ impl RelaySink for Sink {
         self.slots.lock().unwrap().push(slots);
     }
 
+    fn models(&self, names: &[Model]) {
+        self.models.lock().unwrap().push(names.to_vec());
+    }
+
     fn command_result(&self, result: CommandResult) {
         self.results.lock().unwrap().push(result);
     }
 }
 
 impl Sink {
+    /// All announcements of models.
+    pub(super) fn announced(&self) -> Vec<Vec<Model>> {
+        self.models.lock().unwrap().clone()
+    }
+
     /// The newest grant.
     pub(super) fn grant_now(&self) -> Grant {
         self.grants.lock().unwrap().last().cloned().expect("a grant")

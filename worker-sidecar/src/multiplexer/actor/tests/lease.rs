@@ -184,9 +184,10 @@ async fn a_backend_without_an_address_is_looked_at_and_serves_nobody() {
     let stage = Stage::serving("a", &["a"]).await;
     stage.driver().serve(None);
     assert_eq!(stage.ask("a").await.unwrap_err(), SlotError::BackendLost);
-    // It is loaded anew for the next.
+    // It is loaded anew for the next, once its back-off is over: it has not answered anybody.
+    pass(3.0).await;
     assert_eq!(stage.ask("a").await.unwrap().generation(), 2);
-    assert_eq!(stage.driver().log(), ["load a"]);
+    assert_eq!(stage.driver().log(), ["force a", "load a"]);
 }
 
 #[tokio::test]

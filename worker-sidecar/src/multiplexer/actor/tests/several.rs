@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use modelrelay_protocol::message::{Command, ModelGrant};
+use modelrelay_protocol::message::{Command, Demand, ModelDemand, ModelGrant};
 
 use super::harness::{Sink, Stage, config, pass};
 use crate::multiplexer::actor::now;
@@ -84,6 +84,39 @@ async fn demand_that_no_slot_can_serve_yet_makes_one_slot_load() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn demand_stays_with_its_slot_while_no_other_is_nearer() {
+    let slot = |id: &str, own: &str| SlotConfig::new(id, vec![ModelConfig::new("a", 4), ModelConfig::new(own, 4)]);
+    let stage = Stage::with(vec![slot("gpu0", "b"), slot("gpu1", "c")], false).await;
+    let _running = (stage.ask("b").await.unwrap(), stage.ask("c").await.unwrap());
+    let other = stage.mux.join(Peer::Slots1, Arc::new(Sink::default()));
+    for relay in [stage.new, stage.new, other, stage.new, other] {
+        let models = vec![ModelDemand { id: "a".to_owned(), waiting: 1, oldest_ms: 0, sum_ms: 0 }];
+        stage.mux.handle_demand(relay, &Demand { models });
+        pass(0.1).await;
+        let wanted: Vec<_> = stage.mux.slots().slots.iter().map(|slot| slot.wanted > 0).collect();
+        assert_eq!(wanted, [true, false]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_must_keep_its_model_is_asked_last_and_the_one_that_was_idle_longest_first() {
+    let slot = |id: &str, own: &str| SlotConfig::new(id, vec![ModelConfig::new("a", 4), ModelConfig::new(own, 4)]);
+    let stage = Stage::with(vec![slot("gpu0", "b"), slot("gpu1", "c"), slot("gpu2", "d")], false).await;
+    drop(stage.ask("b").await.unwrap());
+    stage.command("pin", "pin", "b");
+    pass(60.0).await;
+    drop(stage.ask("d").await.unwrap());
+    pass(10.0).await;
+    drop(stage.ask("c").await.unwrap());
+    pass(10.0).await;
+    stage.demand("a", 1);
+    pass(10.0).await;
+    let slots = stage.mux.slots().slots;
+    let residents: Vec<_> = slots.iter().map(|slot| slot.resident.as_deref()).collect();
+    assert_eq!(residents, [Some("b"), Some("c"), Some("a")]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_relay_that_knows_grants_but_no_slots_may_send_what_can_run_and_waits_here() {
     let stage = two().await;
     let told = Arc::new(Sink::default());
@@ -123,4 +156,86 @@ fn a_relay_is_told_a_code_where_it_can_act_on_it_and_else_the_whole_answer() {
     assert!(
         matches!(Refusal::new(&SlotError::Draining, Peer::Old), Refusal::Answer(told) if told.code() == "draining")
     );
+}
+
+fn demand(models: &[&str]) -> Demand {
+    let stated = |id: &&str| ModelDemand { id: (*id).to_owned(), waiting: 1, oldest_ms: 0, sum_ms: 0 };
+    Demand { models: models.iter().map(stated).collect() }
+}
+
+/// Three empty slots, each with all of three models.
+async fn three_of_three() -> Stage {
+    let slot = |id: &str| SlotConfig::new(id, ["m", "n", "o"].map(|id| ModelConfig::new(id, 4)).to_vec());
+    Stage::with(["gpu0", "gpu1", "gpu2"].map(slot).to_vec(), false).await
+}
+
+fn targets(stage: &Stage) -> Vec<Option<String>> {
+    stage.mux.slots().slots.into_iter().map(|slot| slot.target).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn models_that_are_wanted_at_once_are_loaded_at_once_each_in_a_slot_of_its_own() {
+    let each = ["m", "n", "o"].map(|id| Some(id.to_owned()));
+    let stage = three_of_three().await;
+    stage.mux.handle_demand(stage.new, &demand(&["m", "n", "o"]));
+    pass(0.1).await;
+    assert_eq!(targets(&stage), each);
+    // One is told at once, and the others some milliseconds later.
+    let stage = three_of_three().await;
+    stage.mux.handle_demand(stage.new, &demand(&["m"]));
+    stage.mux.handle_demand(stage.new, &demand(&["m", "n", "o"]));
+    pass(0.1).await;
+    assert_eq!(targets(&stage), each);
+    // Requests of a relay that keeps none itself.
+    let stage = three_of_three().await;
+    let _waiting = ["m", "n", "o"].map(|id| stage.ask(id));
+    pass(0.1).await;
+    assert_eq!(targets(&stage), each);
+}
+
+#[tokio::test(start_paused = true)]
+async fn models_that_are_wanted_at_once_are_divided_among_busy_slots_too() {
+    let slot = |id: &str, own: &str| SlotConfig::new(id, [own, "m", "n"].map(|id| ModelConfig::new(id, 4)).to_vec());
+    let stage = Stage::with(vec![slot("gpu0", "a"), slot("gpu1", "b")], false).await;
+    let _running = (stage.ask("a").await.unwrap(), stage.ask("b").await.unwrap());
+    stage.mux.handle_demand(stage.new, &demand(&["m", "n"]));
+    pass(0.1).await;
+    let wanted: Vec<_> = stage.mux.slots().slots.iter().map(|slot| slot.wanted).collect();
+    assert_eq!(wanted, [1, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_a_busy_slot_goes_to_one_that_becomes_idle_without_being_stated_anew() {
+    let slot = |id: &str, own: &str| SlotConfig::new(id, vec![ModelConfig::new("a", 4), ModelConfig::new(own, 4)]);
+    let stage = Stage::with(vec![slot("gpu0", "b"), slot("gpu1", "c")], false).await;
+    let (_running, ends) = (stage.ask("b").await.unwrap(), stage.ask("c").await.unwrap());
+    stage.mux.handle_demand(stage.new, &demand(&["a"]));
+    pass(0.1).await;
+    let wanted = || stage.mux.slots().slots.iter().map(|slot| slot.wanted).collect::<Vec<_>>();
+    assert_eq!(wanted(), [1, 0]);
+    drop(ends);
+    pass(0.1).await;
+    assert_eq!((targets(&stage), wanted()[0]), (vec![None, Some("a".to_owned())], 0));
+    pass(5.0).await;
+    assert_eq!(stage.told.granted("a"), Some(4));
+    // And nothing of it is left where it waited first.
+    stage.mux.handle_demand(stage.new, &demand(&[]));
+    pass(60.0).await;
+    assert_eq!(stage.mux.slots().slots[0].resident.as_deref(), Some("b"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_ends_gives_back_what_waits_for_relays_that_can_send_it_elsewhere() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let _running = stage.ask("a").await.unwrap();
+    let told = Arc::new(Sink::default());
+    let relay = stage.mux.join(Peer::Core1, Arc::<Sink>::clone(&told));
+    let (asked, keeps) = (stage.mux.arrive(relay, "b", now()), stage.ask("b"));
+    let runs = stage.mux.arrive(relay, "a", now()).await.unwrap();
+    stage.mux.give_back_held();
+    let given_back = tokio::time::timeout(Duration::from_millis(100), asked).await;
+    assert_eq!(given_back.expect("at once").unwrap_err(), SlotError::Draining);
+    pass(0.1).await;
+    assert_eq!(stage.counts().await, (2, 1), "what runs, and what has nowhere else to go, stays");
+    drop((runs, keeps));
 }

@@ -10,11 +10,25 @@ use crate::multiplexer::event::{DownCause, Event, Found};
 #[test]
 fn resident_that_dies_idle_is_loaded_again_for_the_next_request() {
     let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(9, "a");
+    s.finish(9);
     assert_eq!(s.down(1, DownCause::Gone), ["close a", "memory of a"]);
     assert_eq!(s.freed(true), NOTHING);
     assert_eq!(s.state(), SlotState::Empty);
     assert_eq!(s.arrive(1, "a"), ["preflight a"]);
     assert_eq!(s.finish_swap(1.0), ["load a Cold", "open a", "lease r1 g2"]);
+}
+
+// 36
+#[test]
+fn resident_that_dies_before_it_has_answered_anybody_is_not_loaded_again_at_once() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    assert_eq!(s.down(1, DownCause::Gone), ["close a", "memory of a"]);
+    assert_eq!(s.freed(true), NOTHING);
+    assert_eq!(s.state(), SlotState::Backoff);
+    assert_eq!(s.arrive(1, "a"), ["fail r1: backend_unavailable"]);
+    s.pass(2.0);
+    assert_eq!(s.arrive(2, "a"), ["preflight a"]);
 }
 
 // 37
@@ -124,7 +138,8 @@ fn death_of_an_earlier_generation_is_old_news() {
 fn backend_that_was_restarted_without_its_model_is_noticed_within_five_seconds() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.finds = Some(Found::Nothing);
-    assert_eq!(s.pass(5.0), ["close a", "memory of a"]);
+    assert_eq!(s.pass(5.0), ["close a", "kill a"], "what is left of it is ended before its memory is used");
+    assert_eq!(s.killed(), ["memory of a"]);
 }
 
 // 39, p
@@ -136,7 +151,7 @@ fn model_that_somebody_else_has_put_there_is_what_is_resident() {
     s.finds = Some(Found::Serving("b".into()));
     assert_eq!(s.pass(5.0), ["cancel r1: BackendLost", "close a", "open b", "lease r2 g2"]);
     s.finds = Some(Found::Serving("stranger".into()));
-    assert_eq!(s.pass(5.0), ["close b", "cancel r2: BackendLost", "memory of b"], "unless nobody knows it");
+    assert_eq!(s.pass(5.0), ["close b", "cancel r2: BackendLost", "kill b"], "unless nobody knows it");
 }
 
 #[test]
@@ -153,7 +168,19 @@ fn connection_that_is_refused_makes_it_look_at_once() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.finds = Some(Found::Nothing);
     assert_eq!(s.handle(Event::ConnectFailed { generation: 7 }), NOTHING, "not of this generation");
-    assert_eq!(s.handle(Event::ConnectFailed { generation: 1 }), ["close a", "memory of a"]);
+    assert_eq!(s.handle(Event::ConnectFailed { generation: 1 }), ["close a", "kill a"]);
+}
+
+#[test]
+fn backend_that_a_connection_missed_and_a_look_has_found_is_said_to_serve() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.finds = Some(Found::Serving("a".into()));
+    assert_eq!(s.handle(Event::ConnectFailed { generation: 1 }), ["a still serves"]);
+    assert_eq!(s.pass(20.0), NOTHING, "it was not missed again");
+    s.finds = Some(Found::Silence);
+    assert_eq!(s.handle(Event::ConnectFailed { generation: 1 }), NOTHING);
+    s.finds = Some(Found::Serving("a".into()));
+    assert_eq!(s.pass(5.0), ["a still serves"]);
 }
 
 #[test]
@@ -173,7 +200,28 @@ fn driver_that_does_not_answer_a_look_has_said_nothing() {
     let mut s = Stage::unstarted(config(&["a"]));
     s.handle(Event::Started);
     s.arrive(1, "a");
-    assert_eq!(s.pass(10.0), ["preflight a"]);
+    // Three looks of 20 s, in which four servers may take their time each, and a second between them.
+    assert_eq!(s.pass(61.9), NOTHING);
+    assert_eq!(s.pass(0.1), ["preflight a"]);
+}
+
+#[test]
+fn silence_at_the_start_is_not_taken_for_an_empty_slot() {
+    let mut s = Stage::unstarted(config(&["a"]));
+    s.handle(Event::Started);
+    s.arrive(1, "a");
+    assert_eq!(s.answer_probe(Found::Silence), NOTHING);
+    assert_eq!(s.pass(1.0), NOTHING);
+    assert_eq!(s.answer_probe(Found::Serving("a".into())), ["open a", "lease r1 g1"]);
+
+    let mut s = Stage::unstarted(config(&["a"]));
+    s.handle(Event::Started);
+    s.arrive(1, "a");
+    for _ in 0..2 {
+        assert_eq!(s.answer_probe(Found::Silence), NOTHING);
+        s.pass(1.0);
+    }
+    assert_eq!(s.answer_probe(Found::Silence), ["preflight a"], "but not looked at for ever");
 }
 
 // 54, n
@@ -208,4 +256,44 @@ fn drain_waits_for_requests_of_a_lost_link_until_their_connections_are_closed() 
     assert_eq!(s.handle(Event::RelayLost { relay: OLD }), ["cancel r1: RelayLost"]);
     assert_eq!(s.state(), SlotState::Draining);
     assert_eq!(s.drop_lease(1), ["evict a"]);
+}
+
+#[test]
+fn resident_that_was_lost_is_looked_for_and_taken_up_again_when_it_comes_back_by_itself() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.finish(1);
+    s.down(1, DownCause::Gone);
+    s.freed(true);
+    assert_eq!(s.state(), SlotState::Empty);
+    s.pass(5.0);
+    assert_eq!(s.answer_probe(Found::Nothing), NOTHING);
+    s.pass(5.0);
+    assert_eq!(s.answer_probe(Found::Serving("a".into())), ["open a"]);
+    assert_eq!(s.arrive(2, "a"), ["lease r2 g2"]);
+}
+
+#[test]
+fn resident_that_comes_back_before_another_is_loaded_is_unloaded_for_it() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.finish(1);
+    s.down(1, DownCause::Gone);
+    s.freed(true);
+    s.pass(5.0);
+    assert_eq!(s.arrive(2, "b"), ["preflight b"]);
+    assert_eq!(s.answer_probe(Found::Serving("a".into())), ["open a", "preflight b"]);
+    assert_eq!(s.fits(), ["close a", "evict a"]);
+}
+
+#[test]
+fn slot_that_was_emptied_on_purpose_looks_for_nobody() {
+    let mut config = config(&["a", "b"]);
+    config.models[0].idle_ttl = Some(std::time::Duration::from_secs(10));
+    let mut s = Stage::serving_with("a", config);
+    s.evicted();
+    s.freed(true);
+    s.finds = Some(Found::Serving("a".into()));
+    s.pass(1_000.0);
+    assert_eq!(s.state(), SlotState::Empty);
 }

@@ -1,7 +1,7 @@
 //! Requests that wait at relays: they count, and they come when the gate opens.
 
 use super::harness::{NEW, NOTHING, Stage};
-use crate::multiplexer::event::{Event, RelayKey, RelayKind};
+use crate::multiplexer::event::{Event, LinkKind, RelayKey};
 
 const OTHER: RelayKey = RelayKey(2);
 
@@ -107,7 +107,7 @@ fn each_demand_replaces_the_one_before() {
 #[test]
 fn slots_are_divided_among_relays_that_wait_and_one_old_relay_is_one_of_them() {
     let mut s = Stage::new(&["a"]);
-    s.handle(Event::RelayJoined { relay: OTHER, kind: RelayKind::Granted });
+    s.handle(Event::RelayJoined { relay: OTHER, kind: LinkKind::Granted });
     for request in 1..=9 {
         s.arrive(request, "a");
     }

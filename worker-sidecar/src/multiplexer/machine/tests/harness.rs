@@ -12,7 +12,7 @@ use crate::multiplexer::config::{ModelConfig, SlotConfig};
 use crate::multiplexer::effect::{Effect, LeaseEnd, News, Swap};
 use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::event::{
-    Arrival, Demand, DownCause, Event, Found, Left, OpId, Order, OrderId, Outcome, RelayKey, RelayKind, RequestKey,
+    Arrival, Demand, DownCause, Event, Found, Left, LinkKind, OpId, Order, OrderId, Outcome, RelayKey, RequestKey,
 };
 use crate::multiplexer::machine::{Jitter, Machine};
 use crate::multiplexer::memory::Reading;
@@ -92,8 +92,8 @@ impl Stage {
             news: Vec::new(),
             changes: 0,
         };
-        stage.handle(Event::RelayJoined { relay: OLD, kind: RelayKind::Held });
-        stage.handle(Event::RelayJoined { relay: NEW, kind: RelayKind::Granted });
+        stage.handle(Event::RelayJoined { relay: OLD, kind: LinkKind::Held });
+        stage.handle(Event::RelayJoined { relay: NEW, kind: LinkKind::Granted });
         stage
     }
 
@@ -149,6 +149,7 @@ impl Stage {
             | Effect::Fail { .. }
             | Effect::CancelLease { .. }
             | Effect::OpenGate { .. }
+            | Effect::StillServes { .. }
             | Effect::Discard { .. }
             | Effect::OrderDone { .. }
             | Effect::Stopped => {}
@@ -254,6 +255,10 @@ impl Stage {
         self.answer(Call::Evict, Outcome::Evicted(Ok(Left::Asleep)))
     }
 
+    pub(super) fn put_to_deep_sleep(&mut self) -> Vec<String> {
+        self.answer(Call::Evict, Outcome::Evicted(Ok(Left::Emptied)))
+    }
+
     pub(super) fn not_evicted(&mut self) -> Vec<String> {
         self.answer(Call::Evict, Outcome::Evicted(Err("no".into())))
     }
@@ -351,6 +356,7 @@ fn show(effect: &Effect) -> Option<String> {
         Effect::CheckMemory { model, .. } => format!("memory of {model}"),
         Effect::Load { model, kind, .. } => format!("load {model} {kind:?}"),
         Effect::Probe { .. } | Effect::Grant { .. } | Effect::Changed | Effect::News(_) => return None,
+        Effect::StillServes { model } => format!("{model} still serves"),
         Effect::Discard { model } => format!("discard {model}"),
         Effect::OrderDone { id, result: Ok(()) } => format!("order {} done", id.0),
         Effect::OrderDone { id, result: Err(error) } => format!("order {} failed: {error}", id.0),

@@ -3,8 +3,9 @@
 use modelrelay_protocol::message::SlotState;
 
 use super::harness::{Call, NOTHING, Stage, config, secs};
-use crate::multiplexer::config::ModelConfig;
-use crate::multiplexer::event::{DownCause, Event, Order};
+use crate::multiplexer::config::{ModelConfig, SlotConfig};
+use crate::multiplexer::event::{DownCause, Event, Found, Order, Outcome};
+use crate::multiplexer::memory::Reading;
 
 fn load(model: &str) -> Order {
     Order::Load(model.into())
@@ -42,7 +43,7 @@ fn ordered_load_that_fails_says_why() {
     let mut s = Stage::new(&["a"]);
     s.order(1, load("a"));
     s.fits();
-    let failed = "order 1 failed: model a could not be loaded: its backend ended while loading: boom";
+    let failed = "order 1 failed: model a could not be loaded: its backend ended while loading; the worker's log has its last lines under c79493aa";
     assert_eq!(s.not_loaded(), [failed, "kill a"]);
     s.finish_swap(0.0);
     assert_eq!(s.order(2, load("a")), ["preflight a"], "who asks by hand does not wait for the back-off");
@@ -69,6 +70,26 @@ fn ordered_load_goes_on_when_those_leave_who_had_begun_the_swap() {
     assert_eq!(s.cancel(2), NOTHING);
     assert_eq!(s.finish(1), ["evict a"]);
     assert_eq!(s.finish_swap(1.0).last().unwrap(), "order 1 done");
+}
+
+#[test]
+fn ordered_load_is_not_turned_to_another_model_by_a_question_from_before() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    assert_eq!(s.fits(), ["close a"]);
+    for request in 11..=20 {
+        s.arrive(request, "c");
+    }
+    s.oversleep(5.0);
+    assert_eq!(s.handle(Event::Tick), ["preflight c"], "which is wanted more by now");
+    let asked = s.op();
+    assert_eq!(s.order(1, load("b")), NOTHING);
+    assert_eq!(s.late(asked, Outcome::Preflight(Ok(Reading::default()))), NOTHING);
+    assert_eq!(s.finish(1), ["evict a"]);
+    s.evicted();
+    assert_eq!(s.freed(true), ["load b Cold"]);
 }
 
 #[test]
@@ -143,7 +164,7 @@ fn unload_now_during_the_load_kills_it() {
     s.fits();
     let op = s.op();
     assert_eq!(s.order(2, unload("a", true)), ["kill a"]);
-    let late = crate::multiplexer::event::Outcome::Loaded(Ok(()));
+    let late = Outcome::Loaded(Ok(()));
     assert_eq!(s.late(op, late), NOTHING, "its success is of no interest any more");
     assert_eq!(
         s.finish_swap(0.0),
@@ -249,6 +270,88 @@ fn sleeping_model_that_is_not_in_the_configuration_any_more_is_discarded() {
     assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["b"])))), ["discard a"]);
 }
 
+/// Just begun: what is there already is still to be found out.
+fn starting(config: SlotConfig) -> Stage {
+    let mut s = Stage::unstarted(config);
+    s.handle(Event::Started);
+    s
+}
+
+#[test]
+fn ordered_load_waits_until_it_is_known_what_is_there_already() {
+    let ordered = || {
+        let mut s = starting(config(&["a", "b"]));
+        assert_eq!(s.order(1, load("b")), NOTHING);
+        s
+    };
+    let mut s = ordered();
+    assert_eq!(s.answer_probe(Found::Nothing), ["preflight b"]);
+    assert_eq!(s.finish_swap(1.0), ["load b Cold", "open b", "order 1 done"]);
+
+    assert_eq!(ordered().answer_probe(Found::Serving("b".into())), ["open b", "order 1 done"]);
+
+    let mut s = ordered();
+    assert_eq!(s.answer_probe(Found::Serving("a".into())), ["open a", "preflight b"]);
+    assert_eq!(s.finish_swap(1.0).last().unwrap(), "order 1 done");
+
+    let mut s = ordered();
+    for _ in 0..2 {
+        assert_eq!(s.answer_probe(Found::Silence), NOTHING);
+        assert_eq!(s.pass(1.0), NOTHING);
+    }
+    assert_eq!(s.answer_probe(Found::Silence), ["preflight b"]);
+}
+
+#[test]
+fn ordered_unload_waits_until_it_is_known_what_is_there_already() {
+    let ordered = || {
+        let mut s = starting(SlotConfig { default: Some("a".into()), ..config(&["a", "b"]) });
+        assert_eq!(s.order(1, unload("a", false)), NOTHING);
+        s
+    };
+    let mut s = ordered();
+    assert_eq!(s.answer_probe(Found::Serving("a".into())), ["open a", "close a", "evict a"]);
+    assert_eq!(s.finish_swap(0.0), ["memory of a", "order 1 done"], "and the default stays away");
+    assert_eq!(s.pass(100.0), NOTHING);
+
+    let not_loaded = "order 1 failed: the model is not loaded";
+    assert_eq!(ordered().answer_probe(Found::Serving("b".into())), ["open b", not_loaded]);
+    assert_eq!(ordered().answer_probe(Found::Nothing), [not_loaded, "preflight a"]);
+}
+
+#[test]
+fn of_the_orders_right_after_the_start_the_last_one_counts_and_comes_before_the_default() {
+    let mut s = starting(SlotConfig { default: Some("a".into()), ..config(&["a", "b", "c"]) });
+    s.order(1, load("b"));
+    assert_eq!(s.order(2, load("c")), ["order 1 failed: another model was loaded meanwhile"]);
+    assert_eq!(s.answer_probe(Found::Nothing), ["preflight c"]);
+    assert_eq!(s.finish_swap(1.0), ["load c Cold", "open c", "order 2 done"]);
+}
+
+#[test]
+fn orders_right_after_the_start_are_refused_for_what_is_known_and_at_the_end() {
+    let mut s = starting(config(&["a", "b"]));
+    assert_eq!(s.order(1, load("nobody")), ["order 1 failed: the slot has no such model"]);
+    assert_eq!(s.order(2, unload("nobody", false)), ["order 2 failed: the slot has no such model"]);
+    s.order(3, load("b"));
+    assert_eq!(s.order(4, unload("a", true)), NOTHING);
+    s.handle(Event::ConfigChanged(Box::new(config(&["a"]))));
+    let ended = s.handle(Event::Stop { timeout: secs(1.0) });
+    assert_eq!(ended, ["order 4 failed: the worker is ending", "stopped"]);
+}
+
+#[test]
+fn ordered_load_goes_on_when_a_lost_backend_comes_back_meanwhile() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.down(1, DownCause::Gone);
+    s.freed(true);
+    assert_eq!(s.order(1, load("b")), ["preflight b"]);
+    s.finds = Some(Found::Serving("a".into()));
+    assert_eq!(s.pass(5.0), ["open a", "preflight b"]);
+    s.finds = None;
+    assert_eq!(s.finish_swap(1.0).last().unwrap(), "order 1 done");
+}
+
 // 58
 #[test]
 fn end_of_the_worker_drains_what_runs_and_sends_back_what_waits() {
@@ -327,7 +430,7 @@ fn end_of_the_worker_comes_from_every_state_and_leaves_nobody_waiting() {
         let op = s.call;
         let mut lines = s.handle(Event::Stop { timeout: secs(20.0) });
         if let Some((Call::Load, op)) = op {
-            lines.extend(s.late(op, crate::multiplexer::event::Outcome::Loaded(Ok(()))));
+            lines.extend(s.late(op, Outcome::Loaded(Ok(()))));
         }
         lines.extend(s.pass(20.0));
         assert_eq!(lines.iter().filter(|line| *line == "stopped").count(), 1, "{state:?}: {lines:?}");

@@ -3,17 +3,19 @@
 use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState};
 use proptest::prelude::*;
 
-use super::{MODELS, Op, any_index};
+use super::{ALL_MODELS, MODELS, Op, any_index};
 use crate::dispatch::Gate;
 
 pub(super) fn of_a_multiplexer() -> impl Strategy<Value = Op> {
     let gate = (0..3_u32, 0..3_u32, 0..3_u32).prop_map(|(slots, others, capacity)| Gate { slots, others, capacity });
     // Models that were never advertised may be among them.
-    let gates = (any_index(), 0..8_usize, gate).prop_map(|(worker, models, gate)| Op::Gates { worker, models, gate });
+    let gates =
+        (any_index(), 0..ALL_MODELS, gate).prop_map(|(worker, models, gate)| Op::Gates { worker, models, gate });
     prop_oneof![gates, (any_index(), slots()).prop_map(|(worker, slots)| Op::Slots { worker, slots }),]
 }
 
-/// Anything: a state that does not fit its other fields, models that are in two slots or in none.
+/// Anything: a state that does not fit its other fields, models that are in two slots or in none, aliases that are ids or
+/// names of several models.
 pub(super) fn slots() -> impl Strategy<Value = Vec<Slot>> {
     prop::collection::vec(slot(), 0..3)
 }
@@ -57,8 +59,15 @@ fn model() -> impl Strategy<Value = SlotModel> {
     let code = prop::sample::select(vec![None, Some("insufficient_memory"), Some("slot_quarantined"), Some("new")]);
     let retry = prop::option::of(prop::sample::select(vec![0, 500, 3_000]));
     let cost = prop::sample::select(vec![0, 100, 1_000, 3_000]);
-    (status, code, retry, cost, prop::bool::weighted(0.1)).prop_map(|(status, code, retry_ms, swap_cost_ms, pinned)| {
-        let code = code.filter(|_| status == Failed).map(str::to_owned);
-        SlotModel { status, code, retry_ms, swap_cost_ms, pinned, ..SlotModel::default() }
-    })
+    let aliases = prop_oneof![
+        2 => Just(vec![]),
+        2 => Just(vec!["z".to_owned()]),
+        1 => prop::collection::vec(prop::sample::select(MODELS.map(str::to_owned).to_vec()), 1..3),
+    ];
+    (status, code, retry, cost, prop::bool::weighted(0.1), aliases).prop_map(
+        |(status, code, retry_ms, swap_cost_ms, pinned, aliases)| {
+            let code = code.filter(|_| status == Failed).map(str::to_owned);
+            SlotModel { status, code, retry_ms, swap_cost_ms, pinned, aliases, ..SlotModel::default() }
+        },
+    )
 }

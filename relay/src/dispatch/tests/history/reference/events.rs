@@ -208,9 +208,10 @@ impl Reference {
 
     fn lose(&mut self, key: RequestKey, reason: RequeueReason) {
         let request = &self.requests[&key];
-        let ended = if request.new.pin.is_some() {
+        let is_there = |pin: WorkerKey| self.workers.get(&pin).is_some_and(|worker| !worker.draining);
+        let ended = if request.new.pin.is_some_and(|pin| !is_there(pin)) {
             Some(Failure::AffinityLost)
-        } else if request.requeues == 3 || !request.new.resendable {
+        } else if request.requeues == 3 {
             Some(Failure::RequeueExhausted)
         } else {
             self.no_queue()
@@ -238,18 +239,18 @@ impl Reference {
         match failure {
             AttemptFailure::AtCapacity => {
                 self.refused(worker, key);
-                self.again(key, RequeueReason::AtCapacity, Failure::RequeueExhausted);
+                self.again(key, RequeueReason::AtCapacity);
             }
             AttemptFailure::Draining => {
                 self.drain(worker);
-                self.again(key, RequeueReason::Draining, Failure::RequeueExhausted);
+                self.again(key, RequeueReason::Draining);
             }
             AttemptFailure::SeveredBySwap => {
                 self.request(key).severed += 1;
                 if self.requests[&key].severed > 3 {
                     self.fail(key, Failure::SeveredBySwap);
                 } else {
-                    self.again(key, RequeueReason::SeveredBySwap, Failure::SeveredBySwap);
+                    self.again(key, RequeueReason::SeveredBySwap);
                 }
             }
             AttemptFailure::BackendUnreachable | AttemptFailure::BackendReset => {
@@ -259,14 +260,20 @@ impl Reference {
                     RequeueReason::BackendUnreachable
                 };
                 let failure = Failure::BackendUnreachable;
+                let model = self.request(key).new.model.clone();
+                let multiplexer = self.workers.get(&worker).and_then(|worker| worker.multiplexer.as_ref());
+                // What has shut its gate since will be ready anew before it is sent anything.
+                let is_shut = multiplexer.is_some_and(|multiplexer| multiplexer.gate(&model).is_none());
                 let request = self.request(key);
-                request.failed_on.insert(worker);
+                if !is_shut {
+                    request.failed_on.insert(worker);
+                }
                 request.trouble = Some(failure);
                 if request.requeues == 3 || request.new.pin.is_some() {
                     self.fail(key, failure);
                 } else {
                     request.requeues += 1;
-                    self.again(key, reason, failure);
+                    self.again(key, reason);
                 }
             }
             AttemptFailure::LoadFailed { code, retry_after } => {
@@ -279,7 +286,7 @@ impl Reference {
                 if pinned || !untried {
                     self.fail(key, failure);
                 } else {
-                    self.again(key, RequeueReason::LoadFailed, failure);
+                    self.again(key, RequeueReason::LoadFailed);
                 }
             }
             AttemptFailure::Fatal => self.fail(key, Failure::Fatal),
@@ -296,8 +303,9 @@ impl Reference {
         match &mut known.grant {
             Some(_) if known.new.core1 && granted_since => {}
             _ if known.multiplexer.is_some() => {
-                let gates = &mut known.multiplexer.as_mut().unwrap().gates;
-                if let Some(gate) = gates.get_mut(&model) {
+                let multiplexer = known.multiplexer.as_mut().unwrap();
+                let id = multiplexer.id(&model);
+                if let Some(gate) = multiplexer.gates.get_mut(&id) {
                     gate.slots = gate.slots.min(own_of_model);
                 }
             }
@@ -309,15 +317,10 @@ impl Reference {
         }
     }
 
-    fn again(&mut self, key: RequestKey, reason: RequeueReason, otherwise: Failure) {
+    fn again(&mut self, key: RequestKey, reason: RequeueReason) {
         let new = &self.requests[&key].new;
         let stranded = new.pin.is_some_and(|pin| self.workers.get(&pin).is_none_or(|worker| worker.draining));
-        let ended = if new.resendable {
-            self.no_queue().or(stranded.then_some(Failure::AffinityLost))
-        } else {
-            Some(otherwise)
-        };
-        match ended {
+        match self.no_queue().or(stranded.then_some(Failure::AffinityLost)) {
             Some(failure) => self.fail(key, failure),
             None => self.requeue(key, reason),
         }

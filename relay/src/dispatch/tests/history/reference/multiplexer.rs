@@ -1,7 +1,7 @@
 //! What multiplexers are sent, told and asked, once more and as plainly as possible: nothing is remembered of a slot but
 //! its last word, and every question looks at all of it again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,8 +39,12 @@ enum Word {
 }
 
 impl Worker {
+    pub(super) fn id(&self, name: &Model) -> Model {
+        self.multiplexer.as_ref().map_or_else(|| name.clone(), |multiplexer| multiplexer.id(name))
+    }
+
     pub(super) fn is_open_for(&self, model: &Model) -> bool {
-        self.multiplexer.as_ref().is_none_or(|multiplexer| multiplexer.gates.contains_key(model))
+        self.multiplexer.as_ref().is_none_or(|multiplexer| multiplexer.gate(model).is_some())
     }
 }
 
@@ -49,11 +53,25 @@ impl Multiplexer {
         Self { gates: BTreeMap::new(), slots: new.slots, said_at: now, instance: new.instance }
     }
 
-    fn entries<'a>(&'a self, model: &'a Model) -> impl Iterator<Item = (&'a Slot, &'a SlotModel)> {
-        self.slots
-            .iter()
-            .flat_map(|slot| slot.models.iter().map(move |entry| (slot, entry)))
-            .filter(move |(_, entry)| *entry.id == **model)
+    fn all_entries(&self) -> impl Iterator<Item = (&Slot, &SlotModel)> {
+        self.slots.iter().flat_map(|slot| slot.models.iter().map(move |entry| (slot, entry)))
+    }
+
+    /// What the worker means by a name: a model of that id, else the first that has it as an alias.
+    pub(super) fn id(&self, name: &Model) -> Model {
+        let is_id = self.all_entries().any(|(_, entry)| *entry.id == **name);
+        let has_alias = |entry: &SlotModel| entry.aliases.iter().any(|alias| **alias == **name);
+        let meant = self.all_entries().find(|(_, entry)| !is_id && has_alias(entry));
+        meant.map_or_else(|| name.clone(), |(_, entry)| entry.id.as_str().into())
+    }
+
+    pub(super) fn gate(&self, name: &Model) -> Option<Gate> {
+        self.gates.get(&self.id(name)).copied()
+    }
+
+    fn entries<'a>(&'a self, name: &'a Model) -> impl Iterator<Item = (&'a Slot, &'a SlotModel)> {
+        let id = self.id(name);
+        self.all_entries().filter(move |(_, entry)| *entry.id == *id)
     }
 
     fn word(&self, model: &Model, now: Duration) -> Word {
@@ -63,7 +81,8 @@ impl Multiplexer {
         }
         let near = self.entries(model).filter(|(slot, entry)| failure(slot, entry, age).is_none());
         let near = near.filter_map(|(slot, entry)| nearness(slot, entry, age)).min();
-        let failed = self.entries(model).filter_map(|(slot, entry)| {
+        let failed = self.entries(model).filter(|(slot, _)| slot.state != SlotState::Stopping);
+        let failed = failed.filter_map(|(slot, entry)| {
             if slot.state == SlotState::Quarantined {
                 return Some((LoadFailure::SlotQuarantined, None));
             }
@@ -80,7 +99,7 @@ impl Multiplexer {
 
     fn eta(&self, model: &Model, now: Duration) -> Option<Duration> {
         let age = now - self.said_at;
-        let coming = self.entries(model).filter(|(slot, _)| is_on_its_way(slot, model));
+        let coming = self.entries(model).filter(|(slot, entry)| is_on_its_way(slot, &entry.id));
         let etas = coming.filter_map(|(slot, _)| slot.eta_ms);
         etas.min().map(|eta| Duration::from_millis(eta).saturating_sub(age))
     }
@@ -89,6 +108,10 @@ impl Multiplexer {
 fn is_on_its_way(slot: &Slot, model: &str) -> bool {
     use SlotState::{Draining, Evicting, Loading, RollingBack, Severing};
     slot.target.as_deref() == Some(model) && [Draining, Severing, Evicting, Loading, RollingBack].contains(&slot.state)
+}
+
+fn is_there_or_coming(slot: &Slot, model: &str) -> bool {
+    is_on_its_way(slot, model) || slot.state == SlotState::Ready && slot.resident.as_deref() == Some(model)
 }
 
 fn code(entry: &SlotModel) -> LoadFailure {
@@ -134,6 +157,13 @@ impl Reference {
         self.workers.get(&worker).is_some_and(|worker| worker.multiplexer.is_some())
     }
 
+    /// Whether a request asks for a model by another name than its worker's own.
+    pub(in super::super) fn is_by_alias(&self, request: RequestKey, worker: WorkerKey) -> bool {
+        let multiplexer = self.workers.get(&worker).and_then(|worker| worker.multiplexer.as_ref());
+        let name = self.requests.get(&request).map(|request| &request.new.model);
+        multiplexer.zip(name).is_some_and(|(multiplexer, name)| multiplexer.id(name) != *name)
+    }
+
     /// Who was asked to load which model.
     pub(in super::super) fn asked(&self) -> impl Iterator<Item = (Model, WorkerKey)> {
         self.choices.iter().map(|(model, choice)| (model.clone(), choice.worker))
@@ -153,12 +183,13 @@ impl Reference {
         known.grant = Some(sums);
         let running = self.requests.values_mut().filter(|request| request.worker == Some(worker));
         running.for_each(|request| request.granted_since = true);
-        let opened = gates.iter().any(|(model, _)| !multiplexer.gates.contains_key(model));
-        multiplexer.gates = gates.into_iter().collect();
-        if opened {
-            for request in self.requests.values_mut() {
-                request.failed_on.remove(&worker);
-            }
+        let before = std::mem::replace(&mut multiplexer.gates, gates.into_iter().collect());
+        let turned = |name: &Model| {
+            let id = multiplexer.id(name);
+            multiplexer.gates.contains_key(&id) != before.contains_key(&id)
+        };
+        for request in self.requests.values_mut().filter(|request| turned(&request.new.model)) {
+            request.failed_on.remove(&worker);
         }
     }
 
@@ -176,17 +207,28 @@ impl Reference {
     }
 
     pub(super) fn own_of_model(&self, worker: WorkerKey, model: &Model) -> u32 {
-        u32::try_from(self.running_on(worker).filter(|key| self.requests[key].new.model == *model).count()).unwrap()
+        let id = |name: &Model| self.workers[&worker].multiplexer.as_ref().map(|multiplexer| multiplexer.id(name));
+        let is_of_it = |key: &RequestKey| id(&self.requests[key].new.model) == id(model);
+        u32::try_from(self.running_on(worker).filter(is_of_it).count()).unwrap()
     }
 
     pub(super) fn load_of_model(&self, key: WorkerKey, model: &Model) -> Option<u32> {
         let multiplexer = self.workers[&key].multiplexer.as_ref()?;
-        let others = multiplexer.gates.get(model).map_or(0, |gate| gate.others);
+        let others = multiplexer.gate(model).map_or(0, |gate| gate.others);
         Some(self.own_of_model(key, model) + others)
     }
 
     pub(super) fn is_to_be_loaded(&self, request: RequestKey) -> bool {
-        !self.is_warm(request) && self.multiplexers(&self.requests[&request].new.model).next().is_some()
+        let new = &self.requests[&request].new;
+        let is_open = |key: &WorkerKey| self.workers[key].is_open_for(&new.model);
+        let mut multiplexers = self.multiplexers(&new.model);
+        match new.pin {
+            Some(pin) => multiplexers.any(|key| key == pin) && !is_open(&pin),
+            None => {
+                multiplexers.any(|key| self.could_serve(key, request))
+                    && !self.workers.keys().any(|key| self.could_serve(*key, request) && is_open(key))
+            }
+        }
     }
 
     /// Whether a worker is told of a request that it could be sent.
@@ -199,7 +241,7 @@ impl Reference {
 
     pub(super) fn most_told(&self, worker: WorkerKey, model: &Model) -> u32 {
         let multiplexer = self.workers[&worker].multiplexer.as_ref();
-        let capacity = multiplexer.and_then(|multiplexer| multiplexer.gates.get(model)).map_or(0, |gate| gate.capacity);
+        let capacity = multiplexer.and_then(|multiplexer| multiplexer.gate(model)).map_or(0, |gate| gate.capacity);
         if capacity == 0 { u32::MAX } else { 2 * capacity }
     }
 
@@ -208,8 +250,12 @@ impl Reference {
     }
 
     fn is_stranded(&self, request: RequestKey) -> bool {
-        let model = &self.requests[&request].new.model;
-        !self.workers.iter().any(|(key, worker)| worker.is_open_for(model) && self.could_serve(*key, request))
+        let new = &self.requests[&request].new;
+        !self.workers.iter().any(|(key, worker)| {
+            // One that waits for its own worker has only that, which it asks for nothing that it may not have.
+            let is_pin = new.pin == Some(*key) && !worker.draining && worker.models.contains(&new.model);
+            worker.is_open_for(&new.model) && (is_pin || self.could_serve(*key, request))
+        })
     }
 
     /// How a request that waits for a load ends, where nobody can load its model now.
@@ -241,23 +287,58 @@ impl Reference {
                 self.fail(key, failure);
             }
         }
-        let mut choices = BTreeMap::new();
-        for model in self.models() {
+        let models = self.models();
+        self.choices.retain(|model, _| models.contains(model));
+        for model in models {
             let stranded = self.queued().filter(|key| {
                 let new = &self.requests[key].new;
                 new.model == model && new.pin.is_none() && self.is_stranded(*key)
             });
             let stranded: Vec<_> = stranded.collect();
-            if let Some(choice) = self.choice_for(&model, &stranded) {
-                let before = self.choices.get(&model);
+            let choice = self.choice_for(&model, &stranded);
+            let before = self.choices.remove(&model);
+            if let Some(choice) = choice {
                 if let Some(before) = before.filter(|old| old.until <= self.now && old.worker != choice.worker) {
                     self.passed_over.insert(model.clone(), before.worker);
                 }
-                choices.insert(model, choice);
+                self.choices.insert(model, choice);
             }
         }
-        self.passed_over.retain(|model, _| choices.contains_key(model));
-        self.choices = choices;
+        self.passed_over.retain(|model, _| self.choices.contains_key(model));
+    }
+
+    /// Slots that were asked for other models are as good as busy. Those take the best that is free, by their names.
+    fn beside(&self, worker: WorkerKey, model: &Model) -> Option<(u8, i128)> {
+        let known = &self.workers[&worker];
+        let multiplexer = known.multiplexer.as_ref()?;
+        let age = self.now - multiplexer.said_at;
+        let mut near: Vec<_> = multiplexer
+            .entries(model)
+            .filter(|(slot, entry)| failure(slot, entry, age).is_none())
+            .filter_map(|(slot, entry)| Some((nearness(slot, entry, age)?, slot)))
+            .collect();
+        near.sort_by_key(|(near, _)| *near);
+        let asked =
+            self.choices.iter().filter(|(name, choice)| choice.worker == worker && known.models.contains(*name));
+        let others: BTreeSet<_> = asked.map(|(name, _)| multiplexer.id(name)).collect();
+        for other in others {
+            let has_begun = || multiplexer.entries(&other).any(|(slot, _)| is_there_or_coming(slot, &other));
+            if other == multiplexer.id(model) || has_begun() {
+                continue;
+            }
+            let holds = |slot: &Slot| slot.models.iter().any(|entry| *entry.id == *other);
+            if let Some((near, slot)) = near.iter_mut().find(|(near, slot)| (1..=3).contains(&near.0) && holds(slot)) {
+                *near = (4, i128::from(slot.wanted) + 1);
+            }
+        }
+        near.into_iter().map(|(near, _)| near).min()
+    }
+
+    fn is_asked_by_another_name(&self, worker: WorkerKey, model: &Model) -> bool {
+        let known = &self.workers[&worker];
+        let id = |name: &Model| known.multiplexer.as_ref().map(|multiplexer| multiplexer.id(name));
+        let is_another = |name: &Model| name != model && known.models.contains(name) && id(name) == id(model);
+        self.choices.iter().any(|(name, choice)| choice.worker == worker && is_another(name))
     }
 
     fn choice_for(&self, model: &Model, stranded: &[RequestKey]) -> Option<Choice> {
@@ -265,7 +346,7 @@ impl Reference {
             let is_open = self.workers[&key].is_open_for(model);
             let could = !is_open && stranded.iter().any(|request| self.could_serve(key, *request));
             match self.word(key, model).filter(|_| could)? {
-                Word::Near(group, within) => Some((key, (group, within))),
+                Word::Near(group, within) => Some((key, self.beside(key, model).unwrap_or((group, within)))),
                 Word::Failed { .. } | Word::Leaving => None,
             }
         });
@@ -280,7 +361,13 @@ impl Reference {
             None => {
                 let place = |(key, near): &(WorkerKey, (u8, i128))| {
                     let hash = self.workers[key].multiplexer.as_ref().unwrap().hash(model);
-                    (Some(*key) == overdue, *near, std::cmp::Reverse(hash), *key)
+                    (
+                        Some(*key) == overdue,
+                        !self.is_asked_by_another_name(*key, model),
+                        *near,
+                        std::cmp::Reverse(hash),
+                        *key,
+                    )
                 };
                 let worker = candidates.iter().min_by_key(|candidate| place(candidate))?.0;
                 Choice { worker, since: self.now, until: self.now + Duration::from_secs(60), has_eta: false }
@@ -296,8 +383,8 @@ impl Reference {
 }
 
 impl Multiplexer {
-    fn hash(&self, model: &str) -> u64 {
-        let hash = Sha256::digest([self.instance.as_bytes(), &[0], model.as_bytes()].concat());
+    fn hash(&self, name: &Model) -> u64 {
+        let hash = Sha256::digest([self.instance.as_bytes(), &[0], self.id(name).as_bytes()].concat());
         u64::from_be_bytes(hash[..8].try_into().unwrap())
     }
 }

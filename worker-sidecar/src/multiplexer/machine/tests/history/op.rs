@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::multiplexer::Model;
 use crate::multiplexer::config::{Knobs, Linger, ModelConfig, SlotConfig};
-use crate::multiplexer::event::{DownCause, RelayKind};
+use crate::multiplexer::event::{DownCause, LinkKind};
 
 const SHORTEST: usize = 60;
 const LONGEST: usize = 240;
@@ -66,7 +66,7 @@ pub(super) enum Op {
     },
     ConnectFailed,
     Join {
-        kind: RelayKind,
+        kind: LinkKind,
     },
     Lose {
         relay: usize,
@@ -88,7 +88,7 @@ pub(super) enum Op {
         model: usize,
         pinned: bool,
     },
-    Config(SlotConfig),
+    Config(Box<SlotConfig>),
     Stop {
         millis: u64,
     },
@@ -133,7 +133,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 fn of_requests() -> impl Strategy<Value = Op> {
     let waited = prop::sample::select(vec![0, 0, 100, 10_000, 400_000]);
-    let kinds = prop::sample::select(vec![RelayKind::Held, RelayKind::Granted]);
+    let kinds = prop::sample::select(vec![LinkKind::Held, LinkKind::Granted]);
     prop_oneof![
         12 => (any_index(), 0..MODELS.len(), waited)
             .prop_map(|(relay, model, waited)| Op::Arrive { relay, model, waited }),
@@ -173,7 +173,7 @@ fn of_people() -> impl Strategy<Value = Op> {
         4 => (0..MODELS.len()).prop_map(|model| Op::Load { model }),
         6 => (0..MODELS.len(), prop::bool::weighted(0.7)).prop_map(|(model, now)| Op::Unload { model, now }),
         3 => (known(), prop::bool::weighted(0.4)).prop_map(|(model, pinned)| Op::Pin { model, pinned }),
-        2 => config().prop_map(Op::Config),
+        2 => config().prop_map(|config| Op::Config(Box::new(config))),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! Just enough of RFC 7578 to find the `model` field of an upload that is in memory already.
+//! Just enough of RFC 7578 to find the `model` field of an upload.
 
 use std::ops::Range;
 
@@ -9,13 +9,15 @@ const MAX_FIELDS: usize = 1_000;
 
 /// One field: its name, and where its value stands.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Field {
-    pub(super) name: String,
-    pub(super) value: Range<usize>,
+pub struct Field {
+    /// What its `Content-Disposition` says.
+    pub name: String,
+    /// Without the line break before the next boundary.
+    pub value: Range<usize>,
 }
 
 /// The boundary of a `multipart/form-data` content type.
-pub(super) fn boundary(content_type: &str) -> Option<String> {
+pub fn boundary(content_type: &str) -> Option<String> {
     let (kind, parameters) = content_type.split_once(';')?;
     if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
         return None;
@@ -23,8 +25,11 @@ pub(super) fn boundary(content_type: &str) -> Option<String> {
     parameter(parameters, "boundary").filter(|boundary| !boundary.is_empty() && boundary.len() <= 70)
 }
 
-/// All fields, in order.
-pub(super) fn fields(boundary: &str, body: &[u8]) -> Result<Vec<Field>, &'static str> {
+/// All fields of an upload that is in memory, in order.
+///
+/// # Errors
+/// Says what is wrong with the form.
+pub fn fields(boundary: &str, body: &[u8]) -> Result<Vec<Field>, &'static str> {
     let opening = format!("--{boundary}");
     let delimiter = format!("\r\n--{boundary}");
     let finder = memmem::Finder::new(delimiter.as_bytes());
@@ -60,7 +65,8 @@ pub(super) fn fields(boundary: &str, body: &[u8]) -> Result<Vec<Field>, &'static
     }
 }
 
-fn field_name(headers: &[u8]) -> Option<String> {
+/// The name of the part with these headers, if it has one.
+pub fn field_name(headers: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(headers).ok()?;
     let disposition = text.split("\r\n").find_map(|line| {
         let (name, value) = line.split_once(':')?;

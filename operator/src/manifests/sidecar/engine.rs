@@ -1,0 +1,133 @@
+//! The worker in an engine's own image: where a multiplexer's drivers start the engines, they are children of the worker, which
+//! therefore needs the engine's files, environment and GPU.
+//!
+//! The template names the container: it is called `modelrelay-worker`, as the worker's container is everywhere, and is the
+//! author's in everything else: image, GPU, volumes, user. What is added is the worker's program, which an init container of the
+//! worker's image copies into an empty folder (an engine's image has no worker, and ours no shell), its settings, its probes and
+//! its volumes. The worker is process 1 there; each engine runs under a supervisor of its own that adopts its orphans, so nothing
+//! has to reap in the worker's place.
+
+use serde_json::{Map, Value, json};
+
+use super::container::{self, BINARY_VOLUME};
+use super::{DEFAULT_GRACE_SECS, sidecar_port};
+use super::{
+    Inputs, Note, Refusal, add_pull_secrets, annotate, array, as_object, backend, check, grace_seconds, take_object,
+};
+use crate::crd::WorkerPoolSpec;
+use crate::crd::worker_pool::Mode;
+use crate::names::{WORKER_BINARY_CONTAINER, WORKER_CONTAINER};
+
+/// Where the program is, for the init container that writes it and the one that runs it.
+const FOLDER: &str = "/modelrelay";
+/// The program in the worker's image.
+const PROGRAM: &str = "/modelrelay-worker";
+/// Of a container's resources, those that every container has: a GPU is nothing for a copy.
+const PLAIN_RESOURCES: [&str; 2] = ["cpu", "memory"];
+
+/// Whether the pool's worker runs in the image of its engines. Where an image of the pool's own has both, it is a sidecar of that
+/// image.
+pub fn runs_in_engine(spec: &WorkerPoolSpec) -> bool {
+    spec.mode() == Mode::Template && spec.runs_commands() && spec.sidecar.image.trim().is_empty()
+}
+
+/// Makes the container `modelrelay-worker` of a template, `{metadata, spec}`, run the worker. A refusal leaves it untouched.
+pub fn run_in_engine(pod: &mut Value, inputs: &Inputs<'_>) -> Result<Vec<Note>, Refusal> {
+    let mut changed = pod.clone();
+    let root = as_object(&mut changed, "the Pod")?;
+    let mut metadata = take_object(root, "metadata")?;
+    let mut spec = take_object(root, "spec")?;
+
+    check(&spec, inputs)?;
+    let notes = backend::add_hooks(&mut spec, &metadata, inputs)?;
+    let engine = array(&mut spec, "containers")?
+        .iter_mut()
+        .filter_map(Value::as_object_mut)
+        .find(|container| container.get("name").and_then(Value::as_str) == Some(WORKER_CONTAINER))
+        .ok_or(Refusal::NoEngineContainer)?;
+    take_over(engine, inputs)?;
+    let bringer = bringer(engine, inputs);
+    array(&mut spec, "initContainers")?.push(bringer);
+    let volumes = array(&mut spec, "volumes")?;
+    volumes.extend(container::volumes(inputs));
+    volumes.push(json!({"name": BINARY_VOLUME, "emptyDir": {}}));
+    add_pull_secrets(&mut spec, inputs)?;
+    let given = spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(DEFAULT_GRACE_SECS);
+    let wanted = grace_seconds(inputs.spec())?;
+    spec.insert("terminationGracePeriodSeconds".to_owned(), wanted.max(given).into());
+    annotate(&mut metadata, inputs.spec())?;
+
+    root.insert("metadata".to_owned(), metadata.into());
+    root.insert("spec".to_owned(), spec.into());
+    *pod = changed;
+    Ok(notes)
+}
+
+fn take_over(engine: &mut Map<String, Value>, inputs: &Inputs<'_>) -> Result<(), Refusal> {
+    for field in ["command", "args"] {
+        if engine
+            .get(field)
+            .is_some_and(|given| !given.is_null() && given.as_array().is_none_or(|words| !words.is_empty()))
+        {
+            return Err(Refusal::EngineCommand { field });
+        }
+        engine.remove(field);
+    }
+    engine.insert("command".to_owned(), json!([format!("{FOLDER}{PROGRAM}")]));
+    let env = array(engine, "env")?;
+    container::check_env("env of container modelrelay-worker", env)?;
+    for variable in container::env(inputs, true) {
+        env.retain(|given| backend::name(given) != backend::name(&variable));
+        env.push(variable);
+    }
+    array(engine, "ports")?
+        .push(json!({"name": "relay-metrics", "containerPort": sidecar_port(inputs.spec()), "protocol": "TCP"}));
+    let mounts = array(engine, "volumeMounts")?;
+    // The ServiceAccount's token is the engine's: buckets with models ask for it.
+    mounts.extend(container::mounts(inputs.spec(), true));
+    mounts.push(json!({"name": BINARY_VOLUME, "mountPath": FOLDER, "readOnly": true}));
+    // What the author says of probes is meant.
+    let ours = [
+        ("startupProbe", container::startup(inputs.spec())),
+        ("readinessProbe", container::readiness(inputs.spec(), false)),
+        ("terminationMessagePolicy", json!("FallbackToLogsOnError")),
+    ];
+    for (field, value) in ours {
+        engine.entry(field).or_insert(value);
+    }
+    Ok(())
+}
+
+/// Copies the program. Its resources are the engine's, without devices: so a Guaranteed Pod stays one and a quota is met, and
+/// since it ends before the engine starts, the Pod asks for no more.
+fn bringer(engine: &Map<String, Value>, inputs: &Inputs<'_>) -> Value {
+    let mut bringer = json!({
+        "name": WORKER_BINARY_CONTAINER,
+        "image": container::image(inputs),
+        "args": ["install", FOLDER],
+        "volumeMounts": [{"name": BINARY_VOLUME, "mountPath": FOLDER}],
+        "securityContext": container::restricted(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    });
+    let Some(map) = bringer.as_object_mut() else { return bringer };
+    if let Some(policy) = inputs.defaults.image_pull_policy.as_deref().filter(|policy| !policy.is_empty()) {
+        map.insert("imagePullPolicy".to_owned(), policy.into());
+    }
+    let mut resources = engine.get("resources").cloned().unwrap_or_default();
+    for kind in ["requests", "limits"] {
+        if let Some(amounts) = resources.get_mut(kind).and_then(Value::as_object_mut) {
+            amounts.retain(|resource, _| PLAIN_RESOURCES.contains(&resource.as_str()));
+        }
+    }
+    if let Some(resources) = resources.as_object_mut() {
+        resources.remove("claims");
+        resources.retain(|_, amounts| amounts.as_object().is_some_and(|amounts| !amounts.is_empty()));
+        if !resources.is_empty() {
+            map.insert("resources".to_owned(), Value::Object(resources.clone()));
+        }
+    }
+    bringer
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+use super::*;
+use crate::crd::WorkerPool;
+use crate::defaults::NamedRef;
+use crate::manifests::sidecar::{drain_token_of, has_worker};
+use crate::manifests::{snapshot, testing};
+
+/// Two engines, of which the worker starts one at a time.
+fn pool(change: &Value) -> WorkerPool {
+    let command = |model: &str| json!(["vllm", "serve", model, "--served-model-name", model, "--port", "${PORT}"]);
+    let mut spec = json!({
+        "provider": "local",
+        "multiplexer": {"slots": [{"id": "gpu0", "driver": "process", "default": "qwen", "models": [
+            {"id": "qwen", "command": command("qwen"), "maxConcurrency": 8}, {"id": "llama", "command": command("llama")},
+        ]}]},
+        "template": {
+            "metadata": {"labels": {"team": "a"}},
+            "spec": {
+                "containers": [
+                    {
+                        "name": "modelrelay-worker", "image": "vllm/vllm-openai:v0.11.0",
+                        "env": [{"name": "HF_HOME", "value": "/models"}],
+                        "volumeMounts": [{"name": "models", "mountPath": "/models"}],
+                        "resources": {"requests": {"cpu": "4"}, "limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}},
+                        "fieldOfTomorrow": {"kept": true},
+                    },
+                    {"name": "logs", "image": "shipper", "ports": [{"containerPort": 9000}]},
+                ],
+                "initContainers": [{"name": "download", "image": "downloader"}],
+                "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
+            },
+        },
+    });
+    json_patch::merge(&mut spec, change);
+    testing::pool(&spec)
+}
+
+fn rendered(pool: &WorkerPool) -> Result<(Value, Vec<Note>), Refusal> {
+    let mut defaults = testing::defaults();
+    defaults.image_pull_secrets = vec![NamedRef { name: "pull".to_owned() }];
+    defaults.image_pull_policy = Some("Never".to_owned());
+    let inputs = Inputs { pool, defaults: &defaults, drain_token: "t0ken" };
+    let mut pod = crate::manifests::backend::given(pool);
+    let before = pod.clone();
+    let notes = run_in_engine(&mut pod, &inputs).inspect_err(|_| assert_eq!(pod, before, "it stays as it was"))?;
+    Ok((pod, notes))
+}
+
+#[test]
+fn the_worker_runs_in_the_engines_image() {
+    let (pod, notes) = rendered(&pool(&json!({}))).unwrap();
+    assert_eq!(notes, []);
+    assert!(has_worker(&pod) && drain_token_of(&pod) == Some("t0ken"));
+    snapshot::check("sidecar-in-engine", &serde_yaml::to_string(&pod).unwrap());
+}
+
+#[test]
+fn only_a_template_that_starts_programs_without_an_image_of_the_pools_own_is_such_a_pool() {
+    let is = |change: Value| runs_in_engine(&pool(&change).spec);
+    assert!(is(json!({})));
+    assert!(!is(json!({"sidecar": {"image": "mine"}})));
+    assert!(!is(json!({"template": null})));
+    assert!(!is(json!({"multiplexer": {"slots": []}})));
+}
+
+#[test]
+fn what_the_author_says_of_probes_is_kept_and_our_variables_win() {
+    let probe = json!({"exec": {"command": ["true"]}});
+    let mut spec = pool(&json!({"sidecar": {"env": [{"name": "HF_HOME", "value": "/elsewhere"}], "port": 18000}}));
+    let template = spec.spec.template.as_mut().unwrap();
+    template.spec["containers"][0]["readinessProbe"] = probe.clone();
+    let (pod, _) = rendered(&spec).unwrap();
+    let engine = &pod["spec"]["containers"][0];
+    assert_eq!((&engine["readinessProbe"], &engine["startupProbe"]["httpGet"]["port"]), (&probe, &json!(18000)));
+    let of = |name: &str| {
+        let env = engine["env"].as_array().unwrap().iter().filter(|one| one["name"] == name);
+        env.map(|one| one["value"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(of("HF_HOME"), [json!("/elsewhere")]);
+    assert_eq!(of("PROBE_ADDR"), [json!("0.0.0.0:18000")]);
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let refused = |change: &dyn Fn(&mut Value)| {
+        let mut pool = pool(&json!({}));
+        change(&mut pool.spec.template.as_mut().unwrap().spec);
+        rendered(&pool).unwrap_err().to_string()
+    };
+    let engine = |field: &'static str, value: Value| refused(&|spec| spec["containers"][0][field] = value.clone());
+    assert!(
+        refused(&|spec| spec["containers"][0]["name"] = json!("vllm"))
+            .contains("name that container modelrelay-worker")
+    );
+    assert!(engine("command", json!(["vllm"])).starts_with("container modelrelay-worker has command"));
+    assert!(engine("args", json!(["--port"])).starts_with("container modelrelay-worker has args"));
+    let env = engine("env", json!([{"name": "BACKEND_URL", "value": "http://h"}]));
+    assert_eq!(env, "env of container modelrelay-worker sets BACKEND_URL, which comes from spec.backend");
+    let taken = refused(&|spec| spec["volumes"] = json!([{"name": "modelrelay-binary", "emptyDir": {}}]));
+    assert!(taken.starts_with("volume modelrelay-binary has the name"), "{taken}");
+}
+
+#[test]
+fn an_engine_beside_it_that_names_a_slots_port_waits_and_the_worker_itself_does_not() {
+    let fixed = json!([{"id": "embed", "url": "http://127.0.0.1:9000"}]);
+    let mut both = pool(&json!({}));
+    let block = both.spec.multiplexer.as_mut().unwrap();
+    block.slots.push(serde_json::from_value(json!({"id": "cpu", "driver": "static", "models": fixed})).unwrap());
+    let own = json!([{"containerPort": 9000}]);
+    both.spec.template.as_mut().unwrap().spec["containers"][0]["ports"] = own;
+    let (pod, notes) = rendered(&both).unwrap();
+    let hook = |index: usize| pod["spec"]["containers"][index].pointer("/lifecycle/preStop").is_some();
+    assert_eq!((hook(0), hook(1), notes), (false, true, vec![]));
+}

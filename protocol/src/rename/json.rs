@@ -1,0 +1,196 @@
+//! The `model` of a JSON object's top level. Only as much of JSON is understood as it takes to find it; what is not JSON
+//! passes as it is.
+
+use bytes::{Buf, Bytes};
+use memchr::memchr2;
+
+/// `model` with every letter escaped takes 30 bytes.
+const LONGEST_KEY: usize = 32;
+
+#[derive(Debug)]
+pub(super) struct Renamer {
+    /// In quotes, escaped.
+    name: Vec<u8>,
+    growth: usize,
+    place: Place,
+    /// How many objects and arrays are open.
+    depth: usize,
+    /// The next string at the top level is a key.
+    before_key: bool,
+    /// The next value at the top level is the model.
+    before_name: bool,
+}
+
+#[derive(Debug)]
+enum Place {
+    Between,
+    /// In a string; behind a backslash, or not.
+    Other {
+        escaped: bool,
+    },
+    /// In a key of the top level, of which so much was read.
+    Key {
+        escaped: bool,
+        raw: Vec<u8>,
+    },
+    /// In the model's name, of which so much was read.
+    Name {
+        escaped: bool,
+        raw: Vec<u8>,
+    },
+    /// The name is replaced, or there is none.
+    Done {
+        /// Spaces that the body was said to have.
+        missing: usize,
+    },
+}
+
+impl Renamer {
+    pub(super) fn new(asked: &str, name: &str) -> Self {
+        let quoted = |name: &str| serde_json::Value::from(name).to_string().into_bytes();
+        let name = quoted(name);
+        Self {
+            growth: name.len().saturating_sub(quoted(asked).len()),
+            name,
+            place: Place::Between,
+            depth: 0,
+            before_key: false,
+            before_name: false,
+        }
+    }
+
+    pub(super) fn growth(&self) -> u64 {
+        self.growth as u64
+    }
+
+    pub(super) fn push(&mut self, mut piece: Bytes, pass: &mut impl FnMut(Bytes)) {
+        let mut at = 0;
+        while at < piece.len() {
+            match &mut self.place {
+                Place::Done { .. } => break,
+                Place::Between => {
+                    let byte = piece[at];
+                    at += 1;
+                    self.step(byte);
+                    if matches!(self.place, Place::Name { .. }) {
+                        // Up to the quote, which is the new name's own.
+                        pass(piece.split_to(at - 1));
+                        piece.advance(1);
+                        at = 0;
+                    }
+                }
+                Place::Other { escaped } => match end_of_string(&piece[at..], escaped) {
+                    Some(end) => {
+                        at += end;
+                        self.place = Place::Between;
+                    }
+                    None => at = piece.len(),
+                },
+                Place::Key { escaped, raw } => {
+                    let end = end_of_string(&piece[at..], escaped);
+                    let until = end.map_or(piece.len(), |end| at + end);
+                    let room = (LONGEST_KEY + 1).saturating_sub(raw.len());
+                    raw.extend(piece[at..until].iter().take(room));
+                    at = until;
+                    if end.is_some() {
+                        self.before_name = is_model(raw);
+                        self.place = Place::Between;
+                    }
+                }
+                Place::Name { escaped, raw } => {
+                    let end = end_of_string(&piece, escaped);
+                    raw.extend_from_slice(&piece.split_to(end.unwrap_or(piece.len())));
+                    at = 0;
+                    if end.is_some() {
+                        let raw = std::mem::take(raw);
+                        self.replace(&raw, pass);
+                    }
+                }
+            }
+        }
+        pass(piece);
+    }
+
+    pub(super) fn finish(&mut self, pass: &mut impl FnMut(Bytes)) {
+        let missing = match &mut self.place {
+            Place::Done { missing } => std::mem::take(missing),
+            Place::Name { raw, .. } => {
+                pass(Bytes::from([b"\"", raw.as_slice()].concat()));
+                self.growth
+            }
+            Place::Between | Place::Other { .. } | Place::Key { .. } => self.growth,
+        };
+        self.place = Place::Done { missing: 0 };
+        pass(Bytes::from(vec![b' '; missing]));
+    }
+
+    /// A byte outside of strings.
+    fn step(&mut self, byte: u8) {
+        let is_top = self.depth == 1;
+        match byte {
+            b' ' | b'\t' | b'\r' | b'\n' => return,
+            b'"' if is_top && self.before_key => self.place = Place::Key { escaped: false, raw: Vec::new() },
+            b'"' if is_top && self.before_name => self.place = Place::Name { escaped: false, raw: Vec::new() },
+            b'"' => self.place = Place::Other { escaped: false },
+            b':' if is_top => {
+                self.before_key = false;
+                return;
+            }
+            b'{' | b'[' => {
+                self.depth += 1;
+                if self.depth == 1 {
+                    self.before_key = byte == b'{';
+                }
+            }
+            b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+            b',' if is_top => self.before_key = true,
+            _ => {}
+        }
+        // Another object or list may follow in a broken body; one is all that counts.
+        if self.depth == 0 {
+            self.place = Place::Done { missing: self.growth };
+        }
+        self.before_name = false;
+    }
+
+    /// `raw`: what stood there, without the opening quote.
+    fn replace(&mut self, raw: &[u8], pass: &mut impl FnMut(Bytes)) {
+        let room = 1 + raw.len() + self.growth;
+        if room < self.name.len() {
+            // The name that was asked for would leave enough, however it is spelled.
+            pass(Bytes::from([b"\"", raw].concat()));
+            self.place = Place::Done { missing: self.growth };
+            return;
+        }
+        let mut name = std::mem::take(&mut self.name);
+        name.resize(room, b' ');
+        pass(Bytes::from(name));
+        self.place = Place::Done { missing: 0 };
+    }
+}
+
+/// Behind the closing quote, if it is here.
+fn end_of_string(bytes: &[u8], escaped: &mut bool) -> Option<usize> {
+    let mut at = 0;
+    if std::mem::take(escaped) {
+        at = 1;
+    }
+    while let Some(found) = memchr2(b'"', b'\\', bytes.get(at..)?) {
+        at += found + 1;
+        if bytes[at - 1] == b'"' {
+            return Some(at);
+        }
+        if at == bytes.len() {
+            *escaped = true;
+            return None;
+        }
+        at += 1;
+    }
+    None
+}
+
+/// `raw`: a key with its closing quote.
+fn is_model(raw: &[u8]) -> bool {
+    let quoted = [b"\"", raw].concat();
+    raw.len() <= LONGEST_KEY && serde_json::from_slice::<String>(&quoted).is_ok_and(|key| key == "model")
+}

@@ -1,0 +1,125 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const BOUNDARY: &str = "multipart/form-data; boundary=B";
+
+/// What becomes of a body that comes in pieces of this size.
+fn renamed(content_type: Option<&str>, body: &[u8], (asked, name): (&str, &str), size: usize) -> Vec<u8> {
+    let mut renamer = Renamer::new(content_type, asked, name);
+    let length = renamer.length(body.len() as u64);
+    let mut after = Vec::new();
+    let mut pass = |piece: Bytes| after.extend_from_slice(&piece);
+    for piece in body.chunks(size.max(1)) {
+        renamer.push(Bytes::copy_from_slice(piece), &mut pass);
+    }
+    renamer.finish(&mut pass);
+    assert_eq!(after.len() as u64, length, "{}", String::from_utf8_lossy(&after));
+    after
+}
+
+/// The same at every size, which must make no difference.
+fn json(body: &str, names: (&str, &str)) -> String {
+    let whole = renamed(Some("application/json"), body.as_bytes(), names, body.len());
+    for size in 1..body.len() {
+        assert_eq!(renamed(None, body.as_bytes(), names, size), whole, "in pieces of {size}");
+    }
+    String::from_utf8(whole).unwrap()
+}
+
+#[test]
+fn a_longer_name_takes_the_place_of_the_asked_one_and_every_other_byte_stays() {
+    let body = r#" {"x":"\u0041\"", "model" : "qwen" ,"y":1.0, "messages":[{"model":"qwen"}], "z":"model"} "#;
+    let after = json(body, ("qwen", "Qwen/Qwen3-8B"));
+    assert_eq!(after, body.replacen("\"qwen\"", "\"Qwen/Qwen3-8B\"", 1));
+}
+
+#[test]
+fn spaces_make_up_for_a_shorter_name() {
+    assert_eq!(json(r#"{"model":"claude","n":1}"#, ("claude", "q")), r#"{"model":"q"     ,"n":1}"#);
+    // Escapes that were not needed make what stood there longer than the name.
+    assert_eq!(json(r#"{"mod\u0065l":"a\u002fb"}"#, ("a/b", "long")), r#"{"mod\u0065l":"long"     }"#);
+    assert_eq!(json(r#"{"model":"a"}"#, ("a", "say \"x\"")), r#"{"model":"say \"x\""}"#);
+}
+
+#[test]
+fn only_the_top_level_names_the_model() {
+    for body in [
+        r#"{"a":{"model":"q"},"b":["model","q",{"model":"q"}]}"#,
+        r#"["model","q"]"#,
+        r#"{"a":"model","model":7,"x":"q"}"#,
+        r#"{"model":{"q":"q"},"a":"q"}"#,
+        r#"{"models":"q","modelmodelmodelmodelmodelmodelmodel":"q"}"#,
+        "\"model\"",
+        "",
+        r#"{"model"#,
+        r#"{"model":"q"#,
+        r#"{}{"model":"q"}"#,
+    ] {
+        assert_eq!(json(body, ("q", "long")), format!("{body}   "), "{body}");
+    }
+}
+
+#[test]
+fn a_name_that_leaves_no_room_is_another_one_and_stays() {
+    assert_eq!(json(r#"{"model":"x","n":1}"#, ("qwen3", "Qwen3-8B")), r#"{"model":"x","n":1}   "#);
+}
+
+#[test]
+fn only_the_piece_with_the_name_is_cut() {
+    let mut renamer = Renamer::new(None, "q", "long");
+    let pieces = [r#"{"a":"xxxxxxxx","#, r#""model":"q","b":""#, "yyyyyyy\"}"].map(Bytes::from);
+    let mut after = Vec::new();
+    for piece in &pieces {
+        renamer.push(piece.clone(), &mut |piece| after.push(piece));
+    }
+    renamer.finish(&mut |piece| after.push(piece));
+    assert_eq!((after.first().unwrap().as_ptr(), after.first().unwrap().len()), (pieces[0].as_ptr(), 16));
+    assert!(after.iter().any(|piece| piece.as_ptr() == pieces[2].as_ptr()));
+}
+
+#[test]
+fn a_forms_model_is_replaced_whatever_its_pieces() {
+    let body = b"--B\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n\xff\r\n--\r\n-B\r\n\
+        --B\r\ncontent-disposition: form-data; name=model\r\nX: y\r\n\r\nwhisper\r\n\
+        --B\r\n\r\nno name\r\n--B\r\nContent-Disposition: form-data; name=\"n\"\r\n\r\nwhisper\r\n--B--\r\n";
+    let expected = |name: &str| {
+        let at = memchr::memmem::find(body, b"whisper").unwrap();
+        [&body[..at], name.as_bytes(), &body[at + 7..]].concat()
+    };
+    for name in ["openai/whisper-large-v3", "w", "whisper"] {
+        for size in 1..=body.len() {
+            assert_eq!(renamed(Some(BOUNDARY), body, ("whisper", name), size), expected(name), "in pieces of {size}");
+        }
+    }
+}
+
+#[test]
+fn a_form_may_begin_with_words() {
+    let body = b"hello\r\n--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n\r\n--B--";
+    let after = renamed(Some(BOUNDARY), body, ("", "m"), 3);
+    assert!(after.ends_with(b"\r\n\r\nm\r\n--B--"), "{}", String::from_utf8_lossy(&after));
+}
+
+proptest! {
+    /// Whatever stands around it, a reader finds the new name in the place of the old one and everything else as it was.
+    #[test]
+    fn a_reader_sees_another_name_and_nothing_else(
+        before in prop::collection::vec(("[a-z\"\\\\é]{0,9}", "[a-z:{}\\[\\],\"\\\\é]{0,9}"), 0..4),
+        asked in "[a-z/\"\\\\é]{1,9}",
+        name in "[a-zA-Z/\"\\\\é]{1,20}",
+        pretty in any::<bool>(),
+        size in 1..40_usize,
+    ) {
+        let mut object = serde_json::Map::new();
+        for (key, value) in before.into_iter().filter(|(key, _)| key != "model") {
+            object.insert(key, serde_json::json!([value, {"model": asked}]));
+        }
+        object.insert("model".to_owned(), asked.as_str().into());
+        let body = if pretty { serde_json::to_vec_pretty(&object) } else { serde_json::to_vec(&object) }.unwrap();
+        let after = renamed(None, &body, (&asked, &name), size);
+        let after: serde_json::Value = serde_json::from_slice(&after).unwrap();
+        object.insert("model".to_owned(), name.into());
+        prop_assert_eq!(after, serde_json::Value::Object(object));
+    }
+}

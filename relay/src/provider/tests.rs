@@ -1,0 +1,88 @@
+//! What happens between two steps of another thread.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use modelrelay_protocol::dialect::Dialect;
+use modelrelay_protocol::paths::Endpoint;
+
+use super::*;
+use crate::cli::Args;
+use crate::config::Config;
+use crate::exchange::Exchange;
+use crate::metrics::Metrics;
+use crate::request::Outline;
+use crate::socket::link::WorkerInfo;
+use crate::socket::register::Accepted;
+
+fn provider() -> Arc<Provider> {
+    let args = <Args as clap::Parser>::parse_from(["modelrelay-relay", "--worker-secret", "0123456789abcdef"]);
+    let config = Config::from_args(&args).expect("valid");
+    let provider = config.providers[0].clone();
+    Provider::start(provider, Shared::new(config, Arc::new(Metrics::new())))
+}
+
+/// A link of the one process there is, which serves `m`.
+fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
+    let info = WorkerInfo {
+        key: provider.shared.next_worker_key(),
+        id: "w".into(),
+        provider: Arc::clone(&provider.name),
+        name: "box".into(),
+        version: None,
+        instance: Some("process".into()),
+        pool: None,
+        address: IpAddr::from([127, 0, 0, 1]),
+        core1: true,
+        slots1: false,
+        secret: *provider.config().worker_secrets[0].secret.digest(),
+        request_window: 1 << 20,
+        max_unread_bytes: 1 << 20,
+        connected_at: SystemTime::now(),
+    };
+    let models = vec![Arc::from("m")];
+    let accepted = Accepted {
+        name: "box".into(),
+        models,
+        max_concurrent: 1,
+        slots: vec![],
+        meaningless: BTreeSet::new(),
+        warnings: vec![],
+    };
+    let link = WorkerLink::new(info, vec!["m".into()]);
+    provider.join(&link, &accepted, &provider.config(), 0, RegisterAck::default(), succeeds);
+    link
+}
+
+fn request(provider: &Provider) -> Arc<RequestRecord> {
+    let outline = Outline {
+        id: "id".into(),
+        model: "m".into(),
+        allowed: None,
+        provider: Arc::clone(&provider.name),
+        endpoint: Endpoint::Responses,
+        dialect: Dialect::OpenAi,
+        method: "POST",
+        path_and_query: "/v1/responses".into(),
+        headers: std::collections::BTreeMap::new(),
+        is_streaming: false,
+        body: bytes::Bytes::from_static(b"{}"),
+        received_at: Instant::now(),
+    };
+    let exchange = Exchange::new(Arc::clone(&provider.shared.budget), 1 << 20, 1 << 20);
+    Arc::new(RequestRecord::new(provider.shared.next_request_key(), outline, exchange))
+}
+
+#[tokio::test]
+async fn a_request_that_was_pinned_just_before_its_worker_moved_follows_it() {
+    let provider = provider();
+    let older = join(&provider, false);
+    let pin = provider.worker_of_instance("process");
+    assert_eq!(pin, Some(older.info.key));
+    let newer = join(&provider, true);
+    provider.submit(&request(&provider), pin);
+    assert_eq!(provider.queue_depth(), 1, "it waits for the newer link");
+    provider.granted(&newer, Grant { slots: 1, others: 0, capacity: 1, links: 1 });
+    assert_eq!(provider.queue_depth(), 0);
+    assert_eq!(newer.release_all().len(), 1, "the newer link has it");
+}

@@ -1,0 +1,241 @@
+//! A Kubernetes API server, as far as a worker may ask one: the scale of Deployments, and a list and a watch of Pods. Pods are
+//! processes of this machine.
+//!
+//! As the real one it leaves a scale of zero out of the specification, answers with `Status` objects, sends bookmarks, ends
+//! watches, and does nothing at once: a controller makes Pods a while after a Deployment was scaled, a kubelet finds them
+//! ready a while later, and a deleted one lingers. What is not documented is not answered, and every request is noted.
+
+mod api;
+mod kubelet;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use modelrelay_worker::multiplexer::driver::kubernetes::Access;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Where everything is.
+pub const NAMESPACE: &str = "llm";
+
+/// A Deployment, and how slow its Pods are.
+#[derive(Clone, Debug)]
+pub struct Deployment {
+    /// What its container runs.
+    pub command: Vec<String>,
+    /// Where that listens: its container port.
+    pub port: u16,
+    /// From being scaled up to having a Pod.
+    pub created_after: Duration,
+    /// From being deleted to being gone; its process runs meanwhile.
+    pub lingers: Duration,
+    /// The status of its Pods, if they never run.
+    pub trouble: Option<Value>,
+}
+
+/// The cluster. Dropping it kills its Pods.
+#[derive(Debug)]
+pub struct Cluster {
+    shared: Arc<Shared>,
+    access: Access,
+    account: TempDir,
+    _tasks: JoinSet<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Never held over an await.
+    state: Mutex<State>,
+    /// Says that something has changed.
+    version: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct State {
+    token: String,
+    deployments: BTreeMap<String, (Deployment, u32)>,
+    pods: BTreeMap<String, Value>,
+    /// What changed, and at which version.
+    log: Vec<(u64, Value)>,
+    version: u64,
+    forbidden: BTreeSet<String>,
+    is_away: bool,
+    /// How long each answer takes, but for what a watch brings.
+    delay: Duration,
+    /// How many of the next requests of a kind are answered with 503.
+    hiccups: BTreeMap<String, u32>,
+    has_expired: bool,
+    asked: BTreeSet<String>,
+    most_pods: usize,
+    next_pod: u32,
+}
+
+impl Deployment {
+    /// A quick one.
+    #[must_use]
+    pub fn new(command: Vec<String>, port: u16) -> Self {
+        let short = Duration::from_millis(50);
+        Self { command, port, created_after: short, lingers: short, trouble: None }
+    }
+}
+
+impl Cluster {
+    /// A cluster with these Deployments, all at zero.
+    ///
+    /// # Panics
+    /// When it cannot listen.
+    pub async fn start(deployments: Vec<(&str, Deployment)>) -> Self {
+        let account = tempfile::tempdir().expect("a folder can be made");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("there is a free port");
+        let server = format!("http://{}", listener.local_addr().expect("it has an address"));
+        let access = Access::new(server.parse().expect("this is a URL"), account.path(), NAMESPACE);
+        let names: Vec<String> = deployments.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let state = State {
+            token: "token-1".to_owned(),
+            deployments: deployments.into_iter().map(|(name, of)| (name.to_owned(), (of, 0))).collect(),
+            pods: BTreeMap::new(),
+            log: Vec::new(),
+            version: 1,
+            forbidden: BTreeSet::new(),
+            is_away: false,
+            delay: Duration::ZERO,
+            hiccups: BTreeMap::new(),
+            has_expired: false,
+            asked: BTreeSet::new(),
+            most_pods: 0,
+            next_pod: 0,
+        };
+        let shared = Arc::new(Shared { state: Mutex::new(state), version: watch::Sender::new(1) });
+        let mut tasks = JoinSet::new();
+        let router = api::router(Arc::clone(&shared));
+        tasks.spawn(async move { axum::serve(listener, router).await.expect("it serves") });
+        for name in names {
+            tasks.spawn(kubelet::drive(Arc::clone(&shared), name));
+        }
+        write_token(account.path(), "token-1");
+        Self { shared, access, account, _tasks: tasks }
+    }
+
+    /// How a worker in one of its Pods would reach it.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access.clone()
+    }
+
+    /// Scales as `kubectl`, an HPA or GitOps would.
+    pub fn scale(&self, deployment: &str, replicas: u32) {
+        self.shared.scale(deployment, replicas);
+    }
+
+    /// How many Pods a Deployment should have.
+    ///
+    /// # Panics
+    /// When there is none of that name.
+    #[must_use]
+    pub fn replicas(&self, deployment: &str) -> u32 {
+        self.shared.state().deployments[deployment].1
+    }
+
+    /// Pods that there are, those that are ending too.
+    #[must_use]
+    pub fn pods(&self) -> usize {
+        self.shared.state().pods.len()
+    }
+
+    /// The most Pods that there have been at once.
+    #[must_use]
+    pub fn most_pods(&self) -> usize {
+        self.shared.state().most_pods
+    }
+
+    /// Every kind of request so far, such as `patch deployments/scale`.
+    #[must_use]
+    pub fn asked(&self) -> Vec<String> {
+        self.shared.state().asked.iter().cloned().collect()
+    }
+
+    /// Takes a right away: `get deployments/scale`, `watch pods`.
+    pub fn forbid(&self, right: &str) {
+        self.shared.state().forbidden.insert(right.to_owned());
+    }
+
+    /// Whether it answers nothing but 503, and ends its watches.
+    pub fn set_away(&self, is_away: bool) {
+        self.shared.change(|state| state.is_away = is_away);
+    }
+
+    /// From now on each answer takes this long.
+    pub fn set_delay(&self, delay: Duration) {
+        self.shared.state().delay = delay;
+    }
+
+    /// The next request of this kind, such as `get deployments/scale`, is answered with 503.
+    pub fn fail_next(&self, right: &str) {
+        *self.shared.state().hiccups.entry(right.to_owned()).or_default() += 1;
+    }
+
+    /// From now on every watch is told that its version is too old.
+    pub fn expire_watches(&self) {
+        self.shared.change(|state| state.has_expired = true);
+    }
+
+    /// Takes only another token, which the kubelet brings.
+    pub fn rotate_token(&self) {
+        "token-2".clone_into(&mut self.shared.state().token);
+        write_token(self.account.path(), "token-2");
+    }
+}
+
+fn write_token(account: &Path, token: &str) {
+    std::fs::write(account.join("token"), token).expect("a file can be written");
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state();
+        let changed = change(&mut state);
+        state.version += 1;
+        let version = state.version;
+        drop(state);
+        self.version.send_replace(version);
+        changed
+    }
+
+    fn scale(&self, deployment: &str, replicas: u32) {
+        self.change(|state| {
+            if let Some((_, wanted)) = state.deployments.get_mut(deployment) {
+                *wanted = replicas;
+            }
+        });
+    }
+
+    /// A new Pod, or a new status of one.
+    fn put_pod(&self, mut pod: Value) {
+        self.change(|state| {
+            let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            let version = state.version + 1;
+            pod["metadata"]["resourceVersion"] = json!(version.to_string());
+            let kind = if state.pods.contains_key(&name) { "MODIFIED" } else { "ADDED" };
+            state.log.push((version, json!({"type": kind, "object": pod})));
+            state.pods.insert(name, pod);
+            state.most_pods = state.most_pods.max(state.pods.len());
+        });
+    }
+
+    fn remove_pod(&self, name: &str) {
+        self.change(|state| {
+            if let Some(pod) = state.pods.remove(name) {
+                let version = state.version + 1;
+                state.log.push((version, json!({"type": "DELETED", "object": pod})));
+            }
+        });
+    }
+}

@@ -1,0 +1,348 @@
+//! What a cluster does to those who scale its Deployments.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use modelrelay_backends::cluster::{Cluster, Deployment};
+use modelrelay_backends::fake::{Fake, Kind};
+use modelrelay_backends::server::{free_port, until};
+use modelrelay_worker::multiplexer::driver::kubernetes::{KubernetesScale, ScaledModel};
+use modelrelay_worker::multiplexer::driver::memory::SlotMemory;
+use modelrelay_worker::multiplexer::driver::served::Served;
+use modelrelay_worker::multiplexer::driver::slot::SlotDriver;
+use modelrelay_worker::multiplexer::driver::{Driver, DriverError};
+use modelrelay_worker::multiplexer::error::LoadFailure;
+use modelrelay_worker::multiplexer::estimate::LoadKind;
+use modelrelay_worker::multiplexer::event::{Found, Outcome};
+use serde_json::{Value, json};
+
+use crate::rig::{FAKE, on_port};
+use crate::table::NoMeter;
+
+fn engine(model: &str) -> Deployment {
+    let port = free_port();
+    Deployment::new(Fake::new(FAKE, Kind::Vllm, model, &port.to_string()).command(), port)
+}
+
+fn driver(cluster: &Cluster, ids: &[&str], load_timeout: Duration) -> KubernetesScale {
+    let model = |id: &&str| ScaledModel { served: Served::new(*id), deployment: (*id).to_owned(), url: None };
+    KubernetesScale::new(cluster.access(), ids.iter().map(model), load_timeout)
+}
+
+/// Deployments `a` and `b`, each with its model.
+async fn two() -> (Cluster, KubernetesScale) {
+    let cluster = Cluster::start(vec![("a", engine("a")), ("b", engine("b"))]).await;
+    let driver = driver(&cluster, &["a", "b"], modelrelay_harness::PATIENCE);
+    (cluster, driver)
+}
+
+/// The failure of a load whose Pod never runs.
+async fn failure_of(status: Value, load_timeout: Duration) -> LoadFailure {
+    let deployment = Deployment { trouble: Some(status), ..engine("a") };
+    let cluster = Cluster::start(vec![("a", deployment)]).await;
+    let driver = driver(&cluster, &["a"], load_timeout);
+    driver.load(&"a".into(), LoadKind::Cold).await.unwrap_err()
+}
+
+fn waiting(reason: &str, last: &Value) -> Value {
+    let state = json!({"waiting": {"reason": reason, "message": "the kubelet's message"}});
+    json!({"phase": "Pending", "containerStatuses": [{"name": "vllm", "state": state, "lastState": last}]})
+}
+
+#[tokio::test]
+async fn nothing_is_asked_but_what_its_role_allows() {
+    let (cluster, driver) = two().await;
+    let a = "a".into();
+    driver.check(&a).await.unwrap();
+    assert_eq!(cluster.pods(), 0, "a check changes nothing");
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    assert!(driver.probe(&a).await.unwrap().ready);
+    driver.evict(&a).await.unwrap();
+    assert_eq!(
+        cluster.asked(),
+        ["get deployments/scale", "list pods", "patch deployments/scale", "watch pods"].map(str::to_owned)
+    );
+}
+
+#[tokio::test]
+async fn a_model_is_gone_when_its_pod_is_and_never_are_there_two() {
+    let lingering = Deployment { lingers: Duration::from_millis(700), ..engine("a") };
+    let cluster = Cluster::start(vec![("a", lingering), ("b", engine("b"))]).await;
+    let driver = driver(&cluster, &["a", "b"], modelrelay_harness::PATIENCE);
+    for _ in 0..2 {
+        driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
+        let began = Instant::now();
+        driver.evict(&"a".into()).await.unwrap();
+        assert!(began.elapsed() >= Duration::from_millis(700) && cluster.pods() == 0, "a terminating Pod counts");
+        driver.load(&"b".into(), LoadKind::Cold).await.unwrap();
+        driver.evict(&"b".into()).await.unwrap();
+    }
+    assert_eq!(cluster.most_pods(), 1);
+}
+
+#[tokio::test]
+async fn a_pod_that_comes_late_for_a_load_that_was_given_up_is_waited_for() {
+    let late = Deployment { created_after: Duration::from_millis(800), ..engine("a") };
+    let cluster = Cluster::start(vec![("a", late), ("b", engine("b"))]).await;
+    let driver = driver(&cluster, &["a", "b"], modelrelay_harness::PATIENCE);
+    let a = "a".into();
+    let load = tokio::time::timeout(Duration::from_millis(300), driver.load(&a, LoadKind::Cold)).await;
+    assert!(load.is_err() && cluster.pods() == 0 && cluster.replicas("a") == 1);
+    driver.force_evict(&a).await.unwrap();
+    driver.load(&"b".into(), LoadKind::Cold).await.unwrap();
+    // By then it would have come, had nobody waited for it.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((cluster.pods(), cluster.most_pods()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_crash_loop_fails_the_load_at_once_and_says_how_it_ended() {
+    let last = json!({"terminated": {"exitCode": 1, "reason": "Error"}});
+    let began = Instant::now();
+    let failure = failure_of(waiting("CrashLoopBackOff", &last), modelrelay_harness::PATIENCE).await;
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    let LoadFailure::Exited(words) = &failure else { panic!("{failure:?}") };
+    for part in
+        ["exit code 1", "container vllm", "CrashLoopBackOff", "the kubelet's message", "Deployment a", "namespace llm"]
+    {
+        assert!(words.contains(part), "{part}: {words}");
+    }
+}
+
+#[tokio::test]
+async fn a_container_that_dies_while_loading_fails_the_load_too() {
+    let port = free_port();
+    let dying = Fake::new(FAKE, Kind::Vllm, "a", &port.to_string()).with("fails-to-start").command();
+    let cluster = Cluster::start(vec![("a", Deployment::new(dying, port))]).await;
+    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let failure = driver.load(&"a".into(), LoadKind::Cold).await.unwrap_err();
+    assert!(matches!(&failure, LoadFailure::Exited(words) if words.starts_with("exit code 3")), "{failure:?}");
+}
+
+#[tokio::test]
+async fn an_image_that_cannot_be_pulled_fails_the_load_at_once() {
+    let failure = failure_of(waiting("ImagePullBackOff", &json!({})), modelrelay_harness::PATIENCE).await.to_string();
+    assert!(
+        failure.contains("ImagePullBackOff: the kubelet's message") && failure.contains("Deployment a"),
+        "{failure}"
+    );
+}
+
+#[tokio::test]
+async fn a_pod_that_finds_no_node_is_waited_for_and_told_of_when_the_time_is_over() {
+    let condition =
+        json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU is free"});
+    let status = json!({"phase": "Pending", "conditions": [condition]});
+    let failure = failure_of(status, Duration::from_secs(1)).await.to_string();
+    for part in ["Deployment a in namespace llm", "Unschedulable: no GPU is free", "not ready after"] {
+        assert!(failure.contains(part), "{part}: {failure}");
+    }
+}
+
+#[tokio::test]
+async fn a_missing_right_is_known_beforehand_and_named() {
+    for right in ["patch deployments/scale", "list pods"] {
+        let (cluster, driver) = two().await;
+        cluster.forbid(right);
+        let refusal = driver.check(&"a".into()).await.unwrap_err();
+        assert!(matches!(refusal, DriverError::NotOurs(_)), "{refusal:?}");
+        let (verb, resource) = right.split_once(' ').unwrap();
+        for part in
+            [format!("{verb} on {resource}"), "403".into(), "Role of namespace llm".into(), "ServiceAccount".into()]
+        {
+            assert!(refusal.to_string().contains(&part), "{part}: {refusal}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_the_right_to_watch_pods_are_listed() {
+    let (cluster, driver) = two().await;
+    cluster.forbid("watch pods");
+    driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
+    driver.evict(&"a".into()).await.unwrap();
+    assert_eq!(cluster.pods(), 0);
+}
+
+#[tokio::test]
+async fn watches_that_expire_are_begun_anew() {
+    let (cluster, driver) = two().await;
+    cluster.expire_watches();
+    driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
+    driver.evict(&"a".into()).await.unwrap();
+    assert_eq!(cluster.pods(), 0);
+}
+
+#[tokio::test]
+async fn a_deployment_that_does_not_exist_is_named_beforehand() {
+    let cluster = Cluster::start(vec![]).await;
+    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let refusal = driver.check(&"a".into()).await.unwrap_err().to_string();
+    for part in ["Deployment a in namespace llm", "404", "`deployment`"] {
+        assert!(refusal.contains(part), "{part}: {refusal}");
+    }
+}
+
+#[tokio::test]
+async fn a_deployment_that_does_not_exist_has_no_pods_and_keeps_no_other_from_its_slot() {
+    let cluster = Cluster::start(vec![("a", engine("a"))]).await;
+    let driver = driver(&cluster, &["a", "absent"], modelrelay_harness::PATIENCE);
+    let slot = SlotDriver::new(Arc::new(driver), SlotMemory::new(Arc::new(NoMeter)));
+    assert!(matches!(slot.probe(None).await, Outcome::Probed(Found::Nothing)));
+    let loaded = slot.load(&"a".into(), LoadKind::Cold).await;
+    assert!(matches!(loaded, Outcome::Loaded(Ok(()))), "{loaded:?}");
+    let absent = "absent".into();
+    assert!(slot.driver().load(&absent, LoadKind::Cold).await.is_err());
+    slot.driver().force_evict(&absent).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_api_server_that_is_away_is_waited_for_and_ends_no_model() {
+    let (cluster, driver) = two().await;
+    let a = "a".into();
+    cluster.set_away(true);
+    assert!(matches!(driver.check(&a).await, Err(DriverError::Silent { .. })));
+    assert!(matches!(driver.probe(&a).await, Err(DriverError::Silent { .. })), "which is not that nothing is there");
+    let back = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        cluster.set_away(false);
+    };
+    let (loaded, ()) = tokio::join!(driver.load(&a, LoadKind::Cold), back);
+    loaded.unwrap();
+    cluster.set_away(true);
+    assert!(driver.probe(&a).await.unwrap().ready, "requests reach the Pod all the same");
+    let back = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        cluster.set_away(false);
+    };
+    let (evicted, ()) = tokio::join!(driver.evict(&a), back);
+    evicted.unwrap();
+    assert_eq!(cluster.pods(), 0);
+}
+
+#[tokio::test]
+async fn a_token_that_the_kubelet_has_replaced_is_read_again() {
+    let (cluster, driver) = two().await;
+    driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
+    cluster.rotate_token();
+    driver.evict(&"a".into()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_model_that_somebody_else_scales_to_zero_is_seen_to_be_gone() {
+    let (cluster, driver) = two().await;
+    let a = "a".into();
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    cluster.scale("a", 0);
+    until("it is gone", async || driver.probe(&a).await.is_ok_and(|probed| probed.gone)).await;
+}
+
+#[tokio::test]
+async fn a_model_that_somebody_else_scales_up_beside_the_loaded_one_is_scaled_down_again() {
+    let (cluster, driver) = two().await;
+    let a = "a".into();
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    for _ in 0..2 {
+        cluster.scale("b", 1);
+        until("it is scaled down", async || driver.probe(&a).await.unwrap().ready && cluster.replicas("b") == 0).await;
+        assert_eq!(cluster.replicas("a"), 1);
+    }
+}
+
+#[tokio::test]
+async fn what_others_scaled_up_keeps_no_look_at_the_loaded_one_waiting() {
+    let (cluster, driver) = two().await;
+    let a = "a".into();
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    cluster.scale("b", 1);
+    cluster.set_delay(Duration::from_secs(1));
+    let began = Instant::now();
+    assert!(driver.probe(&a).await.unwrap().ready);
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(3), "two questions of 1 s, and not {took:?}");
+    until("the other is scaled down", async || cluster.replicas("b") == 0).await;
+}
+
+#[tokio::test]
+async fn a_model_that_others_have_put_in_the_place_of_the_loaded_one_keeps_it() {
+    let (cluster, driver) = two().await;
+    let (a, b) = ("a".into(), "b".into());
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    cluster.scale("a", 0);
+    until("it is gone", async || driver.probe(&a).await.is_ok_and(|probed| probed.gone)).await;
+    cluster.scale("b", 1);
+    until("the other serves", async || driver.probe(&b).await.is_ok_and(|probed| probed.ready)).await;
+    cluster.scale("a", 1);
+    until("it is scaled down", async || driver.probe(&b).await.unwrap().ready && cluster.replicas("a") == 0).await;
+    assert_eq!(cluster.replicas("b"), 1);
+}
+
+#[tokio::test]
+async fn a_look_that_ends_after_an_eviction_began_has_found_nothing() {
+    let (cluster, driver) = two().await;
+    let a = "a".into();
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    cluster.set_delay(Duration::from_millis(500));
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        driver.evict(&a).await
+    };
+    let (looked, evicted) = tokio::join!(driver.probe(&a), late);
+    evicted.unwrap();
+    assert_eq!((looked.unwrap().ready, driver.url(&a)), (true, None));
+}
+
+#[tokio::test]
+async fn an_api_server_that_hiccups_after_the_last_pod_went_fails_no_eviction() {
+    let lingering = Deployment { lingers: Duration::from_millis(700), ..engine("a") };
+    let cluster = Cluster::start(vec![("a", lingering)]).await;
+    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let a = "a".into();
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    let hiccup = async {
+        until("it is scaled down", async || cluster.replicas("a") == 0).await;
+        cluster.fail_next("get deployments/scale");
+    };
+    let (evicted, ()) = tokio::join!(driver.evict(&a), hiccup);
+    evicted.unwrap();
+}
+
+#[tokio::test]
+async fn another_load_timeout_holds_for_the_next_load() {
+    let status = json!({"phase": "Pending", "conditions": []});
+    let deployment = Deployment { trouble: Some(status), ..engine("a") };
+    let cluster = Cluster::start(vec![("a", deployment)]).await;
+    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    driver.set_load_timeout(Duration::from_secs(1));
+    let began = Instant::now();
+    let failure = driver.load(&"a".into(), LoadKind::Cold).await.unwrap_err().to_string();
+    assert!(failure.contains("not ready after") && began.elapsed() < Duration::from_secs(5), "{failure}");
+}
+
+#[tokio::test]
+async fn of_two_that_run_at_the_start_one_is_adopted_and_the_other_ended() {
+    let (cluster, driver) = two().await;
+    cluster.scale("a", 1);
+    cluster.scale("b", 1);
+    let slot = SlotDriver::new(Arc::new(driver), SlotMemory::new(Arc::new(NoMeter)));
+    let serves = |found: &Outcome| matches!(found, Outcome::Probed(Found::Serving(_)));
+    until("one is found", async || serves(&slot.probe(None).await)).await;
+    until("the other is gone", async || cluster.pods() == 1).await;
+    assert_eq!(cluster.replicas("a") + cluster.replicas("b"), 1);
+    assert!(serves(&slot.probe(None).await));
+}
+
+#[tokio::test]
+async fn requests_go_to_the_given_address_and_else_to_the_pod() {
+    let engine = engine("a");
+    let port = engine.port;
+    let cluster = Cluster::start(vec![("a", engine)]).await;
+    let service = on_port(port).join("/base").unwrap();
+    let given = ScaledModel { served: Served::new("a"), deployment: "a".into(), url: Some(service.clone()) };
+    let with_url = KubernetesScale::new(cluster.access(), [given], modelrelay_harness::PATIENCE);
+    assert_eq!(with_url.url(&"a".into()), Some(service));
+    let bare = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    assert_eq!(bare.url(&"a".into()), None);
+    bare.load(&"a".into(), LoadKind::Cold).await.unwrap();
+    assert_eq!(bare.url(&"a".into()), Some(on_port(port)));
+}

@@ -1,0 +1,95 @@
+//! What is cut short: by a swap, by a client, by a model that cannot be loaded, by a server that dies.
+
+use serde_json::json;
+
+use crate::rig::{Stack, Weights, eventually, kill};
+use crate::stream::{answer, chat, end_of, events, expected, stream};
+
+/// So many tokens take longer than any drain here.
+const ENDLESS: u32 = 30_000;
+
+#[tokio::test]
+async fn a_stream_that_outlasts_the_drain_says_so_in_its_dialect_and_breaks_off() {
+    let Some(weights) = Weights::new() else { return };
+    let Some(slot) = weights.slot(2) else { return };
+    let knobs = json!({"minResidency": "1ms", "maxWait": "1ms", "drainTimeout": "200ms"});
+    let stack = Stack::start(&knobs, &slot).await;
+    let paths = ["/v1/chat/completions", "/v1/messages"];
+    let [openai, anthropic] = paths.map(|path| stack.relay.begin(chat(path, "tiny-a", ENDLESS)));
+    let (mut openai, mut anthropic) = (openai.response().await, anthropic.response().await);
+    openai.read_until("data: ").await;
+    anthropic.read_until("content_block_delta").await;
+    assert_eq!(stack.relay.fetch(answer("tiny-b", 5)).await.with_status(200).json()["model"], "tiny-b");
+    for (reply, code, end) in [
+        (openai.read_to_end().await, r#""code":"severed_by_swap""#, "[DONE]"),
+        (anthropic.read_to_end().await, r#""type":"overloaded_error""#, "message_stop"),
+    ] {
+        let text = reply.text();
+        assert!(reply.aborted && text.contains(code) && !text.contains(end), "{}", end_of(&text));
+    }
+    assert_eq!(stack.worker.metric("modelrelay_worker_severed_total").await, 2.0);
+    assert_eq!(weights.servers().len(), 1, "the severed one is gone");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_anything_is_unloaded_causes_no_swap() {
+    let (Some(weights), Some(expected)) = (Weights::new(), expected(&[4000]).await) else { return };
+    let Some(slot) = weights.slot(1) else { return };
+    let stack = Stack::start(&json!({"minResidency": "1ms", "maxWait": "1ms"}), &slot).await;
+    let mut long = stack.relay.send(stream("tiny-a", 4000)).await;
+    long.read_until("data: ").await;
+    let other = stack.relay.begin(stream("tiny-b", 30));
+    stack.until_slot("the gate is shut", |slot| slot["state"] == "draining").await;
+    other.abandon();
+    stack.until_slot("the gate is open again", |slot| slot["state"] == "ready").await;
+    assert_eq!(events(&long.read_to_end().await), expected[&("tiny-a", 4000)]);
+    assert_eq!((stack.starts("tiny-a"), stack.starts("tiny-b"), stack.loads().await), (1, 0, 1));
+    assert_eq!(stack.worker.metric("modelrelay_worker_swaps_aborted_total").await, 1.0);
+}
+
+#[tokio::test]
+async fn a_model_whose_file_is_missing_is_refused_with_the_reason_and_the_former_one_comes_back() {
+    let (Some(weights), Some(expected)) = (Weights::new(), expected(&[60]).await) else { return };
+    let Some(slot) = weights.slot(1) else { return };
+    let stack = Stack::start(&json!({"minResidency": "1ms"}), &slot).await;
+    assert_eq!(events(&stack.relay.fetch(stream("tiny-a", 60)).await), expected[&("tiny-a", 60)]);
+    let refused = stack.relay.fetch(answer("missing", 5)).await.with_status(503);
+    let error = &refused.json()["error"];
+    assert_eq!(error["code"], "backend_unavailable");
+    assert!(refused.header("retry-after").is_some(), "{error}");
+    let (message, folder) = (error["message"].as_str().unwrap_or_default(), weights.folder().to_string_lossy());
+    assert!(message.contains("missing") && message.contains("exit code 1") && !message.contains(&*folder), "{message}");
+    let log = stack.worker.process.log();
+    assert!(log.lines().iter().any(|line| line.contains("missing.gguf") && line.contains("model=\"missing\"")));
+    // Nobody has asked for it again.
+    stack.until_slot("the former one is back", |slot| slot["resident"] == "tiny-a" && slot["state"] == "ready").await;
+    assert_eq!(events(&stack.relay.fetch(stream("tiny-a", 60)).await), expected[&("tiny-a", 60)]);
+    assert_eq!(stack.starts("tiny-a"), 2, "before and after");
+}
+
+#[tokio::test]
+async fn a_server_that_died_is_noticed_by_what_it_served_and_by_the_next_request() {
+    let (Some(weights), Some(expected)) = (Weights::new(), expected(&[60]).await) else { return };
+    let Some(slot) = weights.slot(2) else { return };
+    let stack = Stack::start(&json!({}), &slot).await;
+    // One that had died before it had finished any answer would be left alone for a while.
+    assert_eq!(events(&stack.relay.fetch(stream("tiny-a", 60)).await), expected[&("tiny-a", 60)]);
+    let mut cut = stack.relay.send(stream("tiny-a", ENDLESS)).await;
+    cut.read_until("data: ").await;
+    let [server] = weights.servers()[..] else { panic!("{:?}", weights.servers()) };
+    kill(server).await;
+    let next = stack.relay.begin(stream("tiny-a", 60));
+    let cut = cut.read_to_end().await;
+    assert!(
+        cut.aborted && cut.text().contains("\"error\"") && !cut.text().contains("[DONE]"),
+        "{}",
+        end_of(&cut.text())
+    );
+    assert_eq!(events(&next.reply().await), expected[&("tiny-a", 60)]);
+    assert_eq!(stack.starts("tiny-a"), 2);
+    // An idle one too.
+    eventually("a new server is there alone", async || weights.servers().len() == 1).await;
+    kill(weights.servers()[0]).await;
+    assert_eq!(events(&stack.relay.fetch(stream("tiny-a", 60)).await), expected[&("tiny-a", 60)]);
+    stack.worker.process.wait_for_line("backend is gone").await;
+}

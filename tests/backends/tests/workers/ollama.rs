@@ -1,0 +1,67 @@
+//! One Ollama, started by somebody else.
+
+use modelrelay_backends::engines;
+use modelrelay_backends::server::get;
+use modelrelay_harness::client::Request;
+use modelrelay_harness::process::Log;
+use serde_json::{Value, json};
+use url::Url;
+
+use crate::rig::{Stack, Weights, eventually};
+use crate::stream::{answer, stream, text};
+
+/// The models that Ollama has loaded, as `/api/ps` says.
+async fn loaded(ollama: &Url) -> Vec<String> {
+    let (_, answer) = get(ollama, "/api/ps").await.expect("Ollama answers");
+    let from = answer.find('{').expect("a JSON object");
+    let to = answer.rfind('}').expect("its end");
+    let list: Value = serde_json::from_str(&answer[from..=to]).expect("JSON");
+    let models = list["models"].as_array().expect("a list of models").iter();
+    models.filter_map(|model| model["name"].as_str().map(str::to_owned)).collect()
+}
+
+#[tokio::test]
+async fn ollama_has_one_model_at_a_time_and_its_streams_come_whole() {
+    let Some(folder) = Weights::new() else { return };
+    let Some(mut ollama) = engines::ollama(folder.folder(), &["tiny-a", "tiny-b"]).await else { return };
+    let model = |id: &str| json!({"id": id, "maxConcurrency": 2});
+    let models = [model("tiny-a"), model("tiny-b")];
+    let slot = json!({"id": "gpu0", "driver": "ollama", "url": ollama.url.as_str(), "models": models});
+    let stack = Stack::start(&json!({"minResidency": "1ms", "linger": "off"}), &slot).await;
+    assert_eq!(loaded(&ollama.url).await, Vec::<String>::new());
+    let client = async |number: usize| {
+        let mut told = Vec::new();
+        for turn in 0..4 {
+            let model = ["tiny-a", "tiny-b"][(number + turn) % 2];
+            told.push((model, text(&stack.relay.fetch(stream(model, 150)).await)));
+            assert!(loaded(&ollama.url).await.len() <= 1);
+        }
+        told
+    };
+    let (one, two, three) = tokio::join!(client(0), client(1), client(2));
+    // Asked directly, it says the same.
+    let address = ollama.url.socket_addrs(|| None).expect("it is an address")[0];
+    let direct = async |request: Request| text(&request.fetch(address, &Log::new("ollama")).await);
+    let expected = [direct(stream("tiny-a", 150)).await, direct(stream("tiny-b", 150)).await];
+    assert_ne!(expected[0], expected[1]);
+    for (model, said) in [one, two, three].concat() {
+        assert_eq!(said, expected[usize::from(model == "tiny-b")], "{model}");
+    }
+    // Somebody else has had a model loaded; the worker's clients get theirs all the same.
+    for model in ["tiny-a", "tiny-b"] {
+        let reply = stack.relay.fetch(answer(model, 5)).await.with_status(200);
+        assert_eq!(
+            (&reply.json()["model"], loaded(&ollama.url).await),
+            (&json!(model), vec![format!("{model}:latest")])
+        );
+    }
+    // Nobody knows a way around an Ollama that is gone, and the next request after its return needs none.
+    let port = ollama.url.port().expect("it has a port");
+    ollama.kill().await;
+    let refused = stack.relay.fetch(answer("tiny-a", 5)).await.with_status(503);
+    assert_eq!(refused.json()["error"]["code"], "backend_unavailable");
+    let _ollama = engines::ollama_on(folder.folder(), port).await;
+    let after: u64 = refused.header("retry-after").and_then(|after| after.parse().ok()).expect("a time to come back");
+    assert!(after <= 4, "{after}");
+    eventually("it is served again", async || stack.relay.fetch(answer("tiny-a", 5)).await.status == 200).await;
+}

@@ -1,0 +1,151 @@
+//! A relay, a worker with one slot, and real servers behind it.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use modelrelay_backends::engines;
+use modelrelay_backends::server::processes_with;
+use modelrelay_harness::relay::{Relay, WORKER_SECRET};
+use modelrelay_harness::worker_process::{WorkerProcess, wait_for_model};
+use serde_json::{Value, json};
+use tempfile::{NamedTempFile, TempDir};
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// For what takes several swaps on a busy machine.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// Whoever compares speeds has the machine for itself.
+static MACHINE: RwLock<()> = RwLock::const_new(());
+
+/// Part of a machine, or all of it.
+#[derive(Debug)]
+pub(crate) enum Machine {
+    Shared { _turn: RwLockReadGuard<'static, ()> },
+    Alone { _turn: RwLockWriteGuard<'static, ()> },
+}
+
+impl Machine {
+    pub(crate) async fn shared() -> Self {
+        Self::Shared { _turn: MACHINE.read().await }
+    }
+
+    pub(crate) async fn alone() -> Self {
+        Self::Alone { _turn: MACHINE.write().await }
+    }
+}
+
+/// Weights of `tiny-a` and `tiny-b` in a folder of the test's own, whose path is in the command line of each server that has
+/// one of them open.
+#[derive(Debug)]
+pub(crate) struct Weights(TempDir);
+
+impl Weights {
+    pub(crate) fn new() -> Option<Self> {
+        let folder = tempfile::Builder::new().prefix("modelrelay-worker-").tempdir().expect("a folder can be made");
+        engines::weights(folder.path(), "", &["tiny-a", "tiny-b"])?;
+        Some(Self(folder))
+    }
+
+    /// A slot whose models are a llama-server each that the worker starts, and one more whose file is missing.
+    pub(crate) fn slot(&self, capacity: usize) -> Option<Value> {
+        let model = |id: &str| {
+            let weights = self.0.path().join(format!("{id}.gguf"));
+            let command = engines::llama_command(&weights, id, capacity, "${PORT}")?;
+            Some(json!({"id": id, "command": command, "maxConcurrency": capacity}))
+        };
+        let models = [model("tiny-a")?, model("tiny-b")?, model("missing")?];
+        Some(json!({"id": "gpu0", "driver": "process", "models": models}))
+    }
+
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        self.0.path()
+    }
+
+    /// The servers that have a model of these open.
+    pub(crate) fn servers(&self) -> Vec<u32> {
+        processes_with(&self.0.path().to_string_lossy())
+    }
+}
+
+/// The programs.
+pub(crate) struct Stack {
+    pub(crate) relay: Relay,
+    pub(crate) worker: WorkerProcess,
+    yaml: String,
+    _config: NamedTempFile,
+    _machine: Machine,
+}
+
+impl Stack {
+    /// With these settings of the multiplexer, and this slot.
+    pub(crate) async fn start(knobs: &Value, slot: &Value) -> Self {
+        Self::on(Machine::shared().await, knobs, slot).await
+    }
+
+    pub(crate) async fn on(machine: Machine, knobs: &Value, slot: &Value) -> Self {
+        let relay = Relay::start().await;
+        let yaml = yaml(knobs, slot);
+        let (worker, config) = start_worker(&yaml, relay.addr()).await;
+        wait_for_model(&relay, "tiny-b").await;
+        Self { relay, worker, yaml, _config: config, _machine: machine }
+    }
+
+    /// A further worker of the same settings.
+    pub(crate) async fn another_worker(&self) -> (WorkerProcess, NamedTempFile) {
+        start_worker(&self.yaml, self.relay.addr()).await
+    }
+
+    /// How the slot is.
+    pub(crate) async fn slot(&self) -> Value {
+        self.worker.probe("/healthz").await.json()["slots"][0].clone()
+    }
+
+    /// Waits until the slot is so.
+    pub(crate) async fn until_slot(&self, what: &str, is_so: impl Fn(&Value) -> bool) {
+        eventually(what, async || is_so(&self.slot().await)).await;
+    }
+
+    /// Loads so far, whatever they were for, as the worker counts them.
+    pub(crate) async fn loads(&self) -> usize {
+        self.worker.metric("modelrelay_worker_swaps_total{").await as usize
+    }
+
+    /// Loads so far, as the servers themselves say: in the worker's log, under the name of their model.
+    pub(crate) fn starts(&self, model: &str) -> usize {
+        let (said, name) = ("llama_server: listening on", format!("model=\"{model}\""));
+        self.worker.process.log().lines().iter().filter(|line| line.contains(said) && line.contains(&name)).count()
+    }
+}
+
+fn yaml(knobs: &Value, slot: &Value) -> String {
+    let mut knobs = knobs.clone();
+    knobs["slots"] = json!([slot]);
+    json!({"multiplexer": knobs}).to_string()
+}
+
+/// A worker of the relay behind this address.
+pub(crate) async fn start_worker(yaml: &str, relay: SocketAddr) -> (WorkerProcess, NamedTempFile) {
+    let config = NamedTempFile::new().expect("a temporary file");
+    std::fs::write(config.path(), yaml).expect("a writable file");
+    let builder = WorkerProcess::builder().without("MODELS").arg("--config").arg(&config.path().to_string_lossy());
+    let builder = builder.env("LOG_LEVEL", "info").env("WORKER_SECRET", WORKER_SECRET);
+    (builder.relay(format!("http://{relay}")).start().await, config)
+}
+
+/// Waits until it is so.
+///
+/// # Panics
+/// After [`LONG`].
+pub(crate) async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
+    let until = Instant::now() + LONG;
+    while !is_so().await {
+        assert!(Instant::now() < until, "waited {LONG:?} in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Sends a process SIGKILL.
+pub(crate) async fn kill(pid: u32) {
+    let killed = tokio::process::Command::new("kill").arg("-KILL").arg(pid.to_string()).status().await;
+    assert!(killed.is_ok_and(|killed| killed.success()), "{pid} can be killed");
+}

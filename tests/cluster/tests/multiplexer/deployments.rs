@@ -1,0 +1,67 @@
+//! The driver `kubernetes`: a Deployment per model, one of them at one replica.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use modelrelay_cluster::{PATIENCE, wait_until};
+
+use crate::setup::{Census, Setup, model, standalone};
+
+async fn two_models(name: &str) -> Setup {
+    let setup = Setup::start(name, &standalone(&["alpha", "beta"]), &[model("alpha"), model("beta")].concat()).await;
+    assert_eq!((setup.replicas("alpha").await, setup.replicas("beta").await), (0, 0), "nothing is loaded unasked");
+    setup
+}
+
+#[tokio::test]
+async fn clients_of_two_deployments_stream_while_they_take_turns() {
+    let setup = two_models("mux-deployments").await;
+    let census = Census::begin(&setup.namespace);
+    setup.swaps_between("alpha", "beta", 6).await;
+    let (most, all) = census.most_and_all();
+    assert!(most == 1 && all >= 3, "{most} Pods at once, {all} in turn");
+    setup.answers("beta").await;
+    setup.resident("beta").await;
+    assert_eq!((setup.replicas("alpha").await, setup.replicas("beta").await), (0, 1));
+}
+
+#[tokio::test]
+async fn a_new_worker_goes_on_with_the_model_that_it_finds() {
+    let setup = two_models("mux-adopt").await;
+    setup.answers("alpha").await;
+    let before = setup.uids().await;
+    setup.namespace.kubectl("rollout restart deployment/swap-worker").await;
+    setup.namespace.rolled_out("deployment/swap-worker").await;
+    setup.answers("alpha").await;
+    setup.resident("alpha").await;
+    assert_eq!(setup.uids().await, before, "the model was loaded already");
+    setup.answers("beta").await;
+}
+
+#[tokio::test]
+async fn what_others_do_to_the_replicas_is_put_right() {
+    let setup = two_models("mux-others").await;
+    setup.answers("alpha").await;
+    setup.namespace.kubectl("scale deployment/beta --replicas 1").await;
+    wait_until("beta is scaled down again", Duration::from_secs(20), async || setup.replicas("beta").await == 0).await;
+    setup.answers("alpha").await;
+    setup.namespace.kubectl("scale deployment/alpha --replicas 0").await;
+    wait_until("alpha's Pod is gone", PATIENCE, async || setup.uids().await.is_empty()).await;
+    // No client pays for it, whether the worker has noticed by now or learns of it by this very request.
+    setup.answers("alpha").await;
+    let log = setup.namespace.kubectl("logs deployment/swap-worker").await;
+    assert!(log.contains("somebody else") && log.contains("HorizontalPodAutoscaler"), "{log}");
+}
+
+#[tokio::test]
+async fn a_model_whose_pod_is_deleted_is_there_again() {
+    let setup = two_models("mux-deleted").await;
+    setup.answers("alpha").await;
+    let pod = setup.namespace.pod_names("app=alpha").await.remove(0);
+    setup.namespace.kubectl(&format!("delete pod {pod} --wait=true")).await;
+    setup.namespace.wait_gone(&setup.namespace.api::<Pod>(), &pod).await;
+    setup.namespace.rolled_out("deployment/alpha").await;
+    setup.namespace.service_address("alpha").await;
+    setup.answers("alpha").await;
+    setup.answers("beta").await;
+}

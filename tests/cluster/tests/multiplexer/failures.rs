@@ -1,0 +1,60 @@
+//! Models that cannot be loaded, beside one that can.
+
+use k8s_openapi::api::core::v1::Event;
+use kube::api::ListParams;
+use modelrelay_cluster::{PATIENCE, wait_until};
+use serde_json::json;
+
+use crate::setup::{Setup, model, standalone};
+
+/// `alpha` is whole, `broken` has an image that nobody has, `absent` has no Deployment.
+async fn start(name: &str) -> Setup {
+    let mut broken = model("broken");
+    broken[0]["spec"]["template"]["spec"]["containers"][0]["image"] = json!("localhost/nobody-has-this:dev");
+    let beside = [model("alpha"), broken].concat();
+    Setup::start(name, &standalone(&["alpha", "broken", "absent"]), &beside).await
+}
+
+impl Setup {
+    /// Goes on asking for a model that cannot be loaded, as SDKs do, until an Event of the pool says so: the operator looks
+    /// every few seconds, and a first failure is forgotten sooner.
+    async fn told(&self, model: &str, reason: &str, parts: &[&str]) {
+        wait_until(&format!("an Event {reason} that says {parts:?}"), PATIENCE, async || {
+            self.refused(model).await;
+            let events =
+                self.namespace.api::<Event>().list(&ListParams::default()).await.expect("Events can be listed");
+            events.items.iter().any(|event| {
+                let message = event.message.as_deref().unwrap_or_default();
+                event.involved_object.kind.as_deref() == Some("WorkerPool")
+                    && event.reason.as_deref() == Some(reason)
+                    && parts.iter().all(|part| message.contains(part))
+            })
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_model_without_a_deployment_costs_the_loaded_one_nothing() {
+    let setup = start("mux-absent").await;
+    setup.answers("alpha").await;
+    let before = setup.uids().await;
+    let (status, error) = setup.refused("absent").await;
+    assert_eq!((status, &error["code"]), (503, &json!("backend_unavailable")), "{error}");
+    setup.told("absent", "LoadFailed", &["absent", "gpu0"]).await;
+    setup.resident("alpha").await;
+    assert_eq!(setup.uids().await, before, "it was not unloaded");
+    setup.answers("alpha").await;
+}
+
+#[tokio::test]
+async fn a_model_without_its_image_gives_the_slot_back() {
+    let setup = start("mux-broken").await;
+    setup.answers("alpha").await;
+    let (status, error) = setup.refused("broken").await;
+    assert_eq!((status, &error["code"]), (503, &json!("backend_unavailable")), "{error}");
+    setup.told("broken", "LoadFailed", &["broken", "backend_unavailable"]).await;
+    setup.resident("alpha").await;
+    assert_eq!((setup.replicas("alpha").await, setup.replicas("broken").await), (1, 0));
+    setup.answers("alpha").await;
+}

@@ -1,0 +1,131 @@
+//! Backends that the worker has started end with it.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use modelrelay_harness::fake_relay::Ack;
+use serde_json::json;
+
+use crate::rig::{LONG, Rig, Slot, chat, slots1};
+
+/// What this process has started; each of its threads has children of its own.
+fn children_of(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    children.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
+#[tokio::test]
+async fn sigterm_ends_the_backend_too() {
+    let mut rig = Rig::start(&Ack::old(), &Slot::default()).await;
+    let asked = rig.link.ask(&chat("a"));
+    assert_eq!(rig.link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
+    let supervisors = children_of(rig.worker.process.pid().expect("it runs"));
+    let children: Vec<u32> = supervisors.iter().flat_map(|pid| children_of(*pid)).collect();
+    assert_eq!((supervisors.len(), children.len()), (1, 1), "{supervisors:?} {children:?}");
+    rig.worker.terminate().await;
+    assert!(rig.worker.process.wait_exit_within(LONG).await.success());
+    gone(&children).await;
+}
+
+/// A model whose backend is run by a shell that does this on SIGTERM; `NOTE` is a file of the folder.
+async fn with_trap(trap: &str) -> (Rig, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = modelrelay_harness::process::path_of("modelrelay-worker");
+    let (program, note) = (program.to_string_lossy(), folder.path().join("note"));
+    let trap = trap.replace("NOTE", &note.to_string_lossy());
+    let script =
+        format!("trap '{trap}' TERM; {program} demo --listen 127.0.0.1:${{PORT}} --delay 1ms & wait; sleep 99");
+    let model = json!({"id": "a", "expectModel": "demo", "command": ["sh", "-c", script]});
+    let slots = json!([{"id": "gpu0", "driver": "process", "models": [model]}]);
+    let mut rig = Rig::with(&Ack::old(), &json!({"multiplexer": {"slots": slots}}).to_string()).await;
+    let asked = rig.link.ask(&chat("a"));
+    assert_eq!(rig.link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
+    (rig, folder)
+}
+
+/// The worker is told to end, and does; says how long that took.
+async fn end(rig: &mut Rig) -> Duration {
+    let began = Instant::now();
+    rig.worker.terminate().await;
+    assert!(rig.worker.process.wait_exit_within(LONG).await.success());
+    began.elapsed()
+}
+
+#[tokio::test]
+async fn a_backend_is_asked_to_end_when_its_worker_ends_and_may_finish_what_it_has_to() {
+    let (mut rig, folder) = with_trap("sleep 1; echo told > NOTE; exit 0").await;
+    end(&mut rig).await;
+    assert_eq!(std::fs::read_to_string(folder.path().join("note")).expect("it was told"), "told\n");
+    let log = rig.worker.log();
+    let ended = log.lines().find(|line| line.contains("process has ended")).expect("its end is in the log");
+    assert!(ended.ends_with("code=0"), "{ended}");
+}
+
+#[tokio::test]
+async fn a_backend_that_does_not_end_when_asked_to_is_killed_after_its_grace() {
+    let (mut rig, _folder) = with_trap("").await;
+    let started = descendants_of(rig.worker.process.pid().expect("it runs"));
+    let took = end(&mut rig).await;
+    assert!((Duration::from_secs(10)..Duration::from_secs(15)).contains(&took), "{took:?}");
+    gone(&started).await;
+}
+
+/// All that a process has started, and what that has started.
+pub(crate) fn descendants_of(pid: u32) -> Vec<u32> {
+    children_of(pid).into_iter().flat_map(|child| [vec![child], descendants_of(child)].concat()).collect()
+}
+
+pub(crate) async fn gone(children: &[u32]) {
+    let until = Instant::now() + LONG;
+    while children.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
+        assert!(Instant::now() < until, "{children:?} outlive their worker");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn sigterm_lets_a_stream_end_whole_before_its_backend_ends() {
+    let slot = Slot { delay: "100ms", ..Slot::default() };
+    let mut rig = Rig::start(&slots1(), &slot).await;
+    let asked = crate::rig::ask_once_loaded(&mut rig.link, &crate::rig::stream("a"), "a").await;
+    rig.link.part(&asked).await;
+    rig.worker.terminate().await;
+    rig.link.expect("drain").await;
+    rig.link.send(&json!({"type": "graceful_shutdown", "reason": "drain"}));
+    let reply = rig.link.reply(&asked).await;
+    assert!(reply.is_complete() && crate::rig::text(&reply).ends_with("data: [DONE]\n\n"), "{}", reply.end);
+    assert!(rig.worker.process.wait_exit_within(LONG).await.success());
+}
+
+#[tokio::test]
+async fn sigterm_in_the_middle_of_a_load_leaves_nothing_behind() {
+    // A backend that never gets ready.
+    let yaml = Slot::default().yaml().replace("\"demo\",\"--listen\"", "\"demo\",\"--delay\",\"1ms\",\"--listen\"");
+    let yaml = yaml.replace("127.0.0.1:${PORT}", "127.0.0.1:0").replace("\"NAME\":", "\"NAME\":\"${PORT}\",\"N\":");
+    let mut rig = Rig::with(&slots1(), &yaml).await;
+    crate::rig::demand(&rig.link, "a", 1);
+    rig.link.expect_where("slots", |slots| slots["slots"][0]["state"] == "loading").await;
+    let worker = rig.worker.process.pid().expect("it runs");
+    let until = Instant::now() + LONG;
+    let children = loop {
+        let children: Vec<u32> = children_of(worker).iter().flat_map(|pid| children_of(*pid)).collect();
+        if !children.is_empty() || Instant::now() > until {
+            break children;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!(children.len(), 1, "{}", rig.worker.log());
+    rig.worker.terminate().await;
+    assert!(rig.worker.process.wait_exit_within(LONG).await.success());
+    gone(&children).await;
+}
+
+#[tokio::test]
+async fn a_slot_loads_its_default_by_itself_and_is_ready_for_rollouts_then() {
+    let slot = Slot { slot: "default: b", ..Slot::default() };
+    let mut rig = Rig::start(&slots1(), &slot).await;
+    crate::rig::gate(&mut rig.link, "b").await;
+    let reply = rig.link.exchange(&chat("b")).await;
+    assert_eq!((reply.status, rig.worker.probe("/backendz").await.status), (200, 200));
+}

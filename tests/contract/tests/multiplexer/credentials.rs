@@ -1,0 +1,79 @@
+//! What backends want to be shown, and what they say that is nobody else's business.
+
+use std::io::Write;
+
+use modelrelay_harness::fake_backend::{Answer, FakeBackend};
+use modelrelay_harness::fake_relay::Ack;
+use serde_json::json;
+use tempfile::NamedTempFile;
+
+use crate::rig::{LONG, Rig, chat, demand, gate, slots1};
+
+/// What a backend prints before it dies of it.
+const SECRET: &str = "hf_dont_tell_anybody";
+
+fn key_of(backend: &FakeBackend, path: &str) -> Option<String> {
+    let seen = backend.seen();
+    let last = seen.iter().rev().find(|head| head.path() == path)?;
+    let key = last.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("authorization"))?;
+    Some(String::from_utf8_lossy(&key.1).into_owned())
+}
+
+#[tokio::test]
+async fn a_slots_backend_is_shown_its_key_with_looks_and_requests_and_the_next_one_without_a_restart() {
+    let backend = FakeBackend::start().await;
+    backend.answer_with(|_, _| Answer::json(200, &json!({"served": true})));
+    let mut file = NamedTempFile::new().expect("a file");
+    writeln!(file, "first").expect("a writable file");
+    let models = json!([{"id": "m", "url": backend.url(), "maxConcurrency": 2}]);
+    let key_file = file.path().to_string_lossy().into_owned();
+    let slots = json!([{"id": "gpu0", "driver": "static", "apiKeyFile": key_file, "models": models}]);
+    let mut rig = Rig::with(&slots1(), &json!({"multiplexer": {"slots": slots}}).to_string()).await;
+    demand(&rig.link, "m", 1);
+    gate(&mut rig.link, "m").await;
+    for key in ["first", "second"] {
+        if key == "second" {
+            std::fs::write(file.path(), key).expect("a writable file");
+            rig.worker.process.wait_for_line("worker.yaml applied").await;
+        }
+        let ask = chat("m").header("authorization", "Bearer of-the-client");
+        let asked = rig.link.ask(&ask);
+        assert_eq!(rig.link.reply(&asked).await.status, 200);
+        let shown = Some(format!("Bearer {key}"));
+        assert_eq!(key_of(&backend, "/v1/chat/completions"), shown);
+        if key == "first" {
+            assert_eq!(key_of(&backend, "/v1/models"), shown);
+        }
+    }
+    assert!(!rig.worker.log().contains("first") && !rig.worker.probe("/healthz").await.body.contains("second"));
+}
+
+fn dying() -> String {
+    let command = json!(["sh", "-c", format!("echo listening on ${{PORT}}; echo token={SECRET}; exit 3")]);
+    let models = json!([{"id": "m", "command": command}]);
+    let slots = json!([{"id": "gpu0", "driver": "process", "models": models}]);
+    json!({"multiplexer": {"slots": slots}}).to_string()
+}
+
+#[tokio::test]
+async fn what_a_backend_says_before_it_dies_is_in_the_log_and_in_health_and_nowhere_else() {
+    for ack in [slots1(), Ack::core1(), Ack::old()] {
+        let mut rig = Rig::with(&ack, &dying()).await;
+        if ack.capabilities.iter().any(|known| known == "slots1") {
+            let order = json!({"type": "command", "op_id": "1", "command": "load", "model": "m"});
+            rig.link.send(&order);
+            let result = rig.link.message_within(LONG, "command_result", |_| true).await.expect("an answer").body;
+            assert!(result["ok"] == false && !result.to_string().contains(SECRET), "{result}");
+            let has_failed = |slots: &serde_json::Value| slots["slots"][0]["models"][0]["status"] == "failed";
+            let slots = rig.link.message_within(LONG, "slots", has_failed).await.map(|slots| slots.body);
+            let slots = slots.unwrap_or_default().to_string();
+            assert!(!slots.contains(SECRET), "{slots}");
+        }
+        let asked = rig.link.ask(&chat("m"));
+        let reply = rig.link.reply_within(LONG, &asked).await.expect("an answer");
+        let told = format!("{:?} {}", reply.end, String::from_utf8_lossy(&reply.body));
+        assert!(told.contains("could not be loaded") && !told.contains(SECRET), "{told}");
+        let health = rig.worker.probe("/healthz").await.body;
+        assert!(health.contains(SECRET) && rig.worker.log().contains(SECRET), "{health}\n{}", rig.worker.log());
+    }
+}

@@ -1,0 +1,55 @@
+//! `/drain` of a worker with slots, whose backends others start.
+
+use std::time::Duration;
+
+use modelrelay_harness::fake_backend::{Answer, FakeBackend};
+use serde_json::json;
+
+use crate::rig::{LONG, Rig, chat, demand, gate, slots1};
+
+async fn serving(backend: &FakeBackend) -> Rig {
+    backend.answer_with(|_, _| Answer::json(200, &json!({"served": true})));
+    let models = json!([{"id": "m", "url": backend.url(), "maxConcurrency": 2}]);
+    let slots = json!([{"id": "gpu0", "driver": "static", "models": models}]);
+    let mut rig = Rig::with(&slots1(), &json!({"multiplexer": {"slots": slots}}).to_string()).await;
+    demand(&rig.link, "m", 1);
+    gate(&mut rig.link, "m").await;
+    rig
+}
+
+#[tokio::test]
+async fn a_drain_is_undone_when_the_slots_backend_was_down_and_is_back() {
+    let mut backend = FakeBackend::start().await;
+    let mut rig = serving(&backend).await;
+    let told = async {
+        rig.link.expect("drain").await;
+        rig.link.send(&json!({"type": "graceful_shutdown", "reason": "drain"}));
+        rig.link.closed().await;
+    };
+    tokio::join!(rig.worker.probe("/drain"), told);
+    let quiet = rig.relay.dial_within(Duration::from_secs(2)).await;
+    assert!(quiet.is_none(), "it dialled while its backend was about to go");
+    backend.refuse().await;
+    let quiet = rig.relay.dial_within(Duration::from_secs(2)).await;
+    assert!(quiet.is_none(), "it dialled while its backend was down");
+    backend.reopen();
+    rig.link = rig.relay.accept_with(&slots1()).await;
+    demand(&rig.link, "m", 1);
+    gate(&mut rig.link, "m").await;
+    let asked = rig.link.ask(&chat("m"));
+    assert_eq!(rig.link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
+}
+
+#[tokio::test]
+async fn a_resident_that_was_lost_is_taken_up_again_when_its_backend_comes_back() {
+    let mut backend = FakeBackend::start().await;
+    let mut rig = serving(&backend).await;
+    let asked = rig.link.ask(&chat("m"));
+    assert_eq!(rig.link.reply(&asked).await.status, 200);
+    demand(&rig.link, "m", 0);
+    backend.refuse().await;
+    let is = |state: &'static str| move |slots: &serde_json::Value| slots["slots"][0]["state"] == state;
+    rig.link.message_within(LONG, "slots", is("empty")).await.expect("the slot sees that its resident is gone");
+    backend.reopen();
+    rig.link.message_within(LONG, "slots", is("ready")).await.expect("and that it is back, though nobody asks for it");
+}

@@ -1,0 +1,272 @@
+//! Several relays and several workers with a slot each, all of them the real programs: who ends up with which model, and
+//! what becomes of requests when links, swaps and older peers get in their way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use modelrelay_harness::balancer::Balancer;
+use modelrelay_harness::client::Request;
+use modelrelay_harness::fake_backend::{Answer, FakeBackend};
+use modelrelay_harness::relay::{Relay, WORKER_SECRET};
+use modelrelay_harness::worker_process::{WorkerProcess, wait_for_model};
+use serde_json::{Value, json};
+use tempfile::{NamedTempFile, TempDir};
+use tokio::task::JoinSet;
+
+use crate::rig::worker_with;
+
+pub(crate) const MODELS: [&str; 2] = ["a", "b"];
+
+const CHAT: &str = "/v1/chat/completions";
+
+const SWAPS: &str = "modelrelay_worker_swaps_total{";
+
+/// A backend that answers with its worker's name and with the model that it was asked for.
+pub(crate) async fn backend(worker: &'static str) -> FakeBackend {
+    let backend = FakeBackend::with_models(&MODELS).await;
+    backend.answer_with(move |_, body| {
+        let asked: Value = serde_json::from_slice(body).unwrap_or_default();
+        Answer::json(200, &json!({"worker": worker, "model": asked["model"]}))
+    });
+    backend
+}
+
+/// A worker whose one slot has both models, behind hooks that take their time as a real load does.
+pub(crate) struct Node {
+    pub(crate) worker: WorkerProcess,
+    pub(crate) backend: FakeBackend,
+    _config: NamedTempFile,
+    _loaded: TempDir,
+}
+
+impl Node {
+    pub(crate) async fn start(name: &'static str, url: String, knobs: &Value) -> Self {
+        Self::with(name, url, knobs, backend(name).await).await
+    }
+
+    /// In front of a backend that is played by hand.
+    pub(crate) async fn with(name: &'static str, url: String, knobs: &Value, backend: FakeBackend) -> Self {
+        let loaded = tempfile::tempdir().expect("a temporary folder");
+        let at = loaded.path().display();
+        let model = |id: &str| {
+            json!({
+                "id": id, "url": backend.url(), "maxConcurrency": 2,
+                "load": ["/bin/sh", "-c", format!("sleep 0.3; touch {at}/{id}")],
+                "evict": ["/bin/rm", "-f", format!("{at}/{id}")],
+                "alive": ["/usr/bin/test", "-e", format!("{at}/{id}")],
+            })
+        };
+        let slots = json!([{"id": "gpu0", "driver": "hooks", "models": MODELS.map(model)}]);
+        let mut multiplexer = json!({"minResidency": "1ms", "linger": "off", "slots": slots});
+        for (knob, value) in knobs.as_object().into_iter().flatten() {
+            multiplexer[knob] = value.clone();
+        }
+        let (config, builder) = worker_with(&json!({"multiplexer": multiplexer}).to_string());
+        let builder = builder.relay(url).env("WORKER_SECRET", WORKER_SECRET).env("WORKER_NAME", name);
+        Self { worker: builder.start().await, backend, _config: config, _loaded: loaded }
+    }
+
+    async fn swaps(&self) -> f64 {
+        self.worker.metric(SWAPS).await
+    }
+
+    /// What its slot holds, if that is all that it does.
+    async fn resident(&self) -> Option<String> {
+        let slot = self.worker.probe("/healthz").await.json()["slots"][0].clone();
+        (slot["state"] == "ready").then(|| slot["resident"].as_str().map(str::to_owned)).flatten()
+    }
+}
+
+pub(crate) fn chat(model: &str) -> Request {
+    Request::post(CHAT, &json!({"model": model, "messages": []}))
+}
+
+fn url(relay: &Relay) -> String {
+    format!("http://{}", relay.addr())
+}
+
+/// Clients that ask for both models by turns until they are told to stop. Every request must be answered.
+struct Crowd {
+    enough: Arc<AtomicBool>,
+    clients: JoinSet<u32>,
+}
+
+impl Crowd {
+    fn start(relays: &[&Relay], clients: usize) -> Self {
+        let (enough, mut all) = (Arc::new(AtomicBool::new(false)), JoinSet::new());
+        for number in 0..clients {
+            let relay = relays[number % relays.len()];
+            let (addr, log, enough) = (relay.addr(), relay.log().clone(), Arc::clone(&enough));
+            all.spawn(async move {
+                let mut answers = 0;
+                while !enough.load(Ordering::SeqCst) {
+                    // Neither in step with each other nor strictly by turns.
+                    let model = MODELS[(number / 2 + answers as usize / (1 + number % 3)) % 2];
+                    let reply = chat(model).fetch(addr, &log).await.with_status(200);
+                    assert_eq!(reply.json()["model"], model);
+                    answers += 1;
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                answers
+            });
+        }
+        Self { enough, clients: all }
+    }
+
+    async fn finish(mut self) -> u32 {
+        self.enough.store(true, Ordering::SeqCst);
+        let mut answers = 0;
+        while let Some(client) = self.clients.join_next().await {
+            answers += client.expect("every request was answered");
+        }
+        answers
+    }
+}
+
+/// Both workers come to rest with a model each within three seconds of mixed load, and stay so for as long as it lasts.
+/// Neither loads more than `most` times on its way there.
+async fn check_settles(relays: &[&Relay], nodes: &[Node], most: f64) {
+    let crowd = Crowd::start(relays, 8);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let mut first = Vec::new();
+    for node in nodes {
+        first.push(node.swaps().await);
+    }
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let answers = crowd.finish().await;
+    let mut residents = Vec::new();
+    for (node, first) in nodes.iter().zip(first) {
+        assert!(first <= most, "{first} loads before it came to rest");
+        assert_eq!(node.swaps().await, first, "swaps after the first loads");
+        residents.push(node.resident().await.expect("a worker at rest"));
+    }
+    residents.sort();
+    assert_eq!(residents, MODELS, "one model each");
+    assert!(answers > 200, "{answers} answers are no load");
+}
+
+#[tokio::test]
+async fn two_workers_settle_to_a_model_each_and_swap_no_more() {
+    let relay = Relay::start().await;
+    let mut nodes = Vec::new();
+    for name in ["one", "two"] {
+        nodes.push(Node::start(name, url(&relay), &json!({})).await);
+    }
+    relay.wait_for_workers(2).await;
+    check_settles(&[&relay], &nodes, 1.0).await;
+}
+
+/// Each relay chooses by itself. What they hear of the workers, and the order that they share, makes their choices one.
+#[tokio::test]
+async fn two_workers_of_two_relays_settle_to_a_model_each_and_swap_no_more() {
+    let relay = || Relay::builder().env("RELAY_COUNT", "2").start();
+    let (one, two) = tokio::join!(relay(), relay());
+    let front = Balancer::start(&[&one, &two]).await;
+    let mut nodes = Vec::new();
+    for name in ["one", "two"] {
+        nodes.push(Node::start(name, front.url(), &json!({})).await);
+    }
+    for relay in [&one, &two] {
+        relay.wait_for_workers(2).await;
+    }
+    // Before they have heard of each other's, both may ask the same worker, each for another model.
+    check_settles(&[&one, &two], &nodes, 2.0).await;
+}
+
+/// The swap goes on while the link is away, and what waited at the relay is served over the next one.
+#[tokio::test]
+async fn a_link_that_is_lost_in_the_middle_of_a_swap_costs_nobody_an_answer() {
+    let relay = Relay::start().await;
+    let front = Balancer::start(&[&relay]).await;
+    let node = Node::start("one", front.url(), &json!({})).await;
+    wait_for_model(&relay, "a").await;
+    relay.fetch(chat("a")).await.with_status(200);
+    node.backend.set_healthy(false);
+    let pending = relay.begin(chat("b"));
+    let state = || async { node.worker.probe("/healthz").await.json()["slots"][0]["state"].clone() };
+    relay.eventually("the swap is under way", || async { state().await == "loading" }).await;
+    front.cut();
+    relay.wait_for_workers(0).await;
+    relay.wait_for_workers(1).await;
+    node.backend.set_healthy(true);
+    assert_eq!(pending.reply().await.with_status(200).json()["model"], "b");
+    assert_eq!(node.swaps().await, 2.0, "one load of each model");
+}
+
+/// Another worker holds the model too, and could have answered.
+#[tokio::test]
+async fn an_answer_that_has_begun_is_never_asked_for_again() {
+    let relay = Relay::start().await;
+    let mut one = Node::with("one", url(&relay), &json!({}), FakeBackend::with_models(&MODELS).await).await;
+    wait_for_model(&relay, "a").await;
+    let id = id_at(&relay, "one").await;
+    let body = json!({"model": "a", "stream": true, "messages": []});
+    let pending = relay.begin(Request::post(CHAT, &body));
+    let mut call = one.backend.call().await;
+    call.start_stream().await;
+    call.chunk(b"data: {\"text\": \"first\"}\n\n").await;
+    let mut response = pending.response().await;
+    response.read_until("first").await;
+    let two = Node::start("two", url(&relay), &json!({})).await;
+    relay.wait_for_workers(2).await;
+    load_once_it_has_started(&relay, &id_at(&relay, "two").await, "a").await;
+    order(&relay, &id, &json!({"command": "unload", "model": "a", "mode": "now"})).await;
+    let reply = response.read_to_end().await;
+    assert!(reply.aborted && reply.text().contains("severed_by_swap"), "{}", reply.text());
+    call.closed().await;
+    // The next one goes there; so would the first have.
+    assert_eq!(relay.fetch(chat("a")).await.with_status(200).json()["worker"], "two");
+    assert_eq!(
+        (two.backend.times_asked(CHAT), one.backend.times_asked(CHAT)),
+        (1, 1),
+        "sent again after its first byte"
+    );
+}
+
+/// Gives an order, and waits until it was carried out.
+pub(crate) async fn order(relay: &Relay, worker_id: &str, body: &Value) {
+    assert_eq!(outcome(relay, worker_id, body).await, json!({"done": true, "ok": true}), "{body}");
+}
+
+/// Gives an order, and waits for what becomes of it.
+pub(crate) async fn outcome(relay: &Relay, worker_id: &str, body: &Value) -> Value {
+    let reply = relay.admin_post(&format!("/admin/workers/{worker_id}/command"), body).await.with_status(202);
+    let op = format!("/admin/ops/{}", reply.json()["op_id"].as_str().expect("an op_id"));
+    relay.eventually("the order has ended", || async { relay.admin_json(&op).await["done"] == true }).await;
+    relay.admin_json(&op).await
+}
+
+/// A slot takes no orders before it has looked at what it held before its worker began.
+pub(crate) async fn load_once_it_has_started(relay: &Relay, worker_id: &str, model: &str) {
+    let load = json!({"command": "load", "model": model});
+    let loaded = || async { outcome(relay, worker_id, &load).await["ok"] == true };
+    relay.eventually("the model is loaded", loaded).await;
+}
+
+/// The id that the relay gave to the worker of this name: each relay gives it one of its own.
+pub(crate) async fn id_at(relay: &Relay, name: &str) -> String {
+    let workers = relay.workers().await;
+    let worker = workers.iter().find(|worker| worker["worker_name"] == name).expect("a worker of this name");
+    worker["worker_id"].as_str().expect("an id").to_owned()
+}
+
+/// An older worker holds its model all the time: nothing is loaded for what it can serve, and nothing is sent twice.
+#[tokio::test]
+async fn nothing_is_loaded_for_what_an_older_worker_serves() {
+    let relay = Relay::start().await;
+    let node = Node::start("one", url(&relay), &json!({})).await;
+    wait_for_model(&relay, "b").await;
+    let mut old = relay.worker(&["a"], 1).await;
+    for _ in 0..3 {
+        let pending = relay.begin(chat("a"));
+        let job = old.expect_request().await;
+        old.answer(&job, &json!({"worker": "old"})).await;
+        assert_eq!(pending.reply().await.with_status(200).json()["worker"], "old");
+    }
+    assert_eq!(relay.fetch(chat("b")).await.with_status(200).json()["worker"], "one");
+    assert_eq!((node.swaps().await, node.resident().await.as_deref()), (1.0, Some("b")));
+    // Once the older one has gone, the model is loaded where it can be.
+    old.vanish();
+    assert_eq!(relay.fetch(chat("a")).await.with_status(200).json()["worker"], "one");
+}

@@ -1,0 +1,19 @@
+//! The worker with a multiplexer as a black box: real backends that it starts and stops, relays played by hand, and at last
+//! a real one.
+
+mod children;
+mod credentials;
+mod drain;
+mod end_to_end;
+mod endings;
+mod failures;
+mod fleet;
+mod fleet_admin;
+mod metrics;
+mod names;
+mod old_relay;
+mod probe;
+mod registration;
+mod reload;
+mod rig;
+mod swap;

@@ -1,0 +1,44 @@
+//! A relay that knows only the seeds: the worker holds its requests until their model is there.
+
+use modelrelay_harness::fake_relay::Ack;
+
+use crate::rig::{LONG, Rig, Slot, chat, stream, text};
+
+#[tokio::test]
+async fn requests_for_both_models_are_held_and_served_in_turn() {
+    let mut rig = Rig::start(&Ack::old(), &Slot::default()).await;
+    let asked: Vec<_> = ["a", "b", "a", "b"].into_iter().map(|model| rig.link.ask(&chat(model))).collect();
+    for asked in &asked {
+        let reply = rig.link.reply_within(LONG, asked).await.expect("an answer");
+        assert_eq!(reply.status, 200, "{}", reply.end);
+    }
+    assert!(rig.link.expect_within(std::time::Duration::ZERO, "grant").await.is_none());
+    assert!(rig.link.expect_within(std::time::Duration::ZERO, "slots").await.is_none());
+}
+
+#[tokio::test]
+async fn a_severed_stream_ends_with_an_error_frame_and_the_link_lives() {
+    let slot = Slot { knobs: "minResidency: 1ms\n  drainTimeout: 200ms", delay: "2s", ..Slot::default() };
+    let mut rig = Rig::start(&Ack::old(), &slot).await;
+    let streamed = rig.link.ask(&stream("a"));
+    rig.link.part(&streamed).await;
+    let asked = rig.link.ask(&chat("b"));
+    let severed = rig.link.reply_within(LONG, &streamed).await.expect("the stream is ended");
+    assert!(severed.is_complete(), "{}", severed.end);
+    let said = text(&severed);
+    assert!(said.contains("severed_by_swap") && !said.contains("[DONE]"), "{said}");
+    rig.link.cancel(&asked.id, "client_disconnect");
+    assert_eq!(rig.link.reply_within(LONG, &asked).await.expect("its end").status, 499);
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_be_loaded_is_answered_with_503() {
+    let yaml = Slot::default().yaml().replacen("\"expectModel\":\"demo\"", "\"expectModel\":\"another\"", 1);
+    let mut rig = Rig::with(&Ack::old(), &yaml).await;
+    let asked = rig.link.ask(&chat("a"));
+    let reply = rig.link.reply_within(LONG, &asked).await.expect("an answer");
+    assert_eq!((reply.status, reply.header("retry-after").is_some()), (503, true), "{}", reply.end);
+    assert_eq!(reply.json()["error"]["code"], "backend_unavailable");
+    let asked = rig.link.ask(&chat("b"));
+    assert_eq!(rig.link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
+}

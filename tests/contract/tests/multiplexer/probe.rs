@@ -1,0 +1,25 @@
+//! What the probe server says of slots.
+
+use serde_json::json;
+
+use crate::rig::{Rig, Slot, ask_once_loaded, chat, slots1};
+
+#[tokio::test]
+async fn health_and_metrics_say_what_is_resident() {
+    let mut rig = Rig::start(&slots1(), &Slot::default()).await;
+    for path in ["/livez", "/readyz", "/backendz"] {
+        assert_eq!(rig.worker.probe(path).await.status, 200, "{path}");
+    }
+    let asked = ask_once_loaded(&mut rig.link, &chat("a"), "a").await;
+    assert_eq!(rig.link.reply(&asked).await.status, 200);
+    let health = rig.worker.probe("/healthz").await.json();
+    let slot = &health["slots"][0];
+    assert_eq!((&slot["id"], &slot["resident"], &health["models"]), (&json!("gpu0"), &json!("a"), &json!(["a", "b"])));
+    assert!(health.get("backend_up").is_none() && health["max_concurrency"] == 4, "{health}");
+    for series in ["slot_state{slot=\"gpu0\",state=\"ready\"}", "resident_info{model=\"a\",slot=\"gpu0\"}"] {
+        assert_eq!(rig.worker.metric(&format!("modelrelay_worker_{series}")).await, 1.0, "{series}");
+    }
+    assert_eq!(rig.worker.metric("modelrelay_worker_requests_in_flight").await, 0.0);
+    let metrics = rig.worker.probe("/metrics").await.body;
+    assert!(!metrics.contains("backend_up"), "nobody shall be alarmed of a backend that is not there by design");
+}

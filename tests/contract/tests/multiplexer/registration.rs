@@ -1,0 +1,75 @@
+//! What relays are told of slots, and which settings are refused.
+
+use modelrelay_harness::fake_relay::Ack;
+use serde_json::{Value, json};
+
+use crate::rig::{Rig, Slot, chat, slots1, worker_with};
+
+#[tokio::test]
+async fn a_worker_registers_its_slots_and_all_their_models() {
+    let mut rig = Rig::start(&slots1(), &Slot::default()).await;
+    let register = &rig.link.registration;
+    assert_eq!(register["capabilities"], json!(["core1", "slots1"]));
+    assert_eq!((&register["models"], &register["max_concurrent"]), (&json!(["a", "b"]), &json!(4)));
+    let slot = &register["slots"][0];
+    assert_eq!((&slot["id"], &slot["state"], &slot["resident"]), (&json!("gpu0"), &json!("empty"), &Value::Null));
+    assert_eq!(slot["models"][1]["id"], "b");
+    assert_eq!(slot["models"][1]["status"], "unloaded");
+    rig.link.expect("slots").await;
+    assert_eq!(rig.link.expect("grant").await["models"], json!([]), "every gate is shut until something is loaded");
+}
+
+#[tokio::test]
+async fn a_relay_that_knows_no_slots_is_told_of_none() {
+    let mut rig = Rig::start(&Ack::core1(), &Slot::default()).await;
+    let grant = rig.link.grant(4).await;
+    assert!(grant.body.get("models").is_none_or(Value::is_null), "{}", grant.body);
+    let reply = rig.link.exchange(&chat("b")).await;
+    assert_eq!(reply.status, 200);
+    assert!(rig.link.expect_within(std::time::Duration::ZERO, "slots").await.is_none());
+}
+
+#[tokio::test]
+async fn a_relay_that_gives_up_before_a_model_can_have_its_turn_is_warned_of() {
+    let slow = Slot { knobs: "drainTimeout: 2m", ..Slot::default() };
+    let rig = Rig::start(&slots1(), &slow).await;
+    let warning = rig.worker.process.wait_for_line("raise the relay's cold timeout").await;
+    assert!(warning.contains("cold_timeout_secs=300"), "{warning}");
+    let rig = Rig::start(&slots1(), &Slot::default()).await;
+    rig.worker.process.wait_for_line("registered").await;
+    assert!(!rig.worker.process.log().contains("cold timeout"), "{}", rig.worker.log());
+}
+
+#[tokio::test]
+async fn a_request_for_a_model_that_no_slot_has_is_answered_with_those_that_there_are() {
+    let mut rig = Rig::start(&slots1(), &Slot::default()).await;
+    let reply = rig.link.exchange(&chat("c")).await;
+    assert_eq!((reply.status, &reply.json()["error"]["code"]), (404, &json!("model_not_found")));
+    assert!(reply.json()["error"]["message"].as_str().is_some_and(|text| text.contains("a, b")), "{}", reply.json());
+}
+
+#[tokio::test]
+async fn a_request_whose_gate_is_shut_goes_back() {
+    let mut rig = Rig::start(&slots1(), &Slot::default()).await;
+    assert_eq!(rig.link.exchange(&chat("a")).await.error_code(), Some("at_capacity"));
+}
+
+#[tokio::test]
+async fn a_setting_that_cannot_be_used_is_named_in_one_line() {
+    for (from, to, parts) in [
+        ("driver: process", "driver: kubernetes", ["multiplexer.slots.gpu0", "kubernetes"]),
+        ("\"id\":\"b\"", "\"id\":\"a\"", ["multiplexer.slots.gpu0.models", "\"a\""]),
+        ("linger: off", "linger: long", ["multiplexer.linger", "auto, off"]),
+        ("multiplexer:", "maxConcurrency: 2\nmultiplexer:", ["maxConcurrency", "multiplexer"]),
+    ] {
+        let yaml = Slot::default().yaml();
+        assert!(yaml.contains(from), "{from} in\n{yaml}");
+        let (_config, builder) = worker_with(&yaml.replacen(from, to, 1));
+        let mut process = builder.spawn();
+        assert_eq!(process.wait_exit().await.code(), Some(1));
+        process.log().wait_until_closed().await;
+        let said = process.log().lines().join("\n");
+        assert!(parts.iter().all(|part| said.contains(part)), "{parts:?} in {said}");
+        assert_eq!(said.trim().lines().count(), 1, "{said}");
+    }
+}

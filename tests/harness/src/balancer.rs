@@ -1,0 +1,70 @@
+//! A TCP load balancer in front of relays, as a Service of Kubernetes is: not sticky, and now and then it cuts what it
+//! carries.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use crate::relay::Relay;
+
+/// A balancer. Each connection goes to the next relay. It carries on until its test ends, whoever drops this.
+#[derive(Debug)]
+pub struct Balancer {
+    addr: SocketAddr,
+    relays: Arc<Mutex<Vec<SocketAddr>>>,
+    connections: Arc<AtomicUsize>,
+    carried: Arc<Mutex<JoinSet<()>>>,
+}
+
+impl Balancer {
+    /// In front of these.
+    ///
+    /// # Panics
+    /// When no port is free.
+    pub async fn start(relays: &[&Relay]) -> Self {
+        let relays = Arc::new(Mutex::new(relays.iter().map(|relay| relay.addr()).collect::<Vec<_>>()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let addr = listener.local_addr().expect("a bound socket");
+        let (connections, carried) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(JoinSet::new())));
+        let (behind, count, tasks) = (Arc::clone(&relays), Arc::clone(&connections), Arc::clone(&carried));
+        tokio::spawn(async move {
+            while let Ok((mut inbound, _)) = listener.accept().await {
+                let relay = {
+                    let behind = behind.lock().unwrap_or_else(PoisonError::into_inner);
+                    behind[count.fetch_add(1, Ordering::SeqCst) % behind.len()]
+                };
+                tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(async move {
+                    if let Ok(mut outbound) = TcpStream::connect(relay).await {
+                        let _ = tokio::io::copy_bidirectional(&mut inbound, &mut outbound).await;
+                    }
+                });
+            }
+        });
+        Self { addr, relays, connections, carried }
+    }
+
+    /// Where it is dialled.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// Shows one more relay.
+    pub fn add(&self, relay: &Relay) {
+        self.relays.lock().unwrap_or_else(PoisonError::into_inner).push(relay.addr());
+    }
+
+    /// How often it was dialled.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+
+    /// Cuts every connection that it carries; new ones are taken.
+    pub fn cut(&self) {
+        self.carried.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
+    }
+}

@@ -1,0 +1,473 @@
+//! The `multiplexer` of `worker.yaml`, judged: which slots there are, and what drives each.
+//!
+//! Keys that a driver does not read are errors too: a `command` under a driver that starts nothing would look as if it did.
+
+mod file;
+mod names;
+
+pub(super) use file::FileMultiplexer;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use modelrelay_protocol::limits::{MAX_MODEL_CHARS, MAX_MODELS_PER_SLOT, MAX_SLOTS_PER_WORKER};
+use modelrelay_protocol::secret::Secret;
+use modelrelay_protocol::units::{parse_duration, parse_duration_or_zero};
+use url::Url;
+
+use super::parse::{self, Given};
+use super::{Args, File, SettingError, read_secret};
+use crate::multiplexer::Model;
+use crate::multiplexer::config::{Knobs, Linger, ModelConfig, SlotConfig};
+use crate::multiplexer::driver::hooks::HookedModel;
+use crate::multiplexer::driver::kubernetes::ScaledModel;
+use crate::multiplexer::driver::launch::{Launch, PORT};
+use crate::multiplexer::driver::process::ProcessModel;
+use crate::multiplexer::driver::served::Served;
+use crate::multiplexer::driver::sglang::SaverModel;
+use crate::multiplexer::driver::vllm_sleep::{Level, SleeperModel};
+use crate::multiplexer::estimate::Priors;
+use file::{DriverKind, FileModel, FileSlot};
+
+const MAX_SLOT_ID_CHARS: usize = 64;
+
+/// One slot, and what loads and unloads its models.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SlotSettings {
+    /// What its machine has to know.
+    pub config: SlotConfig,
+    /// What does the work.
+    pub driver: DriverSettings,
+    /// Its GPUs, by index or UUID; none means all that the worker sees.
+    pub devices: Vec<String>,
+    /// What backends call those models that they do not call by the id.
+    pub backend_names: BTreeMap<Model, String>,
+    /// What its backends want to be shown, in the place of a client's own.
+    pub api_key: Option<Secret>,
+}
+
+/// A driver and what it needs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DriverSettings {
+    /// Backends that are always there.
+    Static(Vec<(Served, Url)>),
+    /// A command per model.
+    Process(Vec<ProcessModel>),
+    /// llama-server as a router.
+    LlamaServer(Url, Vec<Model>),
+    /// Ollama.
+    Ollama(Url, Vec<Model>),
+    /// vLLM's sleep mode.
+    VllmSleep(Level, Vec<SleeperModel>),
+    /// SGLang's memory saver.
+    Sglang(Vec<SaverModel>),
+    /// The operator's own commands.
+    Hooks(Vec<HookedModel>),
+    /// A Deployment per model.
+    Kubernetes(Vec<ScaledModel>),
+}
+
+impl SlotSettings {
+    /// What the backend calls a model.
+    pub fn backend_name<'a>(&'a self, model: &'a Model) -> &'a str {
+        self.backend_names.get(model).map_or(model, String::as_str)
+    }
+
+    /// Whether a running slot can take this over as it is: its driver knows all that is asked of it, in whatever order.
+    pub fn needs_only(&self, running: &Self) -> bool {
+        let ids: Vec<_> = self.config.models.iter().map(|model| &model.id).collect();
+        self.devices == running.devices && self.driver.clone().only(&ids) == running.driver.clone().only(&ids)
+    }
+}
+
+impl DriverSettings {
+    /// What its loads are taken to cost before any was seen.
+    fn priors(&self) -> Priors {
+        match self {
+            Self::Static(_) => Priors::NONE,
+            Self::VllmSleep(Level::Two, _) => Priors::EMPTIED,
+            Self::VllmSleep(Level::One, _)
+            | Self::Process(_)
+            | Self::LlamaServer(..)
+            | Self::Ollama(..)
+            | Self::Sglang(_)
+            | Self::Kubernetes(_)
+            | Self::Hooks(_) => Priors::USUAL,
+        }
+    }
+
+    /// The servers that it asks itself, each with its model.
+    pub fn served_mut(&mut self) -> Vec<&mut Served> {
+        match self {
+            Self::Static(models) => models.iter_mut().map(|(served, _)| served).collect(),
+            Self::Process(models) => models.iter_mut().map(|model| &mut model.served).collect(),
+            Self::VllmSleep(_, models) => models.iter_mut().map(|model| &mut model.served).collect(),
+            Self::Sglang(models) => models.iter_mut().map(|model| &mut model.served).collect(),
+            Self::Hooks(models) => models.iter_mut().map(|model| &mut model.served).collect(),
+            Self::Kubernetes(models) => models.iter_mut().map(|model| &mut model.served).collect(),
+            Self::LlamaServer(..) | Self::Ollama(..) => Vec::new(),
+        }
+    }
+
+    /// The part that is about these models, sorted: in another order it is the same.
+    fn only(mut self, ids: &[&Model]) -> Self {
+        fn keep<T>(models: &mut Vec<T>, ids: &[&Model], id: impl Fn(&T) -> &Model) {
+            models.retain(|model| ids.contains(&id(model)));
+            models.sort_by(|one, other| id(one).cmp(id(other)));
+        }
+        match &mut self {
+            Self::Static(models) => keep(models, ids, |(served, _)| &served.id),
+            Self::Process(models) => keep(models, ids, |model| &model.served.id),
+            Self::VllmSleep(_, models) => keep(models, ids, |model| &model.served.id),
+            Self::Sglang(models) => keep(models, ids, |model| &model.served.id),
+            Self::Hooks(models) => keep(models, ids, |model| &model.served.id),
+            Self::Kubernetes(models) => keep(models, ids, |model| &model.served.id),
+            Self::LlamaServer(_, models) | Self::Ollama(_, models) => keep(models, ids, |model| model),
+        }
+        self
+    }
+}
+
+/// Judges the block, and what stands beside it.
+pub(super) fn slots(args: &Args, file: &File) -> Result<Option<Vec<SlotSettings>>, SettingError> {
+    let Some(block) = &file.multiplexer else {
+        let without = |_| SettingError::hidden("DRAIN_TIMEOUT", "there is no `multiplexer` in worker.yaml; unset it");
+        return args.drain_timeout.as_ref().map(without).map_or(Ok(None), Err);
+    };
+    refuse_beside(args, file)?;
+    let knobs = knobs(args, block)?;
+    if block.slots.is_empty() || block.slots.len() > MAX_SLOTS_PER_WORKER {
+        return Err(SettingError::new(
+            "multiplexer.slots",
+            format!("{} slots", block.slots.len()),
+            format!(
+                "1 to {MAX_SLOTS_PER_WORKER} slots; for one backend without swaps use `backend` instead of `multiplexer`"
+            ),
+        ));
+    }
+    names::check(&block.slots)?;
+    let mut ids = BTreeSet::new();
+    let mut slots = Vec::new();
+    for slot in &block.slots {
+        if !ids.insert(slot.id.as_str()) {
+            return Err(SettingError::new("multiplexer.slots", &slot.id, "each id once; rename one of the slots"));
+        }
+        slots.push(judge(slot, &knobs)?);
+    }
+    refuse_shared_deployments(&slots)?;
+    let held = max_held(&slots);
+    for slot in &mut slots {
+        slot.config.max_held_per_relay = held;
+    }
+    Ok(Some(slots))
+}
+
+/// Two models of one Deployment would be loaded and unloaded together.
+fn refuse_shared_deployments(slots: &[SlotSettings]) -> Result<(), SettingError> {
+    let mut known = BTreeSet::new();
+    for slot in slots {
+        let DriverSettings::Kubernetes(models) = &slot.driver else { continue };
+        if let Some(again) = models.iter().find(|model| !known.insert(model.deployment.as_str())) {
+            let setting = format!("multiplexer.slots.{}.models.{}.deployment", slot.config.id, again.served.id);
+            return Err(SettingError::new(setting, &again.deployment, "a Deployment of its own for each model"));
+        }
+    }
+    Ok(())
+}
+
+/// What belongs to the one backend of a worker without a multiplexer would be ignored, so it is refused.
+fn refuse_beside(args: &Args, file: &File) -> Result<(), SettingError> {
+    const REMOVE: &str = "belongs to a worker with one backend; remove it, or remove `multiplexer`";
+    const EACH: &str = "each model of a slot has its own `maxConcurrency`; remove it here";
+    let given = [
+        ("backend", file.backend.is_some(), REMOVE),
+        ("models", file.models.is_some(), "the models are those of the slots; remove it"),
+        ("maxConcurrency", file.max_concurrency.is_some(), EACH),
+        ("BACKEND_URL", args.backend_url.is_some(), REMOVE),
+        ("BACKEND_ENGINE", args.backend_engine.is_some(), REMOVE),
+        ("BACKEND_API_KEY", args.backend_api_key.is_some(), REMOVE),
+        ("BACKEND_API_KEY_FILE", args.backend_api_key_file.is_some(), REMOVE),
+        ("MODELS", args.models.is_some(), "the models are those of `multiplexer.slots`; unset it"),
+        ("MAX_CONCURRENCY", args.max_concurrency.is_some(), "each model of a slot has its own; unset it"),
+    ];
+    match given.into_iter().find(|(_, given, _)| *given) {
+        Some((setting, _, what)) => {
+            Err(SettingError::hidden(setting, format!("cannot stand beside `multiplexer`: {what}")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// As everywhere a duration; a bare number means seconds, as in the decision record that this flag comes from.
+fn drain_timeout(text: &str) -> Result<Duration, SettingError> {
+    match text.trim().parse() {
+        Ok(seconds @ 0..=86_400) => Ok(Duration::from_secs(seconds)),
+        Ok(_) | Err(_) => parse_duration_or_zero(text.trim())
+            .map_err(|error| SettingError::new("DRAIN_TIMEOUT", text, format!("seconds, or {}", error.allowed()))),
+    }
+}
+
+fn knobs(args: &Args, block: &FileMultiplexer) -> Result<Knobs, SettingError> {
+    let default = Knobs::default();
+    let duration = |setting: &str, text: &str, words: &str| {
+        parse_duration(text)
+            .map_err(|error| SettingError::new(setting, text, format!("{words}, or {}", error.allowed())))
+    };
+    Ok(Knobs {
+        drain_timeout: match (&args.drain_timeout, block.drain_timeout) {
+            (Some(text), _) => drain_timeout(text)?,
+            (None, of_file) => of_file.map_or(default.drain_timeout, |duration| duration.0),
+        },
+        load_timeout: block.load_timeout.map_or(default.load_timeout, |duration| duration.0),
+        hold_budget: block.hold_budget.map_or(default.hold_budget, |duration| duration.0),
+        max_wait: match block.max_wait.as_deref() {
+            None | Some("auto") => None,
+            Some(text) => Some(duration("multiplexer.maxWait", text, "auto")?),
+        },
+        min_residency: block.min_residency.map_or(default.min_residency, |duration| duration.0),
+        linger: match block.linger.as_deref() {
+            None | Some("auto") => Linger::Auto,
+            Some("off") => Linger::Off,
+            Some(text) => Linger::Fixed(duration("multiplexer.linger", text, "auto, off")?),
+        },
+        rollback: block.rollback.unwrap_or(default.rollback),
+    })
+}
+
+/// What is registered as `max_concurrent` is what one relay may have here: of each slot its largest model's.
+fn max_held(slots: &[SlotSettings]) -> usize {
+    let largest = |slot: &SlotSettings| slot.config.models.iter().map(|model| model.capacity).max().unwrap_or_default();
+    slots.iter().map(|slot| usize::try_from(largest(slot)).unwrap_or(usize::MAX)).fold(0, usize::saturating_add)
+}
+
+fn judge(slot: &FileSlot, knobs: &Knobs) -> Result<SlotSettings, SettingError> {
+    check_id("multiplexer.slots.id", &slot.id, MAX_SLOT_ID_CHARS)?;
+    let at = format!("multiplexer.slots.{}", slot.id);
+    if slot.models.is_empty() || slot.models.len() > MAX_MODELS_PER_SLOT {
+        let number = format!("{} models", slot.models.len());
+        let allowed = format!("1 to {MAX_MODELS_PER_SLOT} models");
+        return Err(SettingError::new(format!("{at}.models"), number, allowed));
+    }
+    let mut models: Vec<ModelConfig> = Vec::new();
+    for model in &slot.models {
+        check_id(&format!("{at}.models.id"), &model.id, MAX_MODEL_CHARS)?;
+        if models.iter().any(|known| *known.id == *model.id) {
+            return Err(SettingError::new(format!("{at}.models"), &model.id, "each id once; remove one of the two"));
+        }
+        models.push(model_config(&at, slot, model)?);
+    }
+    let default = slot.default.as_deref().map(Model::from);
+    if let Some(default) = &default
+        && !models.iter().any(|model| model.id == *default)
+    {
+        return Err(SettingError::new(format!("{at}.default"), &**default, "the id of one of the slot's models"));
+    }
+    if slot.return_to_default_after.is_some() && default.is_none() {
+        let setting = format!("{at}.returnToDefaultAfter");
+        return Err(SettingError::hidden(setting, "there is no `default` to return to; name one"));
+    }
+    let mut config = SlotConfig::new(&slot.id, models);
+    config.knobs = knobs.clone();
+    config.memory = slot.memory.map(|size| size.0);
+    config.default = default;
+    config.return_to_default_after = slot.return_to_default_after.map(|duration| duration.0);
+    let driver = driver(&at, slot)?;
+    let other_name = |model: &FileModel| model.expect_model.clone().filter(|name| *name != model.id);
+    let backend_names = slot.models.iter().filter_map(|model| Some((model.id.as_str().into(), other_name(model)?)));
+    config.priors = driver.priors();
+    let api_key = slot.api_key_file.as_deref().filter(|path| !path.as_os_str().is_empty());
+    let api_key = api_key.map(|path| read_secret(&format!("{at}.apiKeyFile"), path)).transpose()?;
+    Ok(SlotSettings {
+        config: config.within_reason(),
+        driver,
+        devices: slot.devices.clone(),
+        backend_names: backend_names.collect(),
+        api_key,
+    })
+}
+
+fn model_config(slot: &str, of: &FileSlot, model: &FileModel) -> Result<ModelConfig, SettingError> {
+    let at = format!("{slot}.models.{}", model.id);
+    if let Some(key) = model.keys().find(|key| !of.driver.keys().contains(key)) {
+        let why = format!("driver {} does not read it; remove it, or choose another driver", of.driver.as_str());
+        return Err(SettingError::hidden(format!("{at}.{key}"), why));
+    }
+    if let Some(name) = &model.expect_model {
+        check_id(&format!("{at}.expectModel"), name, MAX_MODEL_CHARS)?;
+    }
+    let capacity = match model.max_concurrency {
+        Some(number) => parse::concurrency(&format!("{at}.maxConcurrency"), &number.to_string())?,
+        None => 1,
+    };
+    Ok(ModelConfig {
+        aliases: model.aliases.iter().map(|alias| Model::from(alias.as_str())).collect(),
+        memory: model.memory.map(|size| size.0),
+        pin: model.pin,
+        idle_ttl: model.idle_ttl.map(|duration| duration.0),
+        ..ModelConfig::new(model.id.as_str(), capacity)
+    })
+}
+
+fn check_id(setting: &str, id: &str, longest: usize) -> Result<(), SettingError> {
+    let is_clean = id.trim() == id && !id.is_empty() && !id.chars().any(char::is_control);
+    if is_clean && id != "*" && id.chars().count() <= longest {
+        return Ok(());
+    }
+    Err(SettingError::new(setting, id, format!("a name of 1 to {longest} printable characters, not *")))
+}
+
+fn driver(at: &str, slot: &FileSlot) -> Result<DriverSettings, SettingError> {
+    let shares_url = matches!(slot.driver, DriverKind::LlamaServer | DriverKind::Ollama);
+    if slot.url.is_some() && !shares_url {
+        let why = format!("driver {} has a `url` per model, not per slot; move it there", slot.driver.as_str());
+        return Err(SettingError::hidden(format!("{at}.url"), why));
+    }
+    let ids = || slot.models.iter().map(|model| Model::from(model.id.as_str())).collect();
+    let models = || slot.models.iter().map(|model| ModelAt { at: format!("{at}.models.{}", model.id), model });
+    Ok(match slot.driver {
+        DriverKind::Static => {
+            DriverSettings::Static(models().map(|model| Ok((model.served()?, model.url()?))).collect::<Result<_, _>>()?)
+        }
+        DriverKind::Process => {
+            DriverSettings::Process(models().map(|model| model.process()).collect::<Result<_, _>>()?)
+        }
+        DriverKind::LlamaServer => DriverSettings::LlamaServer(url(at, slot.url.as_deref())?, ids()),
+        DriverKind::Ollama => DriverSettings::Ollama(url(at, slot.url.as_deref())?, ids()),
+        DriverKind::VllmSleep => DriverSettings::VllmSleep(
+            level(at, slot)?,
+            models().map(|model| model.sleeper()).collect::<Result<_, _>>()?,
+        ),
+        DriverKind::Sglang => DriverSettings::Sglang(models().map(|model| model.saver()).collect::<Result<_, _>>()?),
+        DriverKind::Hooks => DriverSettings::Hooks(models().map(|model| model.hooked()).collect::<Result<_, _>>()?),
+        DriverKind::Kubernetes => {
+            DriverSettings::Kubernetes(models().map(|model| model.scaled()).collect::<Result<_, _>>()?)
+        }
+    })
+}
+
+/// A slot's sleepers all sleep alike: what is left of them is what the slot counts on.
+fn level(at: &str, slot: &FileSlot) -> Result<Level, SettingError> {
+    let levels: BTreeSet<u8> = slot.models.iter().map(|model| model.level.unwrap_or(1)).collect();
+    let levels: Vec<u8> = levels.into_iter().collect();
+    match *levels.as_slice() {
+        [1] => Ok(Level::One),
+        [2] => Ok(Level::Two),
+        _ => {
+            let found = levels.iter().map(u8::to_string).collect::<Vec<_>>().join(", ");
+            Err(SettingError::new(format!("{at}.models.level"), found, "1 or 2, the same for all models of a slot"))
+        }
+    }
+}
+
+fn url(at: &str, given: Option<&str>) -> Result<Url, SettingError> {
+    let setting = format!("{at}.url");
+    match given.map(str::trim).filter(|url| !url.is_empty()) {
+        Some(value) => Given { setting: &setting, value }.backend_url(),
+        None => Err(SettingError::hidden(setting, "missing: where the backend listens, such as http://127.0.0.1:8001")),
+    }
+}
+
+/// A model of the file and how an error calls it.
+struct ModelAt<'a> {
+    at: String,
+    model: &'a FileModel,
+}
+
+impl ModelAt<'_> {
+    fn served(&self) -> Result<Served, SettingError> {
+        let mut served = Served::new(self.model.id.as_str());
+        if let Some(expect) = &self.model.expect_model {
+            served.expect.clone_from(expect);
+        }
+        if let Some(path) = &self.model.health_path {
+            if !path.starts_with('/') {
+                return Err(SettingError::new(format!("{}.healthPath", self.at), path, "a path such as /health"));
+            }
+            served.health_path.clone_from(path);
+        }
+        Ok(served)
+    }
+
+    fn url(&self) -> Result<Url, SettingError> {
+        url(&self.at, self.model.url.as_deref())
+    }
+
+    fn argv(&self, key: &str, given: Option<&Vec<String>>) -> Result<Vec<String>, SettingError> {
+        match given {
+            Some(argv) if argv.first().is_some_and(|program| !program.is_empty()) => Ok(argv.clone()),
+            Some(_) | None => {
+                let setting = format!("{}.{key}", self.at);
+                Err(SettingError::hidden(setting, "missing: a program and its arguments, such as [vllm, serve, NAME]"))
+            }
+        }
+    }
+
+    fn launch(&self) -> Result<Option<Launch>, SettingError> {
+        let env = self.model.env.clone().unwrap_or_default();
+        if self.model.command.is_none() {
+            let setting = format!("{}.env", self.at);
+            let unused = SettingError::hidden(setting, "there is no `command` that it could be for");
+            return if env.is_empty() { Ok(None) } else { Err(unused) };
+        }
+        let command = self.argv("command", self.model.command.as_ref())?;
+        Ok(Some(Launch { command, env, ..Launch::default() }))
+    }
+
+    fn process(&self) -> Result<ProcessModel, SettingError> {
+        let command = self.argv("command", self.model.command.as_ref())?;
+        let launch = Launch { command, env: self.model.env.clone().unwrap_or_default(), ..Launch::default() };
+        let url = self.model.url.is_some().then(|| self.url()).transpose()?;
+        let told = launch.command.iter().chain(launch.env.values()).any(|text| text.contains(PORT));
+        if url.is_none() && !told {
+            let setting = format!("{}.command", self.at);
+            let why = format!("nothing says where it shall listen: put {PORT} into it, or give its `url`");
+            return Err(SettingError::hidden(setting, why));
+        }
+        Ok(ProcessModel { served: self.served()?, launch, url })
+    }
+
+    fn sleeper(&self) -> Result<SleeperModel, SettingError> {
+        Ok(SleeperModel { served: self.served()?, url: self.url()?, launch: self.launch()? })
+    }
+
+    fn saver(&self) -> Result<SaverModel, SettingError> {
+        Ok(SaverModel { served: self.served()?, url: self.url()?, launch: self.launch()?, reload_from: None })
+    }
+
+    fn scaled(&self) -> Result<ScaledModel, SettingError> {
+        const WANTED: &str = "the name of the Deployment that serves the model, in the worker's own namespace";
+        let setting = format!("{}.deployment", self.at);
+        let deployment = match self.model.deployment.as_deref() {
+            Some(name) if is_object_name(name) => name.to_owned(),
+            Some(name) => return Err(SettingError::new(setting, name, WANTED)),
+            None => return Err(SettingError::hidden(setting, format!("missing: {WANTED}"))),
+        };
+        let url = self.model.url.is_some().then(|| self.url()).transpose()?;
+        Ok(ScaledModel { served: self.served()?, deployment, url })
+    }
+
+    fn hooked(&self) -> Result<HookedModel, SettingError> {
+        let alive = self.model.alive.as_ref().map(|_| self.argv("alive", self.model.alive.as_ref())).transpose()?;
+        Ok(HookedModel {
+            served: self.served()?,
+            url: self.url()?,
+            load: self.argv("load", self.model.load.as_ref())?,
+            evict: self.argv("evict", self.model.evict.as_ref())?,
+            alive,
+        })
+    }
+}
+
+/// RFC 1123, as Kubernetes has it for the names of most objects; it becomes part of a path.
+fn is_object_name(name: &str) -> bool {
+    let part = |part: &str| {
+        part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+            && !part.is_empty()
+            && !part.starts_with('-')
+            && !part.ends_with('-')
+    };
+    name.len() <= 253 && name.split('.').all(part)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+use super::*;
+use crate::config::tests::{args, error, load};
+
+const TWO: &str = "multiplexer:
+  drainTimeout: 0s
+  loadTimeout: 1m
+  maxWait: 90s
+  linger: off
+  slots:
+  - id: gpu0
+    driver: process
+    memory: 24Gi
+    devices: ['0']
+    default: qwen
+    returnToDefaultAfter: 1h
+    models:
+    - {id: qwen, command: [vllm, serve, q, --port, '${PORT}'], memory: 18Gi, maxConcurrency: 8, idleTtl: 30m}
+    - {id: llama, command: [llama-server], url: 'http://127.0.0.1:8002', healthPath: /ready, expectModel: l, pin: true}
+  - id: gpu1
+    driver: ollama
+    url: http://127.0.0.1:11434
+    models: [{id: 'gemma:2b', maxConcurrency: 3}]
+";
+
+fn slots_of(yaml: &str) -> Vec<SlotSettings> {
+    load(&args(), yaml).unwrap().live.slots.unwrap()
+}
+
+/// A slot of driver `driver` with these further keys.
+fn slot(driver: &str, rest: &str) -> String {
+    format!("multiplexer: {{slots: [{{id: gpu0, driver: {driver}, {rest}}}]}}\n")
+}
+
+#[test]
+fn the_block_is_read_with_its_defaults() {
+    let slots = slots_of(TWO);
+    let config = &slots[0].config;
+    assert_eq!((config.knobs.drain_timeout.as_secs(), config.knobs.load_timeout.as_secs()), (0, 60));
+    assert_eq!((config.knobs.max_wait.unwrap().as_secs(), config.knobs.linger), (90, Linger::Off));
+    assert!(config.knobs.rollback && config.knobs.hold_budget.as_secs() == 300);
+    assert_eq!((config.memory, config.default.as_deref()), (Some(24 << 30), Some("qwen")));
+    assert_eq!((config.models[0].capacity, config.models[1].capacity), (8, 1));
+    assert!(config.models[1].pin && config.models[0].idle_ttl.unwrap().as_secs() == 1800);
+    // What the worker registers for: 8 of the one slot and 3 of the other.
+    assert!(slots.iter().all(|slot| slot.config.max_held_per_relay == 11));
+    let DriverSettings::Process(models) = &slots[0].driver else { panic!("{:?}", slots[0].driver) };
+    assert_eq!((models[1].served.expect.as_str(), models[1].served.health_path.as_str()), ("l", "/ready"));
+    assert_eq!(
+        slots[1].driver,
+        DriverSettings::Ollama("http://127.0.0.1:11434".parse().unwrap(), vec!["gemma:2b".into()])
+    );
+}
+
+#[test]
+fn every_driver_has_its_fields() {
+    let url = "url: 'http://127.0.0.1:1'";
+    for (driver, rest) in [
+        ("static", format!("models: [{{id: m, {url}}}]")),
+        ("process", "models: [{id: m, command: [a], env: {P: '${PORT}'}}]".to_owned()),
+        ("llama-server", format!("{url}, models: [{{id: m}}]")),
+        ("ollama", format!("{url}, models: [{{id: m}}]")),
+        ("vllm-sleep", format!("models: [{{id: m, {url}, level: 2, command: [vllm]}}]")),
+        ("sglang", format!("models: [{{id: m, {url}}}]")),
+        ("kubernetes", format!("models: [{{id: m, deployment: d}}, {{id: n, deployment: e.v2, {url}}}]")),
+        ("hooks", format!("models: [{{id: m, {url}, load: [a], evict: [b], alive: [c]}}]")),
+    ] {
+        assert_eq!(slots_of(&slot(driver, &rest)).len(), 1, "{driver}");
+    }
+}
+
+#[test]
+fn what_is_missing_or_does_not_belong_is_named() {
+    let models = |driver: &str, model: &str| slot(driver, &format!("models: [{{id: m, {model}}}]"));
+    for (yaml, parts) in [
+        ("multiplexer: {slots: []}\n".to_owned(), ["multiplexer.slots", "1 to 16 slots"]),
+        (slot("process", "models: []"), ["multiplexer.slots.gpu0.models", "1 to 64"]),
+        (models("process", "pin: true"), ["slots.gpu0.models.m.command", "missing"]),
+        (models("process", "command: [a]"), ["slots.gpu0.models.m.command", "${PORT}"]),
+        (models("static", "pin: true"), ["slots.gpu0.models.m.url", "missing"]),
+        (models("static", "command: [a]"), ["slots.gpu0.models.m.command", "driver static does not read it"]),
+        (models("ollama", "pin: true"), ["slots.gpu0.url", "missing"]),
+        (models("vllm-sleep", "url: 'http://h:1', level: 3"), ["slots.gpu0.models.level", "1 or 2"]),
+        (models("sglang", "url: 'http://h:1', env: {A: b}"), ["slots.gpu0.models.m.env", "no `command`"]),
+        (models("hooks", "url: 'http://h:1', load: [a]"), ["slots.gpu0.models.m.evict", "missing"]),
+        (models("kubernetes", "pin: true"), ["slots.gpu0.models.m.deployment", "missing"]),
+        (models("kubernetes", "deployment: a/b"), ["slots.gpu0.models.m.deployment", "name of the Deployment"]),
+        (models("kubernetes", "deployment: d, command: [a]"), ["models.m.command", "kubernetes does not read it"]),
+        (
+            slot("kubernetes", "models: [{id: m, deployment: d}, {id: n, deployment: d}]"),
+            ["slots.gpu0.models.n.deployment", "of its own"],
+        ),
+        (models("magic", "pin: true"), ["magic", "vllm-sleep"]),
+        (models("process", "command: ['${PORT}'], aliases: [m]"), ["slots.gpu0.models.m.aliases", "not the id"]),
+        (
+            models("process", "command: ['${PORT}'], aliases: [n, n]"),
+            ["slots.gpu0.models.m.aliases", "each alias once"],
+        ),
+        (models("process", "command: ['${PORT}'], aliases: ['*']"), ["slots.gpu0.models.m.aliases", "not *"]),
+        (models("process", "command: ['${PORT}'], expectModel: ''"), ["slots.gpu0.models.m.expectModel", "1 to 256"]),
+        (models("ollama", "expectModel: n"), ["slots.gpu0.models.m.expectModel", "driver ollama does not read it"]),
+        (
+            slot("ollama", "url: 'http://h:1', models: [{id: m}, {id: n, aliases: [m]}]"),
+            ["slots.gpu0.models.n.aliases", "not the id"],
+        ),
+        (
+            slot("ollama", "url: 'http://h:1', models: [{id: m, aliases: [x]}, {id: n, aliases: [x]}]"),
+            ["slots.gpu0.models.n.aliases", "m has it too"],
+        ),
+        (models("process", "command: ['${PORT}'], maxConcurrency: 0"), ["models.m.maxConcurrency", "1 to 100000"]),
+        (models("process", "command: ['${PORT}'], idleTTL: 1m"), ["idleTTL", "idleTtl"]),
+        (slot("static", "url: 'http://h:1', models: [{id: m}]"), ["slots.gpu0.url", "per model"]),
+        (slot("ollama", "url: 'http://h:1', models: [{id: m}, {id: m}]"), ["slots.gpu0.models", "once"]),
+        (slot("ollama", "url: 'http://h:1', default: n, models: [{id: m}]"), ["slots.gpu0.default", "one of"]),
+        (
+            slot("ollama", "url: 'http://h:1', returnToDefaultAfter: 1h, models: [{id: m}]"),
+            ["slots.gpu0.returnToDefaultAfter", "no `default`"],
+        ),
+        ("multiplexer: {linger: long, slots: []}\n".to_owned(), ["multiplexer.linger", "auto, off"]),
+        ("multiplexer: {loadTimeout: 0s, slots: []}\n".to_owned(), ["loadTimeout", "1ms"]),
+    ] {
+        let text = error(&args(), &yaml);
+        assert!(parts.iter().all(|part| text.contains(part)), "{yaml}{text}");
+    }
+    let twice = TWO.replace("id: gpu1", "id: gpu0");
+    assert!(error(&args(), &twice).contains("gpu0"));
+}
+
+#[test]
+fn nothing_of_a_single_backend_stands_beside_it() {
+    for beside in ["backend: {engine: vllm}\n", "models: [m]\n", "maxConcurrency: 4\n"] {
+        let text = error(&args(), &format!("{beside}{TWO}"));
+        assert!(text.contains("cannot stand beside `multiplexer`"), "{text}");
+    }
+    let args = Args { max_concurrency: Some("4".into()), ..args() };
+    assert!(error(&args, TWO).starts_with("MAX_CONCURRENCY"), "{}", error(&args, TWO));
+}
+
+#[test]
+fn a_running_slot_takes_over_all_but_what_its_driver_would_have_to_learn() {
+    let [before, ..] = <[_; 2]>::try_from(slots_of(TWO)).unwrap();
+    let after = |from: &str, to: &str| slots_of(&TWO.replace(from, to)).swap_remove(0);
+    assert!(after("maxConcurrency: 8", "maxConcurrency: 4").needs_only(&before));
+    let fewer = slots_of(&TWO.lines().filter(|line| !line.contains("id: llama")).collect::<Vec<_>>().join("\n"));
+    assert!(fewer[0].needs_only(&before) && !before.needs_only(&fewer[0]));
+    let mut turned = before.clone();
+    turned.config.models.reverse();
+    let DriverSettings::Process(models) = &mut turned.driver else { panic!("{:?}", turned.driver) };
+    models.reverse();
+    assert!(turned.needs_only(&before), "written in another order");
+    assert!(!after("serve, q", "serve, p").needs_only(&before));
+    assert!(!after("['0']", "['1']").needs_only(&before));
+}
+
+#[test]
+fn the_flag_for_draining_wins_over_the_file_and_takes_bare_seconds() {
+    let with = |text: &str| Args { drain_timeout: Some(text.into()), ..args() };
+    for (text, millis) in [("0", 0), ("45", 45_000), ("1m30s", 90_000), ("0s", 0)] {
+        let slots = load(&with(text), TWO).unwrap().live.slots.unwrap();
+        assert_eq!(slots[0].config.knobs.drain_timeout, Duration::from_millis(millis), "{text}");
+    }
+    assert!(error(&with("soon"), TWO).starts_with("DRAIN_TIMEOUT: \"soon\" is not allowed: seconds"));
+    assert!(error(&with("30"), "").contains("no `multiplexer`"));
+}
+
+#[test]
+fn a_model_may_have_further_names_and_another_one_at_its_backend() {
+    let slots = slots_of(
+        "multiplexer:
+  slots:
+  - {id: gpu0, driver: static, models: [{id: qwen, aliases: [qwen3, q], url: 'http://h:1', expectModel: Qwen/Qwen3-8B}]}
+  - {id: gpu1, driver: ollama, url: 'http://h:2', models: [{id: qwen, aliases: [qwen3]}, {id: 'gemma:2b', aliases: [gemma]}]}
+",
+    );
+    let aliases = |slot: usize, model: usize| slots[slot].config.models[model].aliases.join(" ");
+    assert_eq!((aliases(0, 0), aliases(1, 0), aliases(1, 1)), ("qwen3 q".into(), "qwen3".into(), "gemma".into()));
+    let (qwen, gemma) = ("qwen".into(), "gemma:2b".into());
+    assert_eq!((slots[0].backend_name(&qwen), slots[1].backend_name(&qwen)), ("Qwen/Qwen3-8B", "qwen"));
+    assert_eq!(slots[1].backend_name(&gemma), "gemma:2b");
+}
+
+#[test]
+fn aliases_change_while_a_slot_runs_and_a_backends_name_does_not() {
+    let with =
+        |more: &str| slots_of(&slot("static", &format!("models: [{{id: m, url: 'http://h:1'{more}}}]"))).remove(0);
+    assert!(with(", aliases: [n]").needs_only(&with("")));
+    assert!(!with(", expectModel: n").needs_only(&with("")));
+}
+
+#[test]
+fn the_documents_example_can_be_used() {
+    let page = include_str!("../../../../docs/multiplexer/worker.md");
+    let (_, yaml) = page.split_once("```yaml\n").unwrap();
+    let slots = slots_of(yaml.split_once("```").unwrap().0);
+    assert_eq!(slots[0].backend_name(&slots[0].config.models[0].id), "Qwen/Qwen3-8B");
+}

@@ -1,0 +1,62 @@
+//! `modelrelay-worker install FOLDER`: brings this program into a folder that a container of another image mounts.
+//!
+//! A worker that starts its engines itself runs in the engines' image, which has no worker; and the worker's own image has no
+//! shell that could copy a file.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+/// The program's name there.
+const NAME: &str = "modelrelay-worker";
+
+/// Arguments of the subcommand.
+#[derive(Debug, Clone, clap::Args)]
+pub struct InstallArgs {
+    /// Folder to copy it into; an older copy there is replaced
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
+}
+
+/// Copies the running program. An error is one line that names the file.
+pub fn run(args: &InstallArgs) -> Result<PathBuf, String> {
+    let program = std::env::current_exe().map_err(|error| format!("this program's own file is not known: {error}"))?;
+    copy(&program, &args.folder)
+}
+
+/// Under another name first: a file that is half there must not be run, and one that runs cannot be written to.
+fn copy(program: &Path, folder: &Path) -> Result<PathBuf, String> {
+    let (target, new) = (folder.join(NAME), folder.join(format!(".{NAME}.new")));
+    let fail = |error: io::Error| format!("{} cannot be written: {error}", target.display());
+    fs::copy(program, &new).map_err(fail)?;
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).map_err(fail)?;
+    fs::rename(&new, &target).map_err(fail)?;
+    Ok(target)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_is_copied_and_may_be_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("program");
+        fs::write(&program, "one").unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o400)).unwrap();
+        let target = copy(&program, folder.path()).unwrap();
+        assert_eq!(target, folder.path().join("modelrelay-worker"));
+        assert_eq!(fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o755);
+        // A container that is started again finds the older one.
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::write(&program, "two").unwrap();
+        copy(&program, folder.path()).unwrap();
+        assert_eq!(fs::read_to_string(&target).unwrap(), "two");
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named() {
+        let error = copy(Path::new("/proc/self/exe"), Path::new("/no/such/folder")).unwrap_err();
+        assert!(error.starts_with("/no/such/folder/modelrelay-worker cannot be written: "), "{error}");
+    }
+}

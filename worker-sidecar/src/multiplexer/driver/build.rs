@@ -1,0 +1,85 @@
+//! From settings to the driver that they mean.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::Driver;
+use super::hooks::Hooks;
+use super::key::Key;
+use super::kubernetes::{Access, KubernetesScale};
+use super::llama_router::LlamaRouter;
+use super::memory::{Meter, SlotMemory};
+use super::nvidia::Nvidia;
+use super::ollama::Ollama;
+use super::process::Process;
+use super::sglang::Sglang;
+use super::slot::SlotDriver;
+use super::static_url::StaticUrl;
+use super::vllm_sleep::VllmSleep;
+use crate::config::{DriverSettings, SettingError, SlotSettings};
+
+/// The driver of a slot, and what measures its memory. `supervisor`: this very program, which stands between the worker and
+/// each process that a driver starts. Fails where a driver cannot work at all: outside a cluster, say.
+pub fn slot_driver(slot: &SlotSettings, supervisor: PathBuf) -> Result<Arc<SlotDriver>, SettingError> {
+    let meter: Arc<dyn Meter> = Arc::new(Nvidia::new(slot.devices.clone()));
+    let key = Key::new(slot.api_key.clone());
+    Ok(Arc::new(SlotDriver::new(driver(slot, supervisor, &key)?, SlotMemory::new(meter)).with_key(key)))
+}
+
+fn driver(slot: &SlotSettings, supervisor: PathBuf, key: &Key) -> Result<Arc<dyn Driver>, SettingError> {
+    let mut settings = slot.driver.clone();
+    settings.served_mut().into_iter().for_each(|served| served.key = key.clone());
+    Ok(match settings {
+        DriverSettings::Static(models) => Arc::new(StaticUrl::new(models)),
+        DriverSettings::Process(models) => Arc::new(Process::new(models, supervisor)),
+        DriverSettings::LlamaServer(url, models) => Arc::new(LlamaRouter::new(url, models).with_key(key.clone())),
+        DriverSettings::Ollama(url, models) => Arc::new(Ollama::new(url, models).with_key(key.clone())),
+        DriverSettings::VllmSleep(level, models) => Arc::new(VllmSleep::new(models, level, supervisor)),
+        DriverSettings::Sglang(models) => Arc::new(Sglang::new(models, supervisor)),
+        DriverSettings::Hooks(models) => Arc::new(Hooks::new(models, supervisor)),
+        DriverSettings::Kubernetes(models) => {
+            Arc::new(KubernetesScale::new(Access::of_this_pod()?, models, slot.config.knobs.load_timeout))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use url::Url;
+
+    use super::super::process::ProcessModel;
+    use super::super::served::Served;
+    use super::super::vllm_sleep::{Level, SleeperModel};
+    use super::*;
+    use crate::multiplexer::Model;
+    use crate::multiplexer::config::{ModelConfig, SlotConfig};
+    use crate::multiplexer::event::Left;
+
+    #[test]
+    fn every_driver_knows_the_models_of_its_slot() {
+        let url: Url = "http://127.0.0.1:1".parse().unwrap();
+        let served = Served::new("m");
+        let process = ProcessModel { served: served.clone(), launch: Default::default(), url: None };
+        let sleeper = SleeperModel { served: served.clone(), url: url.clone(), launch: None };
+        for (settings, leaves, owns) in [
+            (DriverSettings::Static(vec![(served, url.clone())]), Left::Nothing, false),
+            (DriverSettings::Process(vec![process]), Left::Nothing, true),
+            (DriverSettings::LlamaServer(url.clone(), vec!["m".into()]), Left::Nothing, false),
+            (DriverSettings::Ollama(url, vec!["m".into()]), Left::Nothing, false),
+            (DriverSettings::VllmSleep(Level::One, vec![sleeper]), Left::Asleep, false),
+        ] {
+            let config = SlotConfig::new("gpu0", vec![ModelConfig::new("m", 1)]);
+            let slot = SlotSettings {
+                config,
+                driver: settings,
+                devices: Vec::new(),
+                backend_names: Default::default(),
+                api_key: None,
+            };
+            let driver = driver(&slot, "worker".into(), &Key::default()).unwrap();
+            assert_eq!(driver.models(), [Model::from("m")], "{driver:?}");
+            let capabilities = driver.capabilities();
+            assert_eq!((capabilities.leaves, capabilities.owns_backends), (leaves, owns), "{driver:?}");
+        }
+    }
+}

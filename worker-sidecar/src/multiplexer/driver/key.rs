@@ -1,0 +1,43 @@
+//! What a slot's servers want to be shown before they answer. It may be rotated while a model is resident: that is no
+//! reason to load anything again, so all who show it share one cell.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+use modelrelay_protocol::secret::Secret;
+
+/// A bearer token, or none.
+#[derive(Clone, Default)]
+pub struct Key(Arc<ArcSwapOption<Secret>>);
+
+impl Key {
+    /// This one, from now on.
+    pub fn new(secret: Option<Secret>) -> Self {
+        Self(Arc::new(ArcSwapOption::from_pointee(secret)))
+    }
+
+    /// Another one, for everybody who has this.
+    pub fn set(&self, secret: Option<Secret>) {
+        self.0.store(secret.map(Arc::new));
+    }
+
+    /// What is to be shown now.
+    pub fn now(&self) -> Option<Secret> {
+        self.0.load().as_deref().cloned()
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.now() == other.now()
+    }
+}
+
+impl Eq for Key {}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(…)")
+    }
+}

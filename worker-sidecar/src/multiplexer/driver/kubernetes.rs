@@ -1,0 +1,516 @@
+//! A Deployment per model, in the worker's own namespace: loaded at one replica, unloaded at none.
+//!
+//! Rules:
+//! - A model is unloaded when its Pods are *gone*. One that is terminating holds its GPU until its last container has ended,
+//!   so it counts; and an API server that does not answer says nothing about Pods.
+//! - No Pod is ever deleted, not even by force: that takes the object away while its containers may still run on a node
+//!   that does not answer, and the next model would be loaded beside them. A Pod that does not go quarantines the slot.
+//! - `replicas` is the multiplexer's. A model that others scaled up beside the resident is scaled down again at the next
+//!   look, and the log says who should leave it alone. More than one replica of the resident is only told of, because its
+//!   requests run there.
+//! - Whether it may scale a Deployment and see its Pods is found out before another is unloaded for it.
+//!
+//! Rights: `get` and `patch` on `deployments/scale`, `list` and `watch` on `pods`; nothing else.
+
+mod access;
+mod api;
+mod pods;
+mod watch;
+
+pub use access::Access;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use url::Url;
+
+use super::sequence::Sequence;
+use super::served::Served;
+use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
+use crate::multiplexer::Model;
+use crate::multiplexer::error::LoadFailure;
+use crate::multiplexer::estimate::LoadKind;
+use crate::multiplexer::event::Left;
+use api::{Api, Scale, is_absent};
+use pods::{Hopeless, Pod, Standing};
+use watch::Followed;
+
+/// A Deployment that was scaled up and down again before it had a Pod may still get one from a controller that lags behind.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// Between two attempts while the API server does not answer.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// The driver ends a load itself, this much before the machine would: it knows why nothing is ready.
+const HEADROOM: Duration = Duration::from_secs(2);
+
+/// Why a model is not ready is told once that has been so for a while.
+const TELLING_AFTER: Duration = Duration::from_secs(3);
+
+/// Deployments that are looked at beside the resident's, each time; with more, they take turns.
+const OTHERS_PER_LOOK: usize = 8;
+
+/// A model and its Deployment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScaledModel {
+    /// How it shows that it is ready.
+    pub served: Served,
+    /// The Deployment's name.
+    pub deployment: String,
+    /// Where it is: a Service, say. Without one, its ready Pod is asked directly.
+    pub url: Option<Url>,
+}
+
+/// The `kubernetes` driver.
+#[derive(Debug)]
+pub struct KubernetesScale {
+    api: Arc<Api>,
+    models: Vec<Arc<Known>>,
+    /// When the machine gives a load up. Never held over an await.
+    load_timeout: Mutex<Duration>,
+    /// Whose turn it is to be looked at beside the resident.
+    turn: AtomicUsize,
+    /// Held while these are looked at: the next ones wait for the next look.
+    taking_back: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+struct Known {
+    served: Served,
+    deployment: String,
+    given: Option<Url>,
+    /// Never held over an await.
+    life: Mutex<Life>,
+    /// What was last told about replicas that are not ours. Never held over an await.
+    told: Mutex<Option<u32>>,
+    orders: Sequence,
+}
+
+/// What is known of a model between two calls.
+#[derive(Debug, Default)]
+struct Life {
+    /// Where its Pod was seen to be ready.
+    found: Option<Url>,
+    /// It is being loaded, or is: nobody else's replicas are taken back.
+    is_wanted: bool,
+    /// Loads and removals that have begun or ended. A look that began before the last of them has seen another life.
+    turns: u64,
+}
+
+impl KubernetesScale {
+    /// `load_timeout`: when the machine gives a load up.
+    pub fn new(access: Access, models: impl IntoIterator<Item = ScaledModel>, load_timeout: Duration) -> Self {
+        let known = |ScaledModel { served, deployment, url }| {
+            Arc::new(Known {
+                served,
+                deployment,
+                given: url,
+                life: Mutex::default(),
+                told: Mutex::default(),
+                orders: Sequence::default(),
+            })
+        };
+        Self {
+            api: Arc::new(Api::new(access)),
+            models: models.into_iter().map(known).collect(),
+            load_timeout: Mutex::new(load_timeout),
+            turn: AtomicUsize::new(0),
+            taking_back: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    fn find(&self, model: &Model) -> Result<&Arc<Known>, DriverError> {
+        let found = self.models.iter().find(|known| known.served.id == *model);
+        found.ok_or_else(|| DriverError::UnknownModel(model.to_string()))
+    }
+
+    fn load_timeout(&self) -> MutexGuard<'_, Duration> {
+        self.load_timeout.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it may scale it and see its Pods. Changes nothing.
+    async fn rehearse(&self, model: &Model) -> Result<(), DriverError> {
+        let known = self.find(model)?;
+        let scale = self.api.set_scale(&known.deployment, 1, true).await?;
+        self.api.pods(&scale.selector).await.map(|_| ())
+    }
+
+    async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
+        let known = self.find(model)?;
+        known.life().begin_load();
+        let load_timeout = *self.load_timeout();
+        let patience = load_timeout.saturating_sub(HEADROOM.min(load_timeout / 10));
+        let (mut why, began) = (String::new(), Instant::now());
+        match timeout(patience, self.serve(known, &mut why)).await {
+            Ok(served) => served,
+            Err(_) => Err(DriverError::CannotStart(format!(
+                "{}, not ready after {} s: {why}",
+                self.api.name(&known.deployment),
+                began.elapsed().as_secs()
+            ))),
+        }
+    }
+
+    /// Scales up and waits until its Pod is ready, and the right model in it. `why` says what it waits for.
+    async fn serve(&self, known: &Arc<Known>, why: &mut String) -> Result<(), DriverError> {
+        known.orders.settled().await;
+        let (scale, _) = self.scaled_to(known, 1, why).await?;
+        let mut pods = Followed::new(&self.api, scale.selector);
+        pods.change().await?;
+        loop {
+            let url = match pods.standing() {
+                Standing::Ready(pod) => known.address(pod)?,
+                Standing::Hopeless(hopeless) => return Err(self.failure(known, &hopeless)),
+                Standing::Waiting(reason) => {
+                    *why = reason;
+                    // Each load begins without a Pod; what lasts is worth a line.
+                    if let Ok(changed) = timeout(TELLING_AFTER, pods.change()).await {
+                        changed?;
+                    } else {
+                        tracing::info!(model = &*known.served.id, deployment = known.deployment, why, "not ready yet");
+                        pods.change().await?;
+                    }
+                    continue;
+                }
+            };
+            *why = format!("its Pod is ready, and {url} does not answer as it should");
+            let client = known.served.client(url.clone());
+            tokio::select! {
+                ready = known.served.become_ready(&client) => {
+                    ready?;
+                    known.life().found = Some(url);
+                    return Ok(());
+                }
+                // Without a readiness probe a Pod is ready long before its model, and may end before that.
+                lost = until_lost(&mut pods, known, &url) => lost?,
+            }
+        }
+    }
+
+    /// Tries until it is so. Says whether anything had to be changed.
+    async fn scaled_to(
+        &self,
+        known: &Arc<Known>,
+        replicas: u32,
+        why: &mut String,
+    ) -> Result<(Scale, bool), DriverError> {
+        loop {
+            match self.order(known, replicas).await {
+                Err(error @ DriverError::Silent { .. }) => {
+                    tracing::info!(deployment = known.deployment, %error, "the Deployment is not scaled yet");
+                    *why = error.to_string();
+                    sleep(RETRY_PAUSE).await;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// One attempt, carried out to its end even if nobody waits for it any more.
+    async fn order(&self, known: &Arc<Known>, replicas: u32) -> Result<(Scale, bool), DriverError> {
+        let (api, deployment) = (Arc::clone(&self.api), known.deployment.clone());
+        known.orders.run(async move { set(&api, &deployment, replicas).await }).await
+    }
+
+    /// Scales down and waits until no Pod of it is left.
+    async fn remove(&self, model: &Model) -> Result<(), DriverError> {
+        let known = self.find(model)?;
+        known.orders.settled().await;
+        known.life().begin_removal();
+        match self.scaled_to(known, 0, &mut String::new()).await {
+            Err(error) if is_absent(&error) => {}
+            done => {
+                let (scale, is_changed) = done?;
+                // An earlier attempt to unload it may have been given up.
+                let may_come = is_changed || known.life().is_wanted;
+                self.until_gone(scale.selector, may_come).await?;
+                self.confirm_down(known).await?;
+            }
+        }
+        known.life().end_removal();
+        Ok(())
+    }
+
+    /// Waits until there is no Pod. `may_come`: there may be one only soon; once one was seen, none comes after it.
+    async fn until_gone(&self, selector: String, mut may_come: bool) -> Result<(), DriverError> {
+        let mut pods = Followed::new(&self.api, selector);
+        let mut quiet_until = None;
+        loop {
+            match (pods.number(), quiet_until) {
+                (Some(0), _) if !may_come => return Ok(()),
+                (Some(0), None) => quiet_until = Some(Instant::now() + QUIET),
+                (Some(0), Some(until)) if until <= Instant::now() => return Ok(()),
+                (Some(0), Some(_)) | (None, _) => {}
+                (Some(_), _) => may_come = false,
+            }
+            match quiet_until.filter(|_| may_come) {
+                // Its time being over is a change too.
+                Some(until) => timeout_at(until, pods.change()).await.unwrap_or(Ok(()))?,
+                None => pods.change().await?,
+            }
+        }
+    }
+
+    /// That its Pods are gone is worth nothing if somebody has scaled it up again meanwhile.
+    async fn confirm_down(&self, known: &Known) -> Result<(), DriverError> {
+        let scale = loop {
+            match self.api.scale(&known.deployment).await {
+                // It says nothing about the Pods, which have gone.
+                Err(error @ DriverError::Silent { .. }) => {
+                    tracing::info!(deployment = known.deployment, %error, "its scale is not known yet");
+                    sleep(RETRY_PAUSE).await;
+                }
+                answered => break answered,
+            }
+        };
+        match scale {
+            Ok(Scale { replicas: 0, .. }) => Ok(()),
+            Err(error) if is_absent(&error) => Ok(()),
+            Err(error) => Err(error),
+            Ok(Scale { replicas, .. }) => Err(DriverError::NotOurs(format!(
+                "{} was scaled to 0 for another model, and to {replicas} again by somebody else: {LEAVE_ALONE}",
+                self.api.name(&known.deployment)
+            ))),
+        }
+    }
+
+    async fn look(&self, model: &Model) -> Result<Probed, DriverError> {
+        let known = self.find(model)?;
+        let turn = known.life().turns;
+        let asked = async {
+            let scale = self.api.scale(&known.deployment).await?;
+            let list = self.api.pods(&scale.selector).await?;
+            Ok((scale, list))
+        };
+        let (scale, list) = match (asked.await, known.found()) {
+            // Requests go to the Pod without the API server: while that is away, the model is not.
+            (Err(DriverError::Silent { .. }), Some(url)) => return known.served.look(&known.served.client(url)).await,
+            (Err(error), _) if is_absent(&error) => return Ok(Probed::gone()),
+            (asked, _) => asked?,
+        };
+        if scale.replicas == 0 && !list.pods.iter().any(Pod::is_there) {
+            if known.life().is_lost(turn) {
+                known.tell(&self.api, 0);
+            }
+            return Ok(Probed::gone());
+        }
+        let pod = match pods::standing(list.pods.iter()) {
+            Standing::Ready(pod) if scale.replicas > 0 => pod,
+            Standing::Ready(_) | Standing::Hopeless(_) | Standing::Waiting(_) => return Ok(Probed::default()),
+        };
+        let url = known.address(pod)?;
+        let probed = match known.served.look(&known.served.client(url.clone())).await {
+            // A Pod is there, and with it its GPU.
+            Err(DriverError::Unreachable { .. }) => Probed::default(),
+            looked => looked?,
+        };
+        if probed.ready {
+            known.life().see(turn, url);
+            if scale.replicas > 1 {
+                known.tell(&self.api, scale.replicas);
+            } else {
+                *known.told() = None;
+            }
+            self.take_back_others(known);
+        }
+        Ok(probed)
+    }
+
+    /// Scales down what others have scaled up beside a model that serves: its slot holds one. No look waits for that: a slow
+    /// API server would make the resident look silent.
+    fn take_back_others(&self, resident: &Arc<Known>) {
+        let Ok(taking_back) = Arc::clone(&self.taking_back).try_acquire_owned() else { return };
+        let others: Vec<_> = self.models.iter().filter(|known| !Arc::ptr_eq(known, resident)).collect();
+        let number = others.len().min(OTHERS_PER_LOOK);
+        let first = self.turn.fetch_add(number, Ordering::Relaxed) % others.len().max(1);
+        let others: Vec<_> = others
+            .into_iter()
+            .cycle()
+            .skip(first)
+            .take(number)
+            .map(|other| (Arc::clone(&self.api), Arc::clone(other)))
+            .collect();
+        drop(tokio::spawn(async move {
+            join_all(others.iter().map(|(api, other)| take_back(api, other))).await;
+            drop(taking_back);
+        }));
+    }
+
+    /// What has run and ended is another failure than what was never started.
+    fn failure(&self, known: &Known, Hopeless { why, exit_code }: &Hopeless) -> DriverError {
+        let name = self.api.name(&known.deployment);
+        match exit_code {
+            Some(code) => DriverError::Ended { last_words: format!("exit code {code}: {name}: {why}") },
+            None => DriverError::CannotStart(format!("{name}: {why}")),
+        }
+    }
+}
+
+const LEAVE_ALONE: &str =
+    "its replicas are the multiplexer's; remove the HorizontalPodAutoscaler, and let GitOps ignore spec.replicas";
+
+impl Known {
+    /// Where requests go, if this Pod is the one.
+    fn address(&self, pod: &Pod) -> Result<Url, DriverError> {
+        self.given.clone().map_or_else(|| pod.address(), Ok)
+    }
+
+    fn found(&self) -> Option<Url> {
+        self.life().found.clone()
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says once that somebody else scales.
+    fn tell(&self, api: &Api, replicas: u32) {
+        if self.told().replace(replicas) == Some(replicas) {
+            return;
+        }
+        let (model, deployment) = (&*self.served.id, api.name(&self.deployment));
+        match replicas {
+            0 => tracing::warn!(model, deployment, "somebody else scaled a loaded model to 0: {LEAVE_ALONE}"),
+            1 if self.found().is_none() => tracing::warn!(
+                model,
+                deployment,
+                "somebody else scaled a model up beside the loaded one; it was scaled to 0 again: {LEAVE_ALONE}"
+            ),
+            _ => tracing::warn!(
+                model,
+                deployment,
+                replicas,
+                "somebody else gave a loaded model further replicas, which get no requests: {LEAVE_ALONE}"
+            ),
+        }
+    }
+
+    fn told(&self) -> MutexGuard<'_, Option<u32>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Life {
+    fn begin_load(&mut self) {
+        self.turns += 1;
+        self.is_wanted = true;
+    }
+
+    fn begin_removal(&mut self) {
+        self.turns += 1;
+        self.found = None;
+    }
+
+    fn end_removal(&mut self) {
+        *self = Self { turns: self.turns + 1, ..Self::default() };
+    }
+
+    /// A look that began in this turn has seen its Pod serve there.
+    fn see(&mut self, turn: u64, url: Url) {
+        if self.turns == turn {
+            (self.found, self.is_wanted) = (Some(url), true);
+        }
+    }
+
+    /// A look that began in this turn has seen that nothing of it is left. Whether something was: then somebody else took it
+    /// away, and it is nobody's any more.
+    fn is_lost(&mut self, turn: u64) -> bool {
+        let is_lost = self.turns == turn && self.found.take().is_some();
+        self.is_wanted &= !is_lost;
+        is_lost
+    }
+}
+
+/// Scales a model down that is not ours to serve.
+async fn take_back(api: &Arc<Api>, known: &Arc<Known>) {
+    // A look may outlast the moment for which it was meant: then a load has begun.
+    if known.life().is_wanted {
+        return;
+    }
+    let Ok(Scale { replicas: 1.., .. }) = api.scale(&known.deployment).await else {
+        *known.told() = None;
+        return;
+    };
+    let (asked, other) = (Arc::clone(api), Arc::clone(known));
+    let taken_back = known.orders.run(async move {
+        if other.life().is_wanted {
+            return Ok(None);
+        }
+        asked.set_scale(&other.deployment, 0, false).await.map(Some)
+    });
+    match taken_back.await {
+        Ok(Some(_)) => known.tell(api, 1),
+        Ok(None) => {}
+        Err(error) => tracing::warn!(deployment = known.deployment, %error, "a second Deployment of a slot runs"),
+    }
+}
+
+/// Writes only what is not so already: a Deployment that is told nothing rolls nothing.
+async fn set(api: &Api, deployment: &str, replicas: u32) -> Result<(Scale, bool), DriverError> {
+    let scale = api.scale(deployment).await?;
+    if scale.replicas == replicas {
+        return Ok((scale, false));
+    }
+    api.set_scale(deployment, replicas, false).await.map(|scale| (scale, true))
+}
+
+/// Ends when the Pod that serves at `url` is not ready any more.
+async fn until_lost(pods: &mut Followed<'_>, known: &Known, url: &Url) -> Result<(), DriverError> {
+    loop {
+        pods.change().await?;
+        let is_there =
+            matches!(pods.standing(), Standing::Ready(pod) if known.address(pod).is_ok_and(|now| now == *url));
+        if !is_there {
+            return Ok(());
+        }
+    }
+}
+
+impl Driver for KubernetesScale {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { leaves: Left::Nothing, can_coexist: false, owns_backends: false, returns: Returns::ALL }
+    }
+
+    fn models(&self) -> Vec<Model> {
+        self.models.iter().map(|known| Model::clone(&known.served.id)).collect()
+    }
+
+    fn url(&self, model: &Model) -> Option<Url> {
+        let known = self.find(model).ok()?;
+        known.given.clone().or_else(|| known.found())
+    }
+
+    fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(self.rehearse(model))
+    }
+
+    /// What is checked is the API server.
+    fn tells_absence(&self) -> bool {
+        false
+    }
+
+    fn set_load_timeout(&self, load_timeout: Duration) {
+        *self.load_timeout() = load_timeout;
+    }
+
+    fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
+        Box::pin(self.look(model))
+    }
+
+    fn load<'a>(&'a self, model: &'a Model, _: LoadKind) -> Call<'a, Result<(), LoadFailure>> {
+        Box::pin(async { Ok(self.make_ready(model).await?) })
+    }
+
+    fn evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Left, DriverError>> {
+        Box::pin(async { self.remove(model).await.map(|()| Left::Nothing) })
+    }
+
+    /// There is no harder way, see the rules above.
+    fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
+        Box::pin(self.remove(model))
+    }
+}

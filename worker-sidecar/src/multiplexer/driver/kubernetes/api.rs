@@ -1,0 +1,358 @@
+//! The four requests to the API server: read and write a Deployment's scale, list and watch Pods.
+//!
+//! A plain HTTP client and not a Kubernetes library, see this crate's Cargo.toml. Each request has a connection of its own
+//! and reads token and authority anew: both rotate, and in between nothing is held.
+//!
+//! What passes by itself (no connection, no answer, an overload) is [`DriverError::Silent`]; what a person has to change
+//! first is [`DriverError::NotOurs`] and says what. An API server that is away tells nothing about Pods, so it is never
+//! [`DriverError::Unreachable`], which is taken for "nobody is there".
+
+use std::time::Duration;
+
+use ::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
+use ::http::{HeaderValue, Method, Request, Response, StatusCode};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout, timeout_at};
+use url::Url;
+
+use super::access::Access;
+use super::pods::Pod;
+use crate::multiplexer::driver::DriverError;
+use crate::net;
+
+/// One request. Two of them fit into the time that the machine has for a question.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
+/// A watch is ended by the server after so long; a connection that died silently is noticed a moment later.
+const WATCH_SECONDS: u64 = 30;
+const WATCH_GRACE: Duration = Duration::from_secs(5);
+/// The longest answer and the longest event: a Pod is an object of 1.5 MB at most, and of one Deployment there are few.
+const MAX_ANSWER_BYTES: usize = 8 << 20;
+/// How much of a refusal is worth quoting.
+const QUOTED_CHARS: usize = 300;
+
+/// Asks the API server.
+#[derive(Debug)]
+pub(super) struct Api {
+    access: Access,
+}
+
+/// A Deployment's scale.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Scale {
+    /// Pods that there should be.
+    pub(super) replicas: u32,
+    /// Which are its Pods.
+    pub(super) selector: String,
+}
+
+/// Pods, as they were at `version`.
+#[derive(Debug)]
+pub(super) struct PodList {
+    pub(super) pods: Vec<Pod>,
+    pub(super) version: String,
+}
+
+/// A change of a Pod.
+#[derive(Debug)]
+pub(super) enum Change {
+    Is(Box<Pod>),
+    Gone(Box<Pod>),
+}
+
+/// Changes of Pods, as they come.
+#[derive(Debug)]
+pub(super) struct Watch {
+    exchange: Exchange,
+    /// Read, and not yet a whole line.
+    rest: Vec<u8>,
+    until: Instant,
+}
+
+/// An answer whose body is still to be read.
+#[derive(Debug)]
+struct Exchange {
+    answer: Response<Incoming>,
+    /// Drives the connection, and ends with this.
+    _connection: JoinSet<()>,
+}
+
+/// One request, and how an error calls it.
+struct Ask<'a> {
+    method: Method,
+    path: String,
+    query: Vec<(&'a str, &'a str)>,
+    body: Option<String>,
+    /// What it is about: `Deployment NAME`, or `Pods of SELECTOR`.
+    about: String,
+    /// What a Role has to allow for it.
+    right: &'static str,
+}
+
+impl Api {
+    pub(super) fn new(access: Access) -> Self {
+        Self { access }
+    }
+
+    /// For people.
+    pub(super) fn name(&self, deployment: &str) -> String {
+        format!("Deployment {deployment} in namespace {}", self.access.namespace())
+    }
+
+    pub(super) async fn scale(&self, deployment: &str) -> Result<Scale, DriverError> {
+        let ask = self.ask(Method::GET, deployment, "get on deployments/scale");
+        self.read_scale(ask).await
+    }
+
+    /// Sets the number of Pods. `is_rehearsal`: finds out whether it could, and changes nothing.
+    pub(super) async fn set_scale(
+        &self,
+        deployment: &str,
+        replicas: u32,
+        is_rehearsal: bool,
+    ) -> Result<Scale, DriverError> {
+        let mut ask = self.ask(Method::PATCH, deployment, "patch on deployments/scale");
+        ask.body = Some(json!({"spec": {"replicas": replicas}}).to_string());
+        if is_rehearsal {
+            ask.query.push(("dryRun", "All"));
+        }
+        self.read_scale(ask).await
+    }
+
+    pub(super) async fn pods(&self, selector: &str) -> Result<PodList, DriverError> {
+        #[derive(Deserialize)]
+        struct List {
+            metadata: ListMeta,
+            items: Vec<Pod>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct ListMeta {
+            resource_version: String,
+        }
+        let ask = self.ask_pods(selector, "list on pods");
+        let List { metadata, items } = self.read(ask).await?;
+        Ok(PodList { pods: items, version: metadata.resource_version })
+    }
+
+    /// What changes after `version`, for [`WATCH_SECONDS`].
+    pub(super) async fn watch(&self, selector: &str, version: &str) -> Result<Watch, DriverError> {
+        let mut ask = self.ask_pods(selector, "watch on pods");
+        let seconds = WATCH_SECONDS.to_string();
+        ask.query.extend([("watch", "1"), ("resourceVersion", version), ("timeoutSeconds", &seconds)]);
+        let until = Instant::now() + Duration::from_secs(WATCH_SECONDS) + WATCH_GRACE;
+        let url = self.url(&ask);
+        let exchange = within(&url, self.send(&ask, &url)).await?;
+        if exchange.answer.status().is_success() {
+            return Ok(Watch { exchange, rest: Vec::new(), until });
+        }
+        let status = exchange.answer.status();
+        let body = within(&url, exchange.body(&url)).await?;
+        Err(self.refusal(&ask, status, &body))
+    }
+
+    fn ask<'a>(&self, method: Method, deployment: &str, right: &'static str) -> Ask<'a> {
+        let path = format!("apis/apps/v1/namespaces/{}/deployments/{deployment}/scale", self.access.namespace());
+        Ask { method, path, query: Vec::new(), body: None, about: self.name(deployment), right }
+    }
+
+    fn ask_pods<'a>(&self, selector: &'a str, right: &'static str) -> Ask<'a> {
+        let path = format!("api/v1/namespaces/{}/pods", self.access.namespace());
+        let about = format!("Pods with {selector} in namespace {}", self.access.namespace());
+        Ask { method: Method::GET, path, query: vec![("labelSelector", selector)], body: None, about, right }
+    }
+
+    async fn read_scale(&self, ask: Ask<'_>) -> Result<Scale, DriverError> {
+        // A zero is left out of the specification.
+        #[derive(Deserialize)]
+        struct Object {
+            #[serde(default)]
+            spec: Spec,
+            status: Status,
+        }
+        #[derive(Default, Deserialize)]
+        struct Spec {
+            #[serde(default)]
+            replicas: u32,
+        }
+        #[derive(Deserialize)]
+        struct Status {
+            selector: String,
+        }
+        let Object { spec, status } = self.read(ask).await?;
+        Ok(Scale { replicas: spec.replicas, selector: status.selector })
+    }
+
+    async fn read<T: for<'de> Deserialize<'de>>(&self, ask: Ask<'_>) -> Result<T, DriverError> {
+        let url = self.url(&ask);
+        let (status, body) = within(&url, async {
+            let exchange = self.send(&ask, &url).await?;
+            Ok((exchange.answer.status(), exchange.body(&url).await?))
+        })
+        .await?;
+        if !status.is_success() {
+            return Err(self.refusal(&ask, status, &body));
+        }
+        serde_json::from_slice(&body)
+            .map_err(|error| DriverError::Unexpected { url: url.to_string(), why: error.to_string() })
+    }
+
+    fn url(&self, ask: &Ask<'_>) -> Url {
+        let mut url = self.access.server().clone();
+        url.set_path(&ask.path);
+        if !ask.query.is_empty() {
+            url.query_pairs_mut().extend_pairs(&ask.query);
+        }
+        url
+    }
+
+    async fn send(&self, ask: &Ask<'_>, url: &Url) -> Result<Exchange, DriverError> {
+        let token = self.access.token().map_err(|why| silent(url, &why))?;
+        let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        let trust = (url.scheme() == "https").then(|| self.access.trust());
+        let stream = net::connect(host, url.port_or_known_default().unwrap_or(443), None, trust.as_ref()).await;
+        let stream = stream.map_err(|error| silent(url, &error))?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| silent(url, &error))?;
+        let mut driving = JoinSet::new();
+        driving.spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection to the API server broke");
+            }
+        });
+        let mut request = Request::new(Full::new(Bytes::from(ask.body.clone().unwrap_or_default())));
+        *request.method_mut() = ask.method.clone();
+        // What `Url` writes behind the authority is a valid request target.
+        *request.uri_mut() = url[url::Position::BeforePath..url::Position::AfterQuery].parse().unwrap_or_default();
+        let headers = request.headers_mut();
+        let mut credentials = HeaderValue::from_str(&format!("Bearer {}", token.expose()))
+            .map_err(|_| silent(url, &"the ServiceAccount's token is not one"))?;
+        credentials.set_sensitive(true);
+        headers.insert(AUTHORIZATION, credentials);
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        let agent = concat!("modelrelay-worker/", env!("CARGO_PKG_VERSION"));
+        headers.insert(USER_AGENT, HeaderValue::from_static(agent));
+        if let Ok(host) = HeaderValue::from_str(url.authority()) {
+            headers.insert(HOST, host);
+        }
+        if ask.body.is_some() {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/merge-patch+json"));
+        }
+        let answer = sender.send_request(request).await.map_err(|error| silent(url, &error))?;
+        Ok(Exchange { answer, _connection: driving })
+    }
+
+    fn refusal(&self, ask: &Ask<'_>, status: StatusCode, body: &[u8]) -> DriverError {
+        let said = quote(body);
+        let about = &ask.about;
+        match status {
+            StatusCode::FORBIDDEN => DriverError::NotOurs(format!(
+                "{about}: the worker's ServiceAccount may not do that; grant it {} in a Role of namespace {} (403: {said})",
+                ask.right,
+                self.access.namespace(),
+            )),
+            StatusCode::NOT_FOUND => DriverError::Refused {
+                url: format!("the API server, asked for {about},"),
+                status: status.as_u16(),
+                said: "there is none; create it there, or correct the model's `deployment`".to_owned(),
+            },
+            StatusCode::UNAUTHORIZED
+            | StatusCode::CONFLICT
+            | StatusCode::GONE
+            | StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::REQUEST_TIMEOUT => silent(&self.url(ask), &format!("{status}: {said}")),
+            _ if status.is_server_error() => silent(&self.url(ask), &format!("{status}: {said}")),
+            _ => DriverError::NotOurs(format!("{about}: the API server answered {status}: {said}")),
+        }
+    }
+}
+
+impl Watch {
+    /// The next change; nothing once the watch is over, for whatever reason. It may be dropped and asked again.
+    pub(super) async fn next(&mut self) -> Option<Change> {
+        loop {
+            while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                match event(&line) {
+                    Event::Changed(change) => return Some(change),
+                    Event::Other => {}
+                    Event::Over => return None,
+                }
+            }
+            let frame = timeout_at(self.until, self.exchange.answer.body_mut().frame()).await.ok()??.ok()?;
+            if let Some(data) = frame.data_ref() {
+                self.rest.extend_from_slice(data);
+            }
+            if self.rest.len() > MAX_ANSWER_BYTES {
+                return None;
+            }
+        }
+    }
+}
+
+impl Exchange {
+    async fn body(self, url: &Url) -> Result<Bytes, DriverError> {
+        let Self { answer, _connection } = self;
+        let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect().await;
+        body.map(http_body_util::Collected::to_bytes).map_err(|error| silent(url, &error))
+    }
+}
+
+/// Whether there is no such Deployment, and so no Pod of it.
+pub(super) fn is_absent(error: &DriverError) -> bool {
+    matches!(error, DriverError::Refused { status: 404, .. })
+}
+
+/// What a line of a watch means.
+enum Event {
+    Changed(Change),
+    /// A bookmark, or something that later versions add.
+    Other,
+    /// An error: most often that the version is too old (410).
+    Over,
+}
+
+fn event(line: &[u8]) -> Event {
+    #[derive(Deserialize)]
+    struct Line {
+        #[serde(rename = "type")]
+        kind: String,
+        object: serde_json::Value,
+    }
+    let Ok(Line { kind, object }) = serde_json::from_slice(line) else { return Event::Over };
+    let pod = || serde_json::from_value::<Pod>(object.clone()).map(Box::new);
+    match kind.as_str() {
+        "ADDED" | "MODIFIED" => pod().map_or(Event::Over, |pod| Event::Changed(Change::Is(pod))),
+        "DELETED" => pod().map_or(Event::Over, |pod| Event::Changed(Change::Gone(pod))),
+        "ERROR" => {
+            tracing::debug!(said = %object["message"], code = %object["code"], "a watch of Pods is over");
+            Event::Over
+        }
+        _ => Event::Other,
+    }
+}
+
+fn silent(url: &Url, why: &dyn std::fmt::Display) -> DriverError {
+    DriverError::Silent { url: format!("the API server ({})", url.path()), why: why.to_string() }
+}
+
+async fn within<T>(url: &Url, asking: impl Future<Output = Result<T, DriverError>>) -> Result<T, DriverError> {
+    let late = || Err(silent(url, &format!("no answer within {} s", REQUEST_TIMEOUT.as_secs())));
+    timeout(REQUEST_TIMEOUT, asking).await.unwrap_or_else(|_| late())
+}
+
+/// The message of a `Status`, on one line.
+fn quote(body: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Status {
+        message: String,
+    }
+    let said = serde_json::from_slice(body).map_or_else(|_| String::new(), |Status { message }| message);
+    said.chars().filter(|char| !char.is_control()).take(QUOTED_CHARS).collect()
+}

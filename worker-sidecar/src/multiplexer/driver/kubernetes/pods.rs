@@ -1,0 +1,338 @@
+//! What the Pods of a Deployment say: one is ready, one will never be, or why not yet.
+
+use serde::Deserialize;
+use url::Url;
+
+use crate::multiplexer::driver::DriverError;
+
+/// What waiting will not mend, or only by a change of the Deployment. `ErrImagePull` is left out: it is a first failure,
+/// and `ImagePullBackOff` comes after it.
+const HOPELESS: [&str; 7] = [
+    "CrashLoopBackOff",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+];
+
+/// What a container is said to wait for while all is well.
+const USUAL: [&str; 2] = ["ContainerCreating", "PodInitializing"];
+
+/// A Pod, as far as it matters here.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Pod {
+    pub(super) metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Metadata {
+    pub(super) name: String,
+    deletion_timestamp: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Spec {
+    containers: Vec<Container>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Container {
+    #[serde(default)]
+    ports: Vec<Port>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Port {
+    container_port: u16,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Status {
+    phase: String,
+    reason: String,
+    #[serde(rename = "podIP")]
+    pod_ip: String,
+    conditions: Vec<Condition>,
+    init_container_statuses: Vec<ContainerStatus>,
+    container_statuses: Vec<ContainerStatus>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Condition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+    reason: String,
+    message: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ContainerStatus {
+    name: String,
+    state: ContainerState,
+    last_state: ContainerState,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct ContainerState {
+    waiting: Option<Waiting>,
+    terminated: Option<Terminated>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Waiting {
+    reason: String,
+    message: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Terminated {
+    exit_code: i32,
+    reason: String,
+    message: String,
+}
+
+/// How the Pods of a Deployment stand together.
+#[derive(Debug)]
+pub(super) enum Standing<'a> {
+    /// This one is ready, and stays.
+    Ready(&'a Pod),
+    /// None is, and waiting will not change it.
+    Hopeless(Hopeless),
+    /// None is yet, and why.
+    Waiting(String),
+}
+
+/// A Pod that will not become ready.
+#[derive(Debug)]
+pub(super) struct Hopeless {
+    /// Its name, and what the kubelet says of it.
+    pub(super) why: String,
+    /// How its container ended, if it has run.
+    pub(super) exit_code: Option<i32>,
+}
+
+/// Judges them.
+pub(super) fn standing<'a>(pods: impl Iterator<Item = &'a Pod>) -> Standing<'a> {
+    let pods: Vec<_> = pods.filter(|pod| pod.is_there()).collect();
+    let staying: Vec<_> = pods.iter().copied().filter(|pod| !pod.is_leaving()).collect();
+    if let Some(ready) = staying.iter().find(|pod| pod.is_ready()) {
+        return Standing::Ready(ready);
+    }
+    if let Some(hopeless) = staying.iter().find_map(|pod| pod.hopeless()) {
+        return Standing::Hopeless(hopeless);
+    }
+    Standing::Waiting(match (staying.first(), pods.first()) {
+        (Some(pod), _) => pod.waits_for(),
+        (None, Some(leaving)) => format!("Pod {} is still ending", leaving.metadata.name),
+        (None, None) => {
+            "it has no Pod; `kubectl describe` of it and of its ReplicaSet says why none is created".to_owned()
+        }
+    })
+}
+
+impl Pod {
+    /// One that was left behind after an eviction by its node holds nothing any more. One that is being deleted gets the
+    /// same phase before its node is done with it, so it is there until it is gone.
+    pub(super) fn is_there(&self) -> bool {
+        self.is_leaving() || !matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
+    fn is_ready(&self) -> bool {
+        self.condition("Ready").is_some_and(|ready| ready.status == "True") && !self.status.pod_ip.is_empty()
+    }
+
+    /// Where it listens: its first container port.
+    pub(super) fn address(&self) -> Result<Url, DriverError> {
+        let port = self.spec.containers.iter().flat_map(|container| &container.ports).next();
+        let port = port.ok_or_else(|| {
+            DriverError::NotOurs(format!(
+                "Pod {} names no containerPort, so nobody knows where it listens: declare one in the Deployment's template, \
+                 or give the model the `url` of a Service",
+                self.metadata.name
+            ))
+        })?;
+        let ip = &self.status.pod_ip;
+        let host = if ip.contains(':') { format!("[{ip}]") } else { ip.clone() };
+        let url = format!("http://{host}:{}", port.container_port);
+        let unexpected = |error: url::ParseError| DriverError::Unexpected { url: url.clone(), why: error.to_string() };
+        url.parse().map_err(unexpected)
+    }
+
+    fn condition(&self, kind: &str) -> Option<&Condition> {
+        self.status.conditions.iter().find(|condition| condition.kind == kind)
+    }
+
+    fn containers(&self) -> impl Iterator<Item = &ContainerStatus> {
+        self.status.init_container_statuses.iter().chain(&self.status.container_statuses)
+    }
+
+    fn hopeless(&self) -> Option<Hopeless> {
+        let waiting = |container: &&ContainerStatus| {
+            container.state.waiting.as_ref().is_some_and(|waiting| HOPELESS.contains(&&*waiting.reason))
+        };
+        let container = self.containers().find(waiting)?;
+        let why = format!("Pod {}: {}", self.metadata.name, container.trouble()?);
+        Some(Hopeless { why, exit_code: container.last_state.terminated.as_ref().map(|ended| ended.exit_code) })
+    }
+
+    fn waits_for(&self) -> String {
+        let name = &self.metadata.name;
+        if let Some(trouble) = self.containers().find_map(ContainerStatus::trouble) {
+            return format!("Pod {name}: {trouble}");
+        }
+        let unscheduled = self.condition("PodScheduled").filter(|scheduled| scheduled.status == "False");
+        match unscheduled {
+            Some(Condition { reason, message, .. }) => format!("Pod {name}: {}", joined(&[reason, message])),
+            None if self.status.reason.is_empty() => format!("Pod {name} is not ready"),
+            None => format!("Pod {name}: {}", self.status.reason),
+        }
+    }
+}
+
+impl ContainerStatus {
+    /// What keeps it from running, with how it ended before.
+    fn trouble(&self) -> Option<String> {
+        let now = match &self.state {
+            ContainerState { waiting: Some(waiting), .. } if !USUAL.contains(&&*waiting.reason) => {
+                joined(&[&waiting.reason, &waiting.message])
+            }
+            ContainerState { terminated: Some(ended), .. } if ended.exit_code != 0 => ended.words(),
+            ContainerState { .. } => return None,
+        };
+        let before = self.last_state.terminated.as_ref().map(|ended| format!("; before, {}", ended.words()));
+        Some(format!("container {}: {now}{}", self.name, before.unwrap_or_default()))
+    }
+}
+
+impl Terminated {
+    fn words(&self) -> String {
+        let code = format!("it ended with exit code {}", self.exit_code);
+        joined(&[&code, &self.reason, &self.message])
+    }
+}
+
+fn joined(parts: &[&str]) -> String {
+    parts.iter().map(|part| part.trim()).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(status: &Value) -> Pod {
+        let spec = json!({"containers": [{"name": "log"}, {"name": "vllm", "ports": [{"containerPort": 8000}]}]});
+        serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec, "status": status})).unwrap()
+    }
+
+    fn ready() -> Value {
+        json!({"phase": "Running", "podIP": "10.0.0.7", "conditions": [{"type": "Ready", "status": "True"}]})
+    }
+
+    fn container(state: &Value, last: &Value) -> Value {
+        let status = json!({"name": "vllm", "state": state, "lastState": last});
+        json!({"phase": "Pending", "containerStatuses": [status]})
+    }
+
+    fn waiting(status: &Value) -> String {
+        match standing([pod(status)].iter()) {
+            Standing::Waiting(why) => why,
+            other @ (Standing::Ready(_) | Standing::Hopeless(_)) => panic!("{other:?}"),
+        }
+    }
+
+    fn hopeless(status: &Value) -> Hopeless {
+        match standing([pod(status)].iter()) {
+            Standing::Hopeless(hopeless) => hopeless,
+            other @ (Standing::Ready(_) | Standing::Waiting(_)) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_ready_pod_is_found_at_its_first_container_port() {
+        let pod = pod(&ready());
+        let Standing::Ready(found) = standing(std::iter::once(&pod)) else { panic!("it is ready") };
+        assert_eq!(found.address().unwrap().as_str(), "http://10.0.0.7:8000/");
+        let v6 = serde_json::from_value::<Pod>(json!({
+            "metadata": {"name": "p"}, "spec": {"containers": [{"ports": [{"containerPort": 1}]}]},
+            "status": {"podIP": "fd00::7"},
+        }));
+        assert_eq!(v6.unwrap().address().unwrap().as_str(), "http://[fd00::7]:1/");
+    }
+
+    #[test]
+    fn a_pod_without_a_port_says_what_to_add() {
+        let bare: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "status": ready()})).unwrap();
+        let error = bare.address().unwrap_err().to_string();
+        assert!(error.contains("Pod p") && error.contains("containerPort") && error.contains("`url`"), "{error}");
+    }
+
+    #[test]
+    fn a_pod_that_ends_is_no_ready_one_and_one_that_has_ended_is_none() {
+        let mut leaving = pod(&ready());
+        leaving.metadata.deletion_timestamp = Some("2026-11-21T00:00:00Z".to_owned());
+        assert!(leaving.is_there());
+        let Standing::Waiting(why) = standing([leaving].iter()) else { panic!("it leaves") };
+        assert_eq!(why, "Pod p is still ending");
+        let mut ended = pod(&json!({"phase": "Failed", "reason": "Evicted"}));
+        assert!(!ended.is_there());
+        ended.metadata.deletion_timestamp = Some("2026-11-21T00:00:00Z".to_owned());
+        assert!(ended.is_there(), "its node is not done with it");
+    }
+
+    #[test]
+    fn a_crash_loop_is_hopeless_and_says_how_it_ended() {
+        let state = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}});
+        let last = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
+        let Hopeless { why, exit_code } = hopeless(&container(&state, &last));
+        assert_eq!(exit_code, Some(137));
+        for part in ["exit code 137", "Pod p", "container vllm", "CrashLoopBackOff: back-off 10s", "OOMKilled"] {
+            assert!(why.contains(part), "{part}: {why}");
+        }
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_had_is_hopeless_once_the_kubelet_backs_off() {
+        let state = |reason: &str| json!({"waiting": {"reason": reason, "message": "image \"x\""}});
+        let first = waiting(&container(&state("ErrImagePull"), &json!({})));
+        assert_eq!(first, "Pod p: container vllm: ErrImagePull: image \"x\"");
+        for reason in ["ImagePullBackOff", "ErrImageNeverPull", "CreateContainerConfigError"] {
+            let Hopeless { why, exit_code } = hopeless(&container(&state(reason), &json!({})));
+            assert!(exit_code.is_none() && why.contains(reason) && why.contains("image \"x\""), "{why}");
+        }
+    }
+
+    #[test]
+    fn what_may_still_come_says_why_it_has_not() {
+        let message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.";
+        let condition =
+            json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message});
+        let why = waiting(&json!({"phase": "Pending", "conditions": [condition]}));
+        assert_eq!(why, format!("Pod p: Unschedulable: {message}"));
+        let creating = json!({"waiting": {"reason": "ContainerCreating"}});
+        assert_eq!(waiting(&container(&creating, &json!({}))), "Pod p is not ready");
+        let Standing::Waiting(why) = standing([].iter()) else { panic!("there is none") };
+        assert!(why.contains("no Pod"), "{why}");
+    }
+}

@@ -1,0 +1,84 @@
+//! The Pods of one Deployment, followed: a list, then what changes after it, and a new list whenever that ends.
+//!
+//! A watch that cannot be had (an API server that restarts, a Role without `watch`, a version that is too old) costs nothing
+//! but time: Pods are listed again each second.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::api::{Api, Change, Watch};
+use super::pods::{self, Pod, Standing};
+use crate::multiplexer::driver::DriverError;
+
+/// Between two lists at least.
+const LIST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Pods, and how they are followed.
+#[derive(Debug)]
+pub(super) struct Followed<'a> {
+    api: &'a Api,
+    selector: String,
+    /// By name; nothing before the first list.
+    pods: Option<BTreeMap<String, Pod>>,
+    watch: Option<Watch>,
+    next_list: Instant,
+    /// Why they are not known, for the time being.
+    trouble: Option<DriverError>,
+}
+
+impl<'a> Followed<'a> {
+    pub(super) fn new(api: &'a Api, selector: String) -> Self {
+        Self { api, selector, pods: None, watch: None, next_list: Instant::now(), trouble: None }
+    }
+
+    /// Waits until something has changed, or may have. Fails only where waiting is of no use. It may be dropped and called
+    /// again.
+    pub(super) async fn change(&mut self) -> Result<(), DriverError> {
+        if let Some(watch) = &mut self.watch {
+            let change = watch.next().await;
+            let pods = self.pods.get_or_insert_default();
+            match change {
+                Some(Change::Is(pod)) => drop(pods.insert(pod.metadata.name.clone(), *pod)),
+                Some(Change::Gone(pod)) => drop(pods.remove(&pod.metadata.name)),
+                None => self.watch = None,
+            }
+            return Ok(());
+        }
+        sleep_until(self.next_list).await;
+        self.next_list = Instant::now() + LIST_PAUSE;
+        match self.list().await {
+            Ok(()) => self.trouble = None,
+            Err(error @ DriverError::Silent { .. }) => {
+                tracing::info!(%error, "the Pods of a Deployment are not known");
+                self.trouble = Some(error);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    async fn list(&mut self) -> Result<(), DriverError> {
+        let list = self.api.pods(&self.selector).await?;
+        self.pods = Some(list.pods.into_iter().map(|pod| (pod.metadata.name.clone(), pod)).collect());
+        match self.api.watch(&self.selector, &list.version).await {
+            Ok(watch) => self.watch = Some(watch),
+            Err(error) => tracing::info!(%error, "Pods cannot be watched, so they are listed each second"),
+        }
+        Ok(())
+    }
+
+    /// How many there are that hold, or may hold, a GPU; nothing while that is not known.
+    pub(super) fn number(&self) -> Option<usize> {
+        Some(self.pods.as_ref()?.values().filter(|pod| pod.is_there()).count())
+    }
+
+    pub(super) fn standing(&self) -> Standing<'_> {
+        match (&self.pods, &self.trouble) {
+            (_, Some(trouble)) => Standing::Waiting(trouble.to_string()),
+            (Some(pods), None) => pods::standing(pods.values()),
+            (None, None) => Standing::Waiting("its Pods are not known yet".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! What a worker with a multiplexer has in the place of one backend, its capacity and its catalogue.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use http::HeaderMap;
+use modelrelay_protocol::message::{Command, CommandResult, Demand, Grant, Slots, WorkerToRelay, encode};
+use modelrelay_protocol::outbox::Latest;
+
+use crate::backend::Backend;
+use crate::config::{BackendSettings, Engine, SettingError, SlotSettings};
+use crate::multiplexer::Model;
+use crate::multiplexer::actor::{Arriving, Lease, Suspicion};
+use crate::multiplexer::board::RelaySink;
+use crate::multiplexer::driver::build::slot_driver;
+use crate::multiplexer::driver::slot::SlotDriver;
+use crate::multiplexer::error::SlotError;
+use crate::multiplexer::metrics::Metrics;
+use crate::multiplexer::policy::{self, Candidate};
+use crate::multiplexer::slots::Multiplexer;
+use crate::net::Trust;
+use crate::relay_link::{Link, random};
+use crate::worker::Links;
+
+/// Backends whose connections are kept. More than a machine's GPUs serve at once; a process that is loaded again listens
+/// elsewhere, and what led to its former port is forgotten here.
+const MAX_BACKENDS: usize = 32;
+
+/// The slots and what leads to their backends.
+#[derive(Debug)]
+pub struct Swapping {
+    /// The slots.
+    pub multiplexer: Multiplexer,
+    /// As they were at the start: what the drivers know.
+    started: Vec<SlotSettings>,
+    /// What drives each.
+    drivers: Vec<Arc<SlotDriver>>,
+    /// The latest first. Never held over an await.
+    backends: Mutex<Vec<Arc<Backend>>>,
+    running: AtomicU32,
+    /// Every slot has held a model, or needs none.
+    has_served: AtomicBool,
+}
+
+/// A lease and the backend that it leads to. It counts as running until it is given back.
+#[derive(Debug)]
+pub struct Leased {
+    lease: Option<Lease>,
+    swapping: Arc<Swapping>,
+    /// Where its requests go.
+    pub backend: Arc<Backend>,
+}
+
+impl Swapping {
+    /// Starts the slots; within a runtime.
+    pub fn start(slots: Vec<SlotSettings>, metrics: &crate::metrics::Metrics) -> Result<Arc<Self>, SettingError> {
+        metrics.forget_backend();
+        let supervisor = std::env::current_exe()
+            .map_err(|error| SettingError::hidden("multiplexer", format!("this program is not found: {error}")))?;
+        let with_driver = |slot: &SlotSettings| Ok((slot.config.clone(), slot_driver(slot, supervisor.clone())?));
+        let driven = slots.iter().map(with_driver).collect::<Result<Vec<_>, SettingError>>()?;
+        let drivers = driven.iter().map(|(_, driver)| Arc::clone(driver)).collect();
+        let seed = (random() * 9_007_199_254_740_992.0) as u64;
+        Ok(Arc::new(Self {
+            multiplexer: Multiplexer::start(driven, Arc::new(Metrics::new(metrics.registry())), seed),
+            started: slots,
+            drivers,
+            backends: Mutex::default(),
+            running: AtomicU32::new(0),
+            has_served: AtomicBool::new(false),
+        }))
+    }
+
+    /// What drives each slot.
+    pub fn drivers(&self) -> &[Arc<SlotDriver>] {
+        &self.drivers
+    }
+
+    /// A link has registered with these models.
+    pub fn attach(self: &Arc<Self>, link: &Arc<Link>, registered: &[String]) {
+        let models = self.multiplexer.models();
+        if models != registered {
+            link.announce(&models, self.running());
+        }
+        let sink = Arc::new(LinkSink { link: Arc::downgrade(link), swapping: Arc::downgrade(self) });
+        link.take_seat(self.multiplexer.join(link.peer(), sink));
+    }
+
+    /// Warns where a relay gives requests up that would still have had their turn.
+    pub fn check_patience(&self, link: &Link, patience: Duration) {
+        if let Some((model, wait)) = self.longest_wait()
+            && link.slots1
+            && wait > patience
+        {
+            tracing::warn!(
+                relay = %link.relay, model, longest_wait_secs = wait.as_secs(), cold_timeout_secs = patience.as_secs(),
+                "a request may have to wait longer for its model than the relay lets it; raise the relay's cold timeout, or \
+                 lower maxWait or drainTimeout"
+            );
+        }
+    }
+
+    /// How long a request may wait by the policy while all other models of its slot are busy, and for which model that is
+    /// the longest.
+    fn longest_wait(&self) -> Option<(String, Duration)> {
+        let slots = self.multiplexer.slots().slots;
+        let started = |id: &str| self.started.iter().find(|slot| slot.config.id == id);
+        let waits =
+            slots.iter().filter_map(|slot| Some((slot, &started(&slot.id)?.config.knobs))).flat_map(|(slot, knobs)| {
+                let cost = |ms: u64| Duration::from_millis(ms);
+                let candidate =
+                    |ms| Candidate { waiting: 1, age: Duration::ZERO, total_wait: Duration::ZERO, cost: cost(ms) };
+                let candidates: Vec<_> = slot.models.iter().map(|model| candidate(model.swap_cost_ms)).collect();
+                let longest = |index| policy::longest_wait(knobs, false, &candidates, index);
+                let waits = slot.models.iter().enumerate().map(|(index, model)| (model.id.clone(), longest(index)));
+                waits.collect::<Vec<_>>()
+            });
+        waits.max_by_key(|(_, wait)| *wait)
+    }
+
+    /// A link is gone, and its requests with it.
+    pub fn detach(&self, link: &Link) {
+        if let Some(seat) = link.seat() {
+            self.multiplexer.leave(seat);
+        }
+    }
+
+    /// A request was read; in line when this returns.
+    pub fn arrive(&self, link: &Link, model: &str) -> Option<Arriving> {
+        Some(self.multiplexer.arrive(link.seat()?, model, Instant::now()))
+    }
+
+    /// A relay says what waits there.
+    pub fn handle_demand(&self, link: &Link, demand: &Demand) {
+        if let Some(seat) = link.seat() {
+            self.multiplexer.handle_demand(seat, demand);
+        }
+    }
+
+    /// A relay passes an operator's order on.
+    pub fn handle_command(&self, link: &Link, command: &Command) {
+        if let Some(seat) = link.seat() {
+            self.multiplexer.handle_command(seat, command);
+        }
+    }
+
+    /// A relay sends no more requests over this link.
+    pub fn handle_leaving(&self, link: &Link) {
+        if let Some(seat) = link.seat() {
+            self.multiplexer.handle_leaving(seat);
+        }
+    }
+
+    /// Any other message was read.
+    pub fn handle_message(&self, link: &Link) {
+        if let Some(seat) = link.seat() {
+            self.multiplexer.handle_message(seat);
+        }
+    }
+
+    /// Requests that run.
+    pub fn running(&self) -> u32 {
+        self.running.load(Ordering::Relaxed)
+    }
+
+    /// A request may run now.
+    pub fn leased(self: &Arc<Self>, lease: Lease) -> Leased {
+        self.running.fetch_add(1, Ordering::Relaxed);
+        let backend = self.backend(&lease);
+        Leased { lease: Some(lease), swapping: Arc::clone(self), backend }
+    }
+
+    /// Why the slots could never serve; nothing once they could. A slot without a default waits for its first request, and
+    /// that is what it is there for.
+    pub fn never_served(&self) -> Option<String> {
+        if self.has_served.load(Ordering::Relaxed) {
+            return None;
+        }
+        let slots = self.multiplexer.slots().slots;
+        let is_empty = |id: &str| slots.iter().any(|slot| slot.id == id && slot.resident.is_none());
+        let awaited = self.started.iter().map(|slot| &slot.config).filter(|slot| slot.default.is_some());
+        match awaited.map(|slot| slot.id.as_str()).find(|id| is_empty(id)) {
+            Some(id) => Some(format!("slot {id} has not loaded its default model yet")),
+            None => {
+                self.has_served.store(true, Ordering::Relaxed);
+                None
+            }
+        }
+    }
+
+    /// The slots' settings were written anew. What only a driver knows stays, and the log says so.
+    pub fn reconfigure(self: &Arc<Self>, slots: &[SlotSettings], links: &Arc<Links>) {
+        for slot in slots {
+            let started =
+                self.started.iter().zip(&self.drivers).find(|(started, _)| started.config.id == slot.config.id);
+            match started {
+                Some((started, driver)) if slot.needs_only(started) => {
+                    driver.key().set(slot.api_key.clone());
+                    driver.driver().set_load_timeout(slot.config.knobs.load_timeout);
+                    self.multiplexer.reconfigure(slot.config.clone());
+                }
+                Some(_) | None => tracing::warn!(
+                    slot = slot.config.id,
+                    "worker.yaml changed a slot's driver, its backends or gave it new models; that needs a restart, and \
+                     the slot stays as it was"
+                ),
+            }
+        }
+        let gone = |started: &&SlotSettings| slots.iter().all(|slot| slot.config.id != started.config.id);
+        for slot in self.started.iter().filter(gone) {
+            tracing::warn!(slot = slot.config.id, "worker.yaml has the slot no more; it stays until a restart");
+        }
+        let (swapping, links) = (Arc::clone(self), Arc::clone(links));
+        tokio::spawn(async move {
+            // A slot that reports has taken its new settings in.
+            let _ = swapping.multiplexer.reports().await;
+            let models = swapping.multiplexer.models();
+            for link in links.all() {
+                link.announce(&models, swapping.running());
+            }
+        });
+    }
+
+    /// Ends the slots, and the backends that are our children, for good.
+    pub async fn stop(&self, timeout: Duration) {
+        self.multiplexer.stop(timeout).await;
+    }
+
+    fn backend(&self, lease: &Lease) -> Arc<Backend> {
+        let mut backends = self.backends.lock().unwrap_or_else(PoisonError::into_inner);
+        let leads_there = |backend: &Arc<Backend>| {
+            let BackendSettings { url, api_key, .. } = backend.settings();
+            url == lease.url() && api_key.as_ref() == lease.key()
+        };
+        let backend = match backends.iter().position(leads_there) {
+            Some(index) => backends.remove(index),
+            None => Arc::new(backend_of(lease)),
+        };
+        backends.insert(0, Arc::clone(&backend));
+        backends.truncate(MAX_BACKENDS);
+        backend
+    }
+}
+
+fn backend_of(lease: &Lease) -> Backend {
+    let (url, api_key) = (lease.url().clone(), lease.key().cloned());
+    let settings = BackendSettings { url, engine: Engine::OpenAi, api_key, headers: HeaderMap::new() };
+    Backend::new(settings, Arc::new(Trust::new(None)))
+}
+
+impl Leased {
+    /// What the backend calls the model.
+    pub fn backend_name(&self) -> Option<&str> {
+        let lease = self.lease.as_ref()?;
+        let slot = self.swapping.started.get(lease.slot())?;
+        Some(slot.backend_name(lease.model()))
+    }
+
+    /// Returns when the slot wants the request to end.
+    pub async fn ended(&self) -> SlotError {
+        match &self.lease {
+            // Nobody is left to hear why a lost link's request ended.
+            Some(lease) => lease.cancelled().await.error().unwrap_or(SlotError::Draining),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Nobody answers at the backend's address, or it broke off.
+    pub fn suspicion(&self) -> Option<Suspicion> {
+        self.lease.as_ref()?.suspicion()
+    }
+
+    /// Gives the lease back and waits until every relay's new grant is queued. The connection to the backend must be closed
+    /// by now, or be ready for its next request.
+    pub async fn release(mut self, answered: bool) {
+        let lease = self.lease.take();
+        drop(self);
+        if let Some(lease) = lease {
+            lease.release(answered).await;
+        }
+    }
+}
+
+impl Drop for Leased {
+    fn drop(&mut self) {
+        self.swapping.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Says the multiplexer's words on a link. Weak, or the two would keep one another alive.
+#[derive(Debug)]
+struct LinkSink {
+    link: Weak<Link>,
+    swapping: Weak<Swapping>,
+}
+
+impl RelaySink for LinkSink {
+    fn grant(&self, grant: Grant) {
+        if let Some(link) = self.link.upgrade() {
+            link.set_latest(Latest::Grant, encode(&WorkerToRelay::Grant(grant)));
+        }
+    }
+
+    fn slots(&self, slots: Slots) {
+        if let Some(link) = self.link.upgrade() {
+            link.set_latest(Latest::Slots, encode(&WorkerToRelay::Slots(slots)));
+        }
+    }
+
+    fn models(&self, names: &[Model]) {
+        if let (Some(link), Some(swapping)) = (self.link.upgrade(), self.swapping.upgrade()) {
+            let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+            link.announce(&names, swapping.running());
+        }
+    }
+
+    fn command_result(&self, result: CommandResult) {
+        if let Some(link) = self.link.upgrade() {
+            link.push(&WorkerToRelay::CommandResult(result));
+        }
+    }
+}

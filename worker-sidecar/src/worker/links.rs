@@ -1,0 +1,102 @@
+//! The live links of a worker.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use crate::relay_link::{Link, LinkId};
+
+/// The live links.
+#[derive(Debug)]
+pub struct Links {
+    map: Mutex<BTreeMap<LinkId, Arc<Link>>>,
+    changed: watch::Sender<()>,
+    /// Held while a link is registered, by those who must know of one another.
+    registering: tokio::sync::Mutex<()>,
+}
+
+impl Default for Links {
+    fn default() -> Self {
+        Self { map: Mutex::default(), changed: watch::channel(()).0, registering: tokio::sync::Mutex::default() }
+    }
+}
+
+impl Links {
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Link>> {
+        self.lock().values().map(Arc::clone).collect()
+    }
+
+    /// One of them.
+    pub fn find(&self, id: LinkId) -> Option<Arc<Link>> {
+        self.lock().get(&id).map(Arc::clone)
+    }
+
+    /// Waits until no other link is being registered.
+    pub async fn register_turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.registering.lock().await
+    }
+
+    /// The relays that need no other link than they have: not those where a link only finishes what it has, nor the one of
+    /// `older`, whose place another is about to take.
+    pub fn relay_ids_beside(&self, older: Option<&Link>) -> Vec<String> {
+        let links = self.lock();
+        let stays = |link: &&Arc<Link>| !link.has_successor() && older.is_none_or(|older| older.id != link.id);
+        links.values().filter(stays).filter_map(|link| link.relay_id.clone()).collect()
+    }
+
+    /// Requests that have not been answered to their last byte.
+    pub fn unanswered(&self) -> usize {
+        self.all().iter().map(|link| link.unanswered()).sum()
+    }
+
+    /// Waits until no link leads to that relay.
+    pub async fn wait_without(&self, relay_id: &str) {
+        let mut changed = self.changed.subscribe();
+        let leads_there = || self.lock().values().any(|link| link.relay_id.as_deref() == Some(relay_id));
+        let _ = changed.wait_for(|()| !leads_there()).await;
+    }
+
+    pub(super) fn insert(&self, link: &Arc<Link>) {
+        self.lock().insert(link.id, Arc::clone(link));
+        self.changed.send_replace(());
+    }
+
+    pub(super) fn remove(&self, id: LinkId) {
+        self.lock().remove(&id);
+        self.changed.send_replace(());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<LinkId, Arc<Link>>> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use modelrelay_protocol::secret::Secret;
+    use modelrelay_protocol::version::{Capabilities, Capability};
+
+    use super::*;
+
+    fn link(relay_id: &str) -> Arc<Link> {
+        let core1 = Capabilities::new([Capability::Core1]);
+        Link::new("test".into(), Some(relay_id.to_owned()), &core1, 1, Secret::new("secret"))
+    }
+
+    #[test]
+    fn a_relay_where_a_link_only_finishes_needs_another() {
+        let links = Links::default();
+        let (one, two) = (link("one"), link("two"));
+        links.insert(&one);
+        links.insert(&two);
+        assert_eq!(links.relay_ids_beside(None), ["one", "two"]);
+        assert_eq!(links.relay_ids_beside(Some(&one)), ["two"]);
+        one.succeed();
+        assert_eq!(links.relay_ids_beside(None), ["two"]);
+        let newer = link("one");
+        links.insert(&newer);
+        assert_eq!(links.relay_ids_beside(None), ["two", "one"]);
+    }
+}

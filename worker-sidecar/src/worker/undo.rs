@@ -1,0 +1,163 @@
+//! The end of a `/drain`: the backend for whose end it was asked has gone and come back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Worker;
+use crate::multiplexer::Model;
+use crate::multiplexer::driver::slot::SlotDriver;
+use crate::shutdown::DrainState;
+
+/// Between two looks at a multiplexer's backends, while a drain is in force. A container takes longer to be started again.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Takes each `/drain` back when its time is over. Never returns.
+pub(super) async fn undo_drains(worker: Arc<Worker>) {
+    let mut drain = worker.drain.subscribe();
+    let mut unlinked = worker.unlinked.subscribe();
+    loop {
+        let _ = drain.wait_for(DrainState::is_undoable).await;
+        tokio::select! {
+            () = backend_returned(&worker) => {}
+            // A stronger drain is for good, and nobody need look any more.
+            _ = drain.wait_for(|state| !state.is_undoable()) => continue,
+        }
+        // Links of the drain that still end must not be mistaken for new ones.
+        let _ = unlinked.wait_for(|unlinked| *unlinked).await;
+        if worker.drain.is_undoable() {
+            tracing::info!("the backend is back; the drain is undone");
+        }
+        worker.drain.undo();
+        let _ = drain.wait_for(|state| *state == DrainState::Serving).await;
+    }
+}
+
+async fn backend_returned(worker: &Worker) {
+    match &worker.swapping {
+        Some(swapping) => come_back(swapping.drivers()).await,
+        None => {
+            let mut healthy = worker.catalogue.healthy();
+            let _ = healthy.wait_for(|healthy| !healthy).await;
+            let _ = healthy.wait_for(|healthy| *healthy).await;
+        }
+    }
+}
+
+/// Returns when some of the slots' backends have gone and all of them are there again, loaded or not; never, where none can be
+/// seen to go. Our own children do not count: they live in our own container, and end with it.
+async fn come_back(drivers: &[Arc<SlotDriver>]) {
+    let strangers = |driver: &Arc<SlotDriver>| {
+        let models = driver.driver().models().into_iter().filter(|model| !driver.driver().owns(model));
+        models.map(|model| (Arc::clone(driver), model)).collect::<Vec<_>>()
+    };
+    let telling = drivers.iter().filter(|driver| driver.driver().tells_absence());
+    let watched: Vec<_> = telling.flat_map(strangers).collect();
+    if watched.is_empty() {
+        return std::future::pending().await;
+    }
+    let mut has_gone = false;
+    loop {
+        let are_there = are_there(&watched).await;
+        if has_gone && are_there {
+            return;
+        }
+        has_gone |= !are_there;
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+async fn are_there(watched: &[(Arc<SlotDriver>, Model)]) -> bool {
+    for (driver, model) in watched {
+        if let Err(error) = driver.driver().check(model).await {
+            tracing::debug!(model = &**model, %error, "drained, and the backend is not there");
+            return false;
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Mutex;
+
+    use url::Url;
+
+    use super::*;
+    use crate::multiplexer::driver::memory::{Blind, SlotMemory};
+    use crate::multiplexer::driver::{Call, Capabilities, Driver, DriverError, Probed, Returns};
+    use crate::multiplexer::error::LoadFailure;
+    use crate::multiplexer::estimate::LoadKind;
+    use crate::multiplexer::event::Left;
+
+    /// A server that somebody else restarts: one answer after the other, and then it is there.
+    #[derive(Debug)]
+    struct Restarted {
+        is_there: Mutex<VecDeque<bool>>,
+        tells_absence: bool,
+        asked: Mutex<Vec<tokio::time::Instant>>,
+    }
+
+    impl Driver for Restarted {
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { leaves: Left::Nothing, can_coexist: false, owns_backends: false, returns: Returns::ALL }
+        }
+
+        fn models(&self) -> Vec<Model> {
+            vec!["a".into()]
+        }
+
+        fn url(&self, _: &Model) -> Option<Url> {
+            None
+        }
+
+        fn tells_absence(&self) -> bool {
+            self.tells_absence
+        }
+
+        fn check<'a>(&'a self, _: &'a Model) -> Call<'a, Result<(), DriverError>> {
+            self.asked.lock().unwrap().push(tokio::time::Instant::now());
+            let is_there = self.is_there.lock().unwrap().pop_front().unwrap_or(true);
+            let gone = || DriverError::Unreachable { url: "http://a".to_owned(), why: "refused".to_owned() };
+            Box::pin(std::future::ready(is_there.then_some(()).ok_or_else(gone)))
+        }
+
+        fn probe<'a>(&'a self, _: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
+            Box::pin(std::future::pending())
+        }
+
+        fn load<'a>(&'a self, _: &'a Model, _: LoadKind) -> Call<'a, Result<(), LoadFailure>> {
+            Box::pin(std::future::pending())
+        }
+
+        fn evict<'a>(&'a self, _: &'a Model) -> Call<'a, Result<Left, DriverError>> {
+            Box::pin(std::future::pending())
+        }
+
+        fn force_evict<'a>(&'a self, _: &'a Model) -> Call<'a, Result<(), DriverError>> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    /// Whether it is taken for restarted within a minute, and when it was asked.
+    async fn watched(tells_absence: bool, is_there: &[bool]) -> (bool, Vec<Duration>) {
+        let is_there = Mutex::new(is_there.iter().copied().collect());
+        let driver = Arc::new(Restarted { is_there, tells_absence, asked: Mutex::default() });
+        let slot = Arc::new(SlotDriver::new(Arc::<Restarted>::clone(&driver), SlotMemory::new(Arc::new(Blind))));
+        let began = tokio::time::Instant::now();
+        let is_back = tokio::time::timeout(Duration::from_secs(60), come_back(&[slot])).await.is_ok();
+        let asked = driver.asked.lock().unwrap().iter().map(|asked| *asked - began).collect();
+        (is_back, asked)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_backend_that_was_gone_is_back_and_is_not_asked_too_often() {
+        let (is_back, asked) = watched(true, &[true, false, true]).await;
+        assert_eq!((is_back, asked), (true, [0, 2, 4].map(Duration::from_secs).to_vec()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_cannot_be_seen_to_be_gone_is_not_asked_and_never_back() {
+        assert_eq!(watched(false, &[true, false, true]).await, (false, Vec::new()));
+    }
+}

@@ -9,16 +9,16 @@ use modelrelay_bench::simulation::rng::Rng;
 use modelrelay_bench::simulation::workload::{Assistants, Busy, Kind, Planned, Workload};
 use modelrelay_bench::simulation::{Job, ModelId, Scheduler, Time, run};
 use modelrelay_worker::multiplexer::config::{Knobs, Linger};
-use modelrelay_worker::multiplexer::event::RelayKind;
+use modelrelay_worker::multiplexer::event::LinkKind;
 use modelrelay_worker::multiplexer::policy;
 
-const BOTH: [RelayKind; 2] = [RelayKind::Granted, RelayKind::Held];
+const BOTH: [LinkKind; 2] = [LinkKind::Granted, LinkKind::Held];
 
 fn secs(secs: f64) -> Duration {
     Duration::from_secs_f64(secs)
 }
 
-fn ours(models: usize, load: f64, relay: RelayKind) -> Ours {
+fn ours(models: usize, load: f64, relay: LinkKind) -> Ours {
     Setup { relay, ..Setup::new(models, secs(load)) }.start()
 }
 
@@ -161,7 +161,7 @@ fn no_model_waits_longer_than_its_bound_while_all_are_saturated() {
         for seed in SEEDS {
             let clients: Vec<_> = (0..4 * models).map(|client| client % models).collect();
             let mut busy = Busy { rng: Rng::new(seed), models: clients };
-            let outcome = run(&mut busy, &mut ours(models, load, RelayKind::Granted), LENGTH);
+            let outcome = run(&mut busy, &mut ours(models, load, LinkKind::Granted), LENGTH);
             let knobs = Knobs::default();
             let candidate =
                 policy::Candidate { waiting: 4, age: Duration::ZERO, total_wait: Duration::ZERO, cost: secs(load) };
@@ -185,14 +185,12 @@ fn lone_request_is_not_starved_by_two_crowds() {
         for at in [100.0, 333.0, 500.0] {
             let models = [vec![0; 40], vec![1; 40]].concat();
             let busy = Busy { rng: Rng::new(3), models };
-            let outcome = run(&mut Lone { busy, at, model: 2 }, &mut ours(3, load, RelayKind::Granted), LENGTH);
+            let outcome = run(&mut Lone { busy, at, model: 2 }, &mut ours(3, load, LinkKind::Granted), LENGTH);
             let knobs = Knobs::default();
-            let turn = policy::quantum(&knobs, secs(load)) + secs(load) + knobs.drain_timeout;
             let waited = outcome.worst(2);
-            // Its bound: both crowds' turns, drain and load. Only then does it come before all, so a turn that has just
-            // begun is one more, and then there is its own load.
-            let bound = turn * 2 + knobs.drain_timeout + secs(load);
-            let longest = bound + turn + secs(load);
+            let candidate =
+                policy::Candidate { waiting: 1, age: Duration::ZERO, total_wait: Duration::ZERO, cost: secs(load) };
+            let longest = policy::longest_wait(&knobs, true, &[candidate; 2], 1);
             assert!(waited <= longest, "load {load} at {at}: {waited:?} beyond {longest:?}");
             assert_eq!(outcome.done_of(2), 1);
         }
@@ -202,7 +200,7 @@ fn lone_request_is_not_starved_by_two_crowds() {
 #[test]
 fn serving_takes_eight_ninths_of_the_time_when_all_are_saturated_and_swaps_are_cheap() {
     let mut busy = Busy { rng: Rng::new(1), models: vec![0, 1, 0, 1, 0, 1, 0, 1] };
-    let outcome = run(&mut busy, &mut ours(2, 3.0, RelayKind::Granted), LENGTH);
+    let outcome = run(&mut busy, &mut ours(2, 3.0, LinkKind::Granted), LENGTH);
     let swapping = f64::from(outcome.loads) * 3.0 / 3600.0;
     assert!(swapping < 1.0 / 9.0, "{swapping}");
 }
@@ -233,7 +231,7 @@ fn load_that_cannot_succeed_never_touches_the_resident() {
     let mut setup = Setup::new(2, secs(3.0));
     setup.config.memory = Some(24 << 30);
     setup.config.models[1].memory = Some(30 << 30);
-    setup.relay = RelayKind::Held;
+    setup.relay = LinkKind::Held;
     let mut scheduler = setup.start();
     let mut clients = Kind::Saturated.clients(1);
     let outcome = run(clients.as_mut(), &mut scheduler, LENGTH);
@@ -250,7 +248,7 @@ fn it_makes_little_difference_whether_requests_wait_at_the_relay_or_in_the_worke
             let mut clients = kind.clients(1);
             run(clients.as_mut(), &mut ours(kind.models(), 15.0, relay), LENGTH).done
         };
-        let (at_the_relay, in_the_worker) = (f64::from(play(RelayKind::Granted)), f64::from(play(RelayKind::Held)));
+        let (at_the_relay, in_the_worker) = (f64::from(play(LinkKind::Granted)), f64::from(play(LinkKind::Held)));
         let ratio = at_the_relay / in_the_worker;
         assert!((0.95..1.05).contains(&ratio), "{}: {at_the_relay} and {in_the_worker}", kind.name());
     }

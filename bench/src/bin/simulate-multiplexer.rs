@@ -6,6 +6,7 @@
 
 use std::process::ExitCode;
 
+use modelrelay_bench::page;
 use modelrelay_bench::simulation::report;
 
 #[expect(clippy::print_stdout, reason = "the tables are what this program is asked for")]
@@ -16,7 +17,7 @@ fn main() -> ExitCode {
             println!("{}\n{}", report::policies(), report::lingers());
             Ok(())
         }
-        ["--write", path] => write(path),
+        ["--write", path] => page::write(path, &[("policies", report::policies()), ("lingers", report::lingers())]),
         _ => Err("usage: simulate-multiplexer [--write PAGE]".to_owned()),
     };
     match written {
@@ -26,20 +27,4 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn write(path: &str) -> Result<(), String> {
-    let mut page = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-    for (name, table) in [("policies", report::policies()), ("lingers", report::lingers())] {
-        page = put(&page, name, &table).ok_or_else(|| format!("{path}: the marks of table {name} are missing"))?;
-    }
-    std::fs::write(path, page).map_err(|error| format!("{path}: {error}"))
-}
-
-/// Puts a table between its two marks.
-fn put(page: &str, name: &str, table: &str) -> Option<String> {
-    let (begin, end) = (format!("<!-- {name}: begin -->\n"), format!("<!-- {name}: end -->\n"));
-    let (before, rest) = page.split_once(&begin)?;
-    let (_, after) = rest.split_once(&end)?;
-    Some(format!("{before}{begin}{table}{end}{after}"))
 }

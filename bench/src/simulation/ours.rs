@@ -11,7 +11,7 @@ use modelrelay_worker::multiplexer::Model;
 use modelrelay_worker::multiplexer::config::{Knobs, ModelConfig, SlotConfig};
 use modelrelay_worker::multiplexer::effect::Effect;
 use modelrelay_worker::multiplexer::event::{
-    Arrival, Demand, Event, Found, Left, OpId, Outcome, RelayKey, RelayKind, RequestKey,
+    Arrival, Demand, Event, Found, Left, LinkKind, OpId, Outcome, RelayKey, RequestKey,
 };
 use modelrelay_worker::multiplexer::machine::{Jitter, Machine};
 use modelrelay_worker::multiplexer::memory::Reading;
@@ -28,7 +28,7 @@ pub struct Setup {
     /// How long a load takes.
     pub load: Duration,
     /// Where requests wait.
-    pub relay: RelayKind,
+    pub relay: LinkKind,
 }
 
 impl Setup {
@@ -39,7 +39,7 @@ impl Setup {
         let forever = Duration::from_secs(24 * 3600);
         config.knobs = Knobs { hold_budget: forever, ..config.knobs };
         config.max_held_per_relay = usize::MAX;
-        Self { config, load, relay: RelayKind::Granted }
+        Self { config, load, relay: LinkKind::Granted }
     }
 
     /// Running requests may take so long once their model has to go.
@@ -77,7 +77,7 @@ impl Setup {
 pub struct Ours {
     machine: Machine,
     start: Instant,
-    relay: RelayKind,
+    relay: LinkKind,
     load: Duration,
     loading: Option<(OpId, Time)>,
     /// What waits at the relay.
@@ -109,8 +109,8 @@ impl Ours {
     /// A client goes away while its request waits.
     pub fn cancel(&mut self, id: JobId, now: Time, begin: &mut Vec<JobId>) {
         match self.relay {
-            RelayKind::Held => self.handle(Event::Cancelled { request: RequestKey(id as u64) }, now, begin),
-            RelayKind::Granted => {
+            LinkKind::Held => self.handle(Event::Cancelled { request: RequestKey(id as u64) }, now, begin),
+            LinkKind::Granted => {
                 for queue in self.queues.values_mut() {
                     queue.retain(|(queued, _)| *queued != id);
                 }
@@ -165,6 +165,7 @@ impl Ours {
                 return;
             }
             Effect::OpenGate { .. }
+            | Effect::StillServes { .. }
             | Effect::Discard { .. }
             | Effect::OrderDone { .. }
             | Effect::Changed
@@ -213,8 +214,8 @@ impl Ours {
 impl Scheduler for Ours {
     fn arrive(&mut self, id: JobId, model: ModelId, now: Time, begin: &mut Vec<JobId>) {
         match self.relay {
-            RelayKind::Held => self.arrived(id, model, now, now, begin),
-            RelayKind::Granted => {
+            LinkKind::Held => self.arrived(id, model, now, now, begin),
+            LinkKind::Granted => {
                 self.queues.entry(model).or_default().push_back((id, now));
                 self.send(now, begin);
                 self.state_demand(now, begin);

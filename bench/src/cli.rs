@@ -1,0 +1,232 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+
+use crate::crowd::Crowd;
+use crate::load::{Load, PROMPT_BYTES, Until};
+use crate::run::{Options, Report, run};
+use crate::scenarios::{Extent, Part};
+use crate::systems::{Installed, System};
+use crate::{backend, page, table};
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "modelrelay-bench",
+    version,
+    about = "Measures relay and worker beside other proxies",
+    max_term_width = 110
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure all systems in turns, and print the tables
+    Run(RunArgs),
+    /// Ask, compare every byte of every answer, and print what came of it as JSON
+    Load(LoadArgs),
+    /// Be the backend that all systems are measured in front of
+    Backend(BackendArgs),
+    /// Be so many workers with nothing to do, until interrupted
+    Crowd(CrowdArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct RunArgs {
+    /// Rounds, in each of which every system has its turn
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Only these parts, separated by commas [default: all]
+    #[arg(long, value_name = "PARTS", value_delimiter = ',')]
+    only: Vec<Part>,
+    /// Only these systems, separated by commas [default: all]
+    #[arg(long, value_name = "SYSTEMS", value_delimiter = ',')]
+    systems: Vec<System>,
+    /// Little of everything, to see that it runs
+    #[arg(long)]
+    quick: bool,
+    /// Folder with modelrelay-relay and modelrelay-worker
+    #[arg(long, value_name = "FOLDER", default_value = "target/release")]
+    programs: PathBuf,
+    /// Folder with vllm-router and sglang-router [default: none, and they have no turn]
+    #[arg(long, value_name = "FOLDER")]
+    routers: Option<PathBuf>,
+    /// The program rathole [default: none, and it has no turn]
+    #[arg(long, value_name = "FILE")]
+    rathole: Option<PathBuf>,
+    /// Page to write the tables into, between its marks [default: none]
+    #[arg(long, value_name = "FILE")]
+    write: Option<String>,
+    /// File for everything that was measured, as JSON [default: none]
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct CrowdArgs {
+    /// The relay, whose provider `local` has the secret `bench-worker-secret`
+    #[arg(long, value_name = "ADDR")]
+    relay: SocketAddr,
+    /// Workers
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    workers: u32,
+}
+
+#[derive(Debug, clap::Args)]
+struct LoadArgs {
+    /// Address to ask
+    #[arg(long, value_name = "ADDR")]
+    to: SocketAddr,
+    /// Connections, each with one request at a time
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    connections: u32,
+    /// Bytes of a request's body
+    #[arg(long, value_name = "N", default_value_t = PROMPT_BYTES)]
+    prompt_bytes: usize,
+    /// Events of each stream; 0 asks for plain answers
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    chunks: u32,
+    /// Milliseconds between two events, or before a plain answer; 0 is as fast as can be
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    gap_ms: u64,
+    /// Leave after so many events instead of reading to the end [default: never]
+    #[arg(long, value_name = "N")]
+    leave_after: Option<u32>,
+    /// How long to ask
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
+    seconds: f64,
+    /// Ask so often on each connection, however long it takes [default: none]
+    #[arg(long, value_name = "N")]
+    requests: Option<u32>,
+}
+
+#[derive(Debug, clap::Args)]
+struct BackendArgs {
+    /// Address to listen on
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+}
+
+/// Reads the command line and does what it says.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    modelrelay_relay::open_files::raise_limit();
+    // One thread: a client or backend that spreads over the machine takes what it measures.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error),
+    };
+    let done = runtime.block_on(async {
+        match cli.command {
+            Command::Load(args) => load(&args).await,
+            Command::Backend(args) => serve(&args).await,
+            Command::Crowd(args) => crowd(&args).await,
+            // Dropped when interrupted, and with it every program that it has started.
+            Command::Run(args) => tokio::select! {
+                done = measure(args) => done,
+                signal = ended() => Ok(signal.map(|()| ExitCode::FAILURE)?),
+            },
+        }
+    });
+    match done {
+        Ok(code) => code,
+        Err(error) => fail(error.as_ref()),
+    }
+}
+
+type Done = Result<ExitCode, Box<dyn std::error::Error>>;
+
+async fn load(args: &LoadArgs) -> Done {
+    let until = match args.requests {
+        Some(count) => Until::Requests(count),
+        None => Until::Elapsed(Duration::try_from_secs_f64(args.seconds)?),
+    };
+    let outcome = Load {
+        connections: args.connections,
+        prompt_bytes: args.prompt_bytes,
+        chunks: args.chunks,
+        gap: Duration::from_millis(args.gap_ms),
+        leave_after: args.leave_after,
+        ..Load::new(args.to, until)
+    };
+    let outcome = outcome.run().await;
+    say(&serde_json::to_string_pretty(&outcome)?);
+    Ok(if outcome.wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn measure(args: RunArgs) -> Done {
+    let all_or = |parts: Vec<Part>| if parts.is_empty() { Part::ALL.to_vec() } else { parts };
+    let options = Options {
+        rounds: args.rounds,
+        systems: if args.systems.is_empty() { System::ALL.to_vec() } else { args.systems },
+        parts: all_or(args.only),
+        extent: if args.quick { Extent::QUICK } else { Extent::FULL },
+        quick: args.quick,
+        installed: Installed {
+            programs: std::path::absolute(args.programs)?,
+            routers: args.routers.map(std::path::absolute).transpose()?,
+            rathole: args.rathole.map(std::path::absolute).transpose()?,
+        },
+    };
+    let folder = tempfile::tempdir()?;
+    let report = run(&options, folder.path(), |text| eprintln!("{text}")).await?;
+    let text = table::markdown(&report);
+    say(&text);
+    if let Some(file) = args.json {
+        std::fs::write(file, serde_json::to_string_pretty(&report)?)?;
+    }
+    if let Some(file) = args.write {
+        page::write(&file, &[("speed", text)])?;
+    }
+    Ok(judge(&report))
+}
+
+/// Slow is a result; a wrong byte, or programs of ours that do not run, is a failure.
+fn judge(report: &Report) -> ExitCode {
+    let faults = report.own_faults();
+    for fault in &faults {
+        eprintln!("modelrelay-bench: {fault}");
+    }
+    if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+async fn crowd(args: &CrowdArgs) -> Done {
+    let crowd = Crowd::connect(args.relay, args.workers).await?;
+    say(&format!("{} workers are registered", args.workers));
+    ended().await?;
+    say(&format!("{} of them were lost", crowd.lost()));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Waits for SIGINT or SIGTERM.
+async fn ended() -> std::io::Result<()> {
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+        _ = terminate.recv() => Ok(()),
+    }
+}
+
+async fn serve(args: &BackendArgs) -> Done {
+    let listener = tokio::net::TcpListener::bind(args.listen).await?;
+    say(&format!("listening on http://{}", listener.local_addr()?));
+    backend::serve(listener).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[expect(clippy::print_stdout, reason = "what was measured is this program's output")]
+fn say(text: &str) {
+    println!("{text}");
+}
+
+fn fail(error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("modelrelay-bench: {error}");
+    ExitCode::FAILURE
+}

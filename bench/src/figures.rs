@@ -1,0 +1,159 @@
+//! What is measured, as types: the figures of one turn, and their medians over a run.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::samples::median;
+use crate::systems::System;
+
+/// One kind of measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Figure {
+    /// Half of the plain answers took no longer, one request at a time; ms.
+    AloneP50,
+    /// Plain answers a second to 32 clients.
+    Requests,
+    /// Processor time of one of these; µs.
+    CpuPerRequest,
+    /// Half of 32 paced streams had their first event by then; ms.
+    FirstEventP50,
+    /// 99 of 100 had; ms.
+    FirstEventP99,
+    /// First events that came after 35 to 50 ms.
+    Stalls,
+    /// Processor time of one event of a paced stream; µs.
+    CpuPerPacedChunk,
+    /// The relay's part of it; µs.
+    RelayCpuPerPacedChunk,
+    /// Events a second of 32 streams as fast as they can be.
+    Chunks,
+    /// Processor time of one of these; µs.
+    CpuPerChunk,
+    /// Memory of one more open stream; KiB.
+    StreamKib,
+    /// Processor time of a request with a prompt of 220 kB; µs.
+    CpuPerLongPrompt,
+    /// The same of 20 MB; ms.
+    CpuPerHugePrompt,
+    /// Processor time of a stream that its client left after three events; µs.
+    CpuPerAbort,
+    /// The relay's memory for an idle worker; KiB.
+    IdleWorkerKib,
+    /// The relay's processor time for an idle worker; percent of a core.
+    IdleWorkerCpu,
+    /// Dispatching one request among 10 workers; ns.
+    DispatchFew,
+    /// Dispatching one request among 10,000 workers; ns.
+    DispatchMany,
+    /// 99 of 100 dispatches while 10 requests wait take no longer; µs.
+    QueueShort,
+    /// The same while 100,000 wait; µs.
+    QueueLong,
+    /// Plain answers a second with one worker.
+    Workers1,
+    /// With two.
+    Workers2,
+    /// With four.
+    Workers4,
+    /// With eight.
+    Workers8,
+    /// More memory of relay and worker while a client does not read, once freed memory has gone back to the system; KiB.
+    SlowClientKib,
+    /// The most that it was before; KiB.
+    SlowClientPeakKib,
+    /// Gaps of its 99 neighbours, 99 of 100 no longer, as a multiple of those without it.
+    SlowClientGaps,
+    /// From the relay's start until it listens; ms.
+    ColdStart,
+    /// The relay's memory with nothing to do; MB.
+    IdleRelayMb,
+}
+
+/// Figures of one system.
+pub type Figures = BTreeMap<Figure, f64>;
+
+/// One system's turn in one round.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Turn {
+    /// Whose.
+    pub system: System,
+    /// Counted from 1.
+    pub round: u32,
+    /// What was measured.
+    pub figures: Figures,
+    /// Answers that were right in every byte.
+    pub right: u64,
+    /// Bytes that were compared.
+    pub bytes: u64,
+    /// What went wrong; the figures it would have given are missing.
+    pub faults: Vec<String>,
+}
+
+/// A system that had no turn.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Absent {
+    /// Which.
+    pub system: System,
+    /// Why.
+    pub reason: String,
+}
+
+/// The median of every figure of every system.
+#[derive(Clone, Debug, Default)]
+pub struct Medians(BTreeMap<(System, Figure), f64>);
+
+impl Medians {
+    /// Of all turns. Of stalls the sum counts: one is too many, in whichever round.
+    pub fn of(turns: &[Turn]) -> Self {
+        let mut values: BTreeMap<(System, Figure), Vec<f64>> = BTreeMap::new();
+        for turn in turns {
+            for (figure, value) in &turn.figures {
+                values.entry((turn.system, *figure)).or_default().push(*value);
+            }
+        }
+        let medians = values.into_iter().filter_map(|((system, figure), values)| {
+            let value = if figure == Figure::Stalls { Some(values.iter().sum()) } else { median(values) };
+            Some(((system, figure), value?))
+        });
+        Self(medians.collect())
+    }
+
+    /// One of them, if it was measured.
+    pub fn value(&self, system: System, figure: Figure) -> Option<f64> {
+        self.0.get(&(system, figure)).copied()
+    }
+
+    /// Ours.
+    pub fn ours(&self, figure: Figure) -> Option<f64> {
+        self.value(System::Modelrelay, figure)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_are_of_each_system_and_figure_and_stalls_add_up() {
+        let turn = |round, system, alone, stalls| Turn {
+            system,
+            round,
+            figures: Figures::from([(Figure::AloneP50, alone), (Figure::Stalls, stalls)]),
+            right: 1,
+            bytes: 1,
+            faults: Vec::new(),
+        };
+        let medians = Medians::of(&[
+            turn(1, System::Direct, 1.0, 0.0),
+            turn(1, System::Modelrelay, 5.0, 0.0),
+            turn(2, System::Modelrelay, 9.0, 1.0),
+            turn(3, System::Modelrelay, 6.0, 0.0),
+        ]);
+        assert_eq!(medians.ours(Figure::AloneP50), Some(6.0));
+        assert_eq!(medians.ours(Figure::Stalls), Some(1.0));
+        assert_eq!(medians.value(System::Direct, Figure::AloneP50), Some(1.0));
+        assert_eq!(medians.value(System::Nginx, Figure::AloneP50), None);
+    }
+}

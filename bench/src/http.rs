@@ -1,0 +1,283 @@
+//! As much of HTTP/1.1 as a load client and a backend need: heads, bodies of known length and in chunks.
+//!
+//! Written here because the client must cost little beside what it measures. What it cannot read it refuses: a proxy that
+//! breaks framing is found and not forgiven.
+
+mod connection;
+
+pub use connection::Connection;
+
+use std::io;
+
+/// Longest head, and most that is read at once.
+pub const BUFFER_BYTES: usize = 64 << 10;
+
+/// What is not HTTP as spoken here.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// The connection broke, or ended early.
+    #[error("the connection broke: {0}")]
+    Io(#[from] io::Error),
+    /// It ended inside a message.
+    #[error("the connection ended inside a message")]
+    Cut,
+    /// A head that cannot be read.
+    #[error("not an HTTP/1.1 head: {0}")]
+    BadHead(&'static str),
+    /// Chunked encoding that is wrong.
+    #[error("broken chunked encoding")]
+    BadChunk,
+}
+
+/// The first line and framing of a message.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Head<'a> {
+    /// Without its line end.
+    pub first_line: &'a str,
+    /// How its body ends.
+    pub framing: Framing,
+    /// Whether the connection ends with it.
+    pub closes: bool,
+}
+
+/// How a body ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// After so many bytes.
+    Length(u64),
+    /// With the last chunk.
+    Chunked,
+    /// Nothing says: a request has none then, an answer lasts until the connection ends.
+    Unstated,
+}
+
+impl<'a> Head<'a> {
+    /// Reads a head and says how long it is; `None` while it is not all there.
+    pub fn read(buffer: &'a [u8]) -> Result<Option<(Self, usize)>, HttpError> {
+        let Some(end) = memchr::memmem::find(buffer, b"\r\n\r\n") else {
+            return if buffer.len() >= BUFFER_BYTES { Err(HttpError::BadHead("it is too long")) } else { Ok(None) };
+        };
+        let text = std::str::from_utf8(&buffer[..end]).map_err(|_| HttpError::BadHead("it is not text"))?;
+        let mut lines = text.split("\r\n");
+        let first_line = lines.next().unwrap_or_default();
+        let mut head = Self { first_line, framing: Framing::Unstated, closes: false };
+        for line in lines {
+            let (name, value) = line.split_once(':').ok_or(HttpError::BadHead("a header without a colon"))?;
+            head.take_header(name, value.trim())?;
+        }
+        Ok(Some((head, end + 4)))
+    }
+
+    fn take_header(&mut self, name: &str, value: &str) -> Result<(), HttpError> {
+        if name.eq_ignore_ascii_case("content-length") {
+            let length = value.parse().map_err(|_| HttpError::BadHead("a content-length that is no number"))?;
+            if self.framing != Framing::Unstated {
+                return Err(HttpError::BadHead("two framings"));
+            }
+            self.framing = Framing::Length(length);
+        } else if name.eq_ignore_ascii_case("transfer-encoding") {
+            if !value.eq_ignore_ascii_case("chunked") || self.framing != Framing::Unstated {
+                return Err(HttpError::BadHead("two framings, or an unknown one"));
+            }
+            self.framing = Framing::Chunked;
+        } else if name.eq_ignore_ascii_case("connection") {
+            self.closes |= value.eq_ignore_ascii_case("close");
+        }
+        Ok(())
+    }
+
+    /// Of an answer.
+    pub fn status(&self) -> Result<u16, HttpError> {
+        let status = self.first_line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
+        status.ok_or(HttpError::BadHead("no status"))
+    }
+
+    /// Of a request: method and target.
+    pub fn asks(&self) -> Result<(&'a str, &'a str), HttpError> {
+        let mut words = self.first_line.split(' ');
+        match (words.next(), words.next(), words.next()) {
+            (Some(method), Some(target), Some("HTTP/1.1" | "HTTP/1.0")) => Ok((method, target)),
+            _ => Err(HttpError::BadHead("no request line")),
+        }
+    }
+}
+
+/// Takes a body out of what is read.
+#[derive(Debug)]
+pub struct Body(State);
+
+#[derive(Debug)]
+enum State {
+    Length(u64),
+    UntilClose,
+    /// In a chunk's size.
+    Size(u64, SizeLine),
+    /// In a chunk's bytes.
+    Chunk(u64),
+    /// Behind them: so many bytes of CR LF are missing.
+    ChunkEnd(u8),
+    /// In the trailer's line: bytes of it so far, and whether it is a CR that came last.
+    Trailer(u32, bool),
+    Complete,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SizeLine {
+    Empty,
+    Digits,
+    Extension,
+    Return,
+}
+
+impl Body {
+    /// The body behind such a head.
+    pub fn new(framing: Framing) -> Self {
+        Self(match framing {
+            Framing::Length(0) => State::Complete,
+            Framing::Length(length) => State::Length(length),
+            Framing::Chunked => State::Size(0, SizeLine::Empty),
+            Framing::Unstated => State::UntilClose,
+        })
+    }
+
+    /// Whether nothing is missing.
+    pub fn is_complete(&self) -> bool {
+        matches!(self.0, State::Complete)
+    }
+
+    /// Whether the end of the connection ends it too.
+    pub fn ends_with_connection(&self) -> bool {
+        matches!(self.0, State::UntilClose)
+    }
+
+    /// Bytes that surely belong to it, if the message says so.
+    pub fn remaining(&self) -> Option<u64> {
+        if let State::Length(left) = self.0 { Some(left) } else { None }
+    }
+
+    /// Gives the body's bytes in `input` to `sink`; says how many bytes of `input` it needed.
+    pub fn take(&mut self, input: &[u8], mut sink: impl FnMut(&[u8])) -> Result<usize, HttpError> {
+        let mut at = 0;
+        while at < input.len() {
+            let rest = &input[at..];
+            at += match &mut self.0 {
+                State::Complete => break,
+                State::UntilClose => {
+                    sink(rest);
+                    rest.len()
+                }
+                State::Length(left) | State::Chunk(left) => {
+                    let count = usize::try_from(*left).map_or(rest.len(), |left| left.min(rest.len()));
+                    sink(&rest[..count]);
+                    *left -= count as u64;
+                    count
+                }
+                State::Size(..) | State::ChunkEnd(_) | State::Trailer(..) => {
+                    self.take_framing(rest[0])?;
+                    1
+                }
+            };
+            match self.0 {
+                State::Length(0) => self.0 = State::Complete,
+                State::Chunk(0) => self.0 = State::ChunkEnd(2),
+                State::Complete
+                | State::UntilClose
+                | State::Length(_)
+                | State::Chunk(_)
+                | State::Size(..)
+                | State::ChunkEnd(_)
+                | State::Trailer(..) => {}
+            }
+        }
+        Ok(at)
+    }
+
+    fn take_framing(&mut self, byte: u8) -> Result<(), HttpError> {
+        self.0 = match (&self.0, byte) {
+            (State::Size(size, SizeLine::Return), b'\n') if *size == 0 => State::Trailer(0, false),
+            (State::Size(size, SizeLine::Return), b'\n') => State::Chunk(*size),
+            (State::Size(size, SizeLine::Digits | SizeLine::Extension), b'\r') => State::Size(*size, SizeLine::Return),
+            (State::Size(size, SizeLine::Digits), b';' | b' ') => State::Size(*size, SizeLine::Extension),
+            (State::Size(size, SizeLine::Extension), _) => State::Size(*size, SizeLine::Extension),
+            (State::Size(size, SizeLine::Empty | SizeLine::Digits), digit) => {
+                let digit = char::from(digit).to_digit(16).ok_or(HttpError::BadChunk)?;
+                let size = size.checked_mul(16).ok_or(HttpError::BadChunk)? + u64::from(digit);
+                State::Size(size, SizeLine::Digits)
+            }
+            (State::ChunkEnd(2), b'\r') => State::ChunkEnd(1),
+            (State::ChunkEnd(1), b'\n') => State::Size(0, SizeLine::Empty),
+            (State::Trailer(0, true), b'\n') => State::Complete,
+            (State::Trailer(_, true), b'\n') => State::Trailer(0, false),
+            (State::Trailer(length, false), b'\r') => State::Trailer(*length, true),
+            (State::Trailer(length, false), _) => State::Trailer(length + 1, false),
+            _ => return Err(HttpError::BadChunk),
+        };
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decode(framing: Framing, input: &[u8], step: usize) -> Result<(Vec<u8>, bool, usize), HttpError> {
+        let (mut body, mut out, mut used) = (Body::new(framing), Vec::new(), 0);
+        for part in input.chunks(step) {
+            used += body.take(part, |bytes| out.extend_from_slice(bytes))?;
+        }
+        Ok((out, body.is_complete(), used))
+    }
+
+    #[test]
+    fn heads_are_read_when_they_are_whole() {
+        let text = b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\nConnection: close\r\n\r\nbody";
+        for end in 0..text.len() - 5 {
+            assert!(Head::read(&text[..end]).unwrap().is_none());
+        }
+        let (head, length) = Head::read(text).unwrap().unwrap();
+        assert_eq!((head.status().unwrap(), head.framing, head.closes), (200, Framing::Length(12), true));
+        assert_eq!(&text[length..], b"body");
+        let (head, _) = Head::read(b"POST /a HTTP/1.1\r\ntransfer-encoding: Chunked\r\n\r\n").unwrap().unwrap();
+        assert_eq!((head.asks().unwrap(), head.framing), (("POST", "/a"), Framing::Chunked));
+    }
+
+    #[test]
+    fn ambiguous_heads_are_refused() {
+        for headers in [
+            "content-length: 1\r\ncontent-length: 1",
+            "content-length: 1\r\ntransfer-encoding: chunked",
+            "transfer-encoding: gzip",
+            "content-length: -1",
+            "nonsense",
+        ] {
+            assert!(Head::read(format!("HTTP/1.1 200 OK\r\n{headers}\r\n\r\n").as_bytes()).is_err(), "{headers}");
+        }
+        assert!(Head::read(b"HTTP/2 200\r\n\r\n").unwrap().unwrap().0.status().is_err());
+    }
+
+    #[test]
+    fn bodies_come_out_whole_however_they_are_cut() {
+        let chunked = b"5\r\nhello\r\nC;x=y\r\n, all of you\r\n0\r\nt: 1\r\n\r\nNEXT";
+        for step in 1..=chunked.len() {
+            let (out, complete, used) = decode(Framing::Chunked, chunked, step).unwrap();
+            assert_eq!(
+                (out.as_slice(), complete, used),
+                (&b"hello, all of you"[..], true, chunked.len() - 4),
+                "{step}"
+            );
+            let (out, complete, used) = decode(Framing::Length(3), b"abcNEXT", step).unwrap();
+            assert_eq!((out.as_slice(), complete, used), (&b"abc"[..], true, 3));
+        }
+        assert!(Body::new(Framing::Length(0)).is_complete());
+        assert!(Body::new(Framing::Unstated).ends_with_connection());
+    }
+
+    #[test]
+    fn a_cut_body_is_not_complete_and_broken_chunks_are_errors() {
+        assert!(!decode(Framing::Chunked, b"5\r\nhello\r\n0\r\n", 1).unwrap().1);
+        assert!(!decode(Framing::Length(4), b"abc", 1).unwrap().1);
+        for broken in [&b"x\r\n"[..], b"\r\n", b"5\r\nhelloX\n", b"5\rhello", b"11111111111111111\r\n"] {
+            assert!(matches!(decode(Framing::Chunked, broken, 1), Err(HttpError::BadChunk)), "{broken:?}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! One TCP connection with its read buffer, for either side.
+
+use std::io;
+use std::net::SocketAddr;
+
+use bytes::{Buf, BufMut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::{BUFFER_BYTES, Body, Head, HttpError};
+
+/// A connection; what was read and not yet used lies between `begin` and `end` of the buffer.
+#[derive(Debug)]
+pub struct Connection {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+    begin: usize,
+    end: usize,
+}
+
+impl Connection {
+    /// Dials.
+    pub async fn open(to: SocketAddr) -> io::Result<Self> {
+        Self::accepted(TcpStream::connect(to).await?)
+    }
+
+    /// Takes over an accepted one.
+    pub fn accepted(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, buffer: vec![0; BUFFER_BYTES], begin: 0, end: 0 })
+    }
+
+    /// Sends both parts, in one call where the kernel takes them.
+    pub async fn send(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
+        self.stream.write_all_buf(&mut Buf::chain(head, body)).await
+    }
+
+    /// Reads a head and what `of` wants of it; `None` where the connection ends before one.
+    pub async fn head<T>(&mut self, of: impl Fn(&Head) -> Result<T, HttpError>) -> Result<Option<T>, HttpError> {
+        loop {
+            if let Some((head, length)) = Head::read(&self.buffer[self.begin..self.end])? {
+                let wanted = of(&head)?;
+                self.begin += length;
+                return Ok(Some(wanted));
+            }
+            if !self.fill().await? {
+                return if self.begin == self.end { Ok(None) } else { Err(HttpError::Cut) };
+            }
+        }
+    }
+
+    /// Gives `sink` what there is of a body, after waiting for some; false when that was the end.
+    pub async fn some_body(&mut self, body: &mut Body, sink: impl FnMut(&[u8])) -> Result<bool, HttpError> {
+        if self.begin == self.end && !body.is_complete() && !self.fill().await? {
+            return if body.ends_with_connection() { Ok(false) } else { Err(HttpError::Cut) };
+        }
+        self.begin += body.take(&self.buffer[self.begin..self.end], sink)?;
+        Ok(!body.is_complete())
+    }
+
+    /// Reads a whole body to the end of `into`; one whose length is known goes there straight from the kernel.
+    pub async fn whole_body(&mut self, mut body: Body, into: &mut Vec<u8>) -> Result<(), HttpError> {
+        while !body.is_complete() {
+            if let (Some(left), true) = (body.remaining(), self.begin == self.end) {
+                return self.straight(left, into).await;
+            }
+            self.some_body(&mut body, |bytes| into.extend_from_slice(bytes)).await?;
+        }
+        Ok(())
+    }
+
+    async fn straight(&mut self, length: u64, into: &mut Vec<u8>) -> Result<(), HttpError> {
+        let length = usize::try_from(length).map_err(|_| HttpError::BadHead("the body is too long"))?;
+        into.reserve(length);
+        let mut rest = into.limit(length);
+        while rest.has_remaining_mut() {
+            if self.stream.read_buf(&mut rest).await? == 0 {
+                return Err(HttpError::Cut);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads once; false at the connection's end.
+    async fn fill(&mut self) -> Result<bool, HttpError> {
+        if self.begin > 0 {
+            self.buffer.copy_within(self.begin..self.end, 0);
+            self.end -= self.begin;
+            self.begin = 0;
+        }
+        let count = self.stream.read(&mut self.buffer[self.end..]).await?;
+        self.end += count;
+        Ok(count > 0)
+    }
+}

@@ -1,0 +1,141 @@
+//! One connection of the client, and the answer that it reads.
+
+use std::net::SocketAddr;
+
+use super::{Fault, request_head};
+use crate::content::{self, Prompt, StreamCheck};
+use crate::http::{Body, Connection, Framing, HttpError};
+
+/// How much of an answer that is no 200 is worth keeping.
+const FAULT_BYTES: usize = 300;
+
+/// A kept connection.
+#[derive(Debug)]
+pub struct Visitor {
+    connection: Connection,
+    to: SocketAddr,
+    head: Vec<u8>,
+    head_of: usize,
+}
+
+/// An answer that is being read.
+#[derive(Debug)]
+pub struct Answer {
+    body: Body,
+    expected: Expected,
+    closes: bool,
+    bytes: u64,
+    events: u32,
+    seen: u32,
+    more: bool,
+}
+
+#[derive(Debug)]
+enum Expected {
+    Whole { bytes: Vec<u8>, at: usize },
+    Stream(StreamCheck),
+}
+
+impl Expected {
+    /// Whether these are the next bytes; and how many events they completed.
+    fn take(&mut self, bytes: &[u8]) -> Option<u32> {
+        match self {
+            Self::Stream(check) => check.take(bytes),
+            Self::Whole { bytes: whole, at } => {
+                let next = whole.get(*at..*at + bytes.len())?;
+                *at += bytes.len();
+                (next == bytes).then_some(0)
+            }
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        match self {
+            Self::Whole { bytes, at } => *at == bytes.len(),
+            Self::Stream(check) => check.is_complete(),
+        }
+    }
+}
+
+impl Visitor {
+    /// Dials.
+    pub async fn open(to: SocketAddr) -> Result<Self, Fault> {
+        Ok(Self { connection: Connection::open(to).await?, to, head: Vec::new(), head_of: usize::MAX })
+    }
+
+    /// Sends the prompt and reads the head of its answer: a stream of so many events, or a plain one of 0.
+    pub async fn ask(&mut self, prompt: &Prompt, chunks: u32) -> Result<Answer, Fault> {
+        let body = prompt.body();
+        if self.head_of != body.len() {
+            self.head = request_head(self.to, body.len()).into_bytes();
+            self.head_of = body.len();
+        }
+        self.connection.send(&self.head, body).await?;
+        let head = self.connection.head(|head| Ok((head.status()?, head.framing, head.closes))).await?;
+        let (status, framing, closes) = head.ok_or(HttpError::Cut)?;
+        if status != 200 {
+            return Err(self.fault(status, framing).await);
+        }
+        let expected = match chunks {
+            0 => Expected::Whole { bytes: content::answer(prompt.digest()), at: 0 },
+            _ => Expected::Stream(StreamCheck::new(prompt.digest(), chunks)),
+        };
+        let closes = closes || framing == Framing::Unstated;
+        Ok(Answer { body: Body::new(framing), expected, closes, bytes: 0, events: 0, seen: 0, more: true })
+    }
+
+    async fn fault(&mut self, status: u16, framing: Framing) -> Fault {
+        let (mut body, mut text) = (Body::new(framing), Vec::new());
+        while text.len() < FAULT_BYTES {
+            match self.connection.some_body(&mut body, |bytes| text.extend_from_slice(bytes)).await {
+                Ok(true) => {}
+                Ok(false) | Err(_) => break,
+            }
+        }
+        text.truncate(FAULT_BYTES);
+        Fault::Status { status, body: String::from_utf8_lossy(&text).into_owned() }
+    }
+}
+
+impl Answer {
+    /// Waits for more and compares it; false when there is no more.
+    pub async fn more(&mut self, visitor: &mut Visitor) -> Result<bool, Fault> {
+        if !self.more {
+            return Ok(false);
+        }
+        let (expected, mut bytes, mut events) = (&mut self.expected, 0, Some(0));
+        let sink = |part: &[u8]| {
+            bytes += part.len() as u64;
+            events = events.and_then(|before| Some(before + expected.take(part)?));
+        };
+        self.more = visitor.connection.some_body(&mut self.body, sink).await?;
+        self.events += events.ok_or(Fault::Differs(self.bytes))?;
+        self.bytes += bytes;
+        Ok(true)
+    }
+
+    /// Events that came since this was last asked.
+    pub fn new_events(&mut self) -> u32 {
+        self.events - std::mem::replace(&mut self.seen, self.events)
+    }
+
+    /// Events that came.
+    pub fn events(&self) -> u32 {
+        self.events
+    }
+
+    /// Bytes that came, all right.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether the connection ends with it.
+    pub fn closes(&self) -> bool {
+        self.closes
+    }
+
+    /// That nothing is missing.
+    pub fn check_complete(&self) -> Result<(), Fault> {
+        if self.expected.is_complete() { Ok(()) } else { Err(Fault::Differs(self.bytes)) }
+    }
+}

@@ -1,0 +1,62 @@
+//! The machine and the day, without which no figure means anything.
+
+use serde::{Deserialize, Serialize};
+
+/// Where and when a run was.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Machine {
+    /// What the processor calls itself.
+    pub cpu: String,
+    /// How many cores there are.
+    pub cores: usize,
+    /// Linux's version.
+    pub kernel: String,
+    /// How many programs wanted a core, on average over the minute before the run.
+    pub load_before: f64,
+    /// The day, in UTC.
+    pub date: String,
+}
+
+impl Machine {
+    /// This one, now.
+    pub fn here() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        Self {
+            cpu: cpu_model(&read("/proc/cpuinfo")),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            load_before: load(&read("/proc/loadavg")),
+            date: time::OffsetDateTime::from(std::time::SystemTime::now()).date().to_string(),
+        }
+    }
+
+    /// In one line.
+    pub fn describe(&self) -> String {
+        format!(
+            "{}, {} cores, Linux {}, {}; load before the run {:.1}",
+            self.cpu, self.cores, self.kernel, self.date, self.load_before
+        )
+    }
+}
+
+/// x86 says `model name`; others may say nothing that a person would know.
+fn cpu_model(cpuinfo: &str) -> String {
+    let line = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
+    line.map_or("unknown processor", |rest| rest.trim_start_matches([' ', '\t', ':'])).to_owned()
+}
+
+fn load(loadavg: &str) -> f64 {
+    loadavg.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processor_and_the_load_are_read() {
+        assert_eq!(cpu_model("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n"), "Some CPU @ 2 GHz");
+        assert_eq!(cpu_model("processor\t: 0\n"), "unknown processor");
+        assert!((load("3.42 8.11 7.14 1/2 3\n") - 3.42).abs() < 1e-9);
+    }
+}

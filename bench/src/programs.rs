@@ -1,0 +1,169 @@
+//! Programs that are measured: started, listened to through a file, and killed when dropped.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use tokio::process::{Child, Command};
+
+use crate::usage::Usage;
+
+/// How long a program may take until it prints what is waited for; the routers load Python first.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How much of its output is shown when it fails.
+const LAST_LINES: usize = 5;
+
+/// Why a program does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// It could not be started, or its output not be kept.
+    #[error("{program}: {error}")]
+    Io {
+        /// Which.
+        program: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// It ended, or never said that it is there.
+    #[error("{program} {what}: {last}")]
+    Failed {
+        /// Which.
+        program: String,
+        /// What it did, or did not.
+        what: String,
+        /// What it printed last.
+        last: String,
+    },
+}
+
+/// A running program.
+#[derive(Debug)]
+pub struct Program {
+    name: String,
+    child: Child,
+    pid: u32,
+    output: PathBuf,
+}
+
+impl Program {
+    /// Starts it in `folder`, which also takes what it prints, with nothing in its environment but the path and `env`.
+    pub fn start<A: AsRef<OsStr>>(
+        name: &str,
+        binary: &Path,
+        args: &[A],
+        env: &[(&str, String)],
+        folder: &Path,
+    ) -> Result<Self, ProgramError> {
+        let failed = |error| ProgramError::Io { program: format!("{name} ({})", binary.display()), error };
+        let output = folder.join(format!("{name}.log"));
+        let file = std::fs::File::create(&output).map_err(failed)?;
+        let mut command = Command::new(binary);
+        command.args(args).env_clear().current_dir(folder).kill_on_drop(true);
+        command.envs(["PATH", "HOME"].iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+        command.envs(env.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(file.try_clone().map_err(failed)?).stderr(file);
+        let child = command.spawn().map_err(failed)?;
+        let pid = child.id().ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))?;
+        Ok(Self { name: name.to_owned(), child, pid, output })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it used so far.
+    pub fn usage(&self) -> Result<Usage, ProgramError> {
+        Usage::of(self.pid).map_err(|error| ProgramError::Io { program: self.name.clone(), error })
+    }
+
+    /// What follows `mark` in the first line that has it, up to the next space.
+    pub async fn printed(&mut self, mark: &str) -> Result<String, ProgramError> {
+        let begun = Instant::now();
+        loop {
+            let text = self.output();
+            if let Some((_, rest)) = text.split_once(mark)
+                && let Some((line, _)) = rest.split_once('\n')
+            {
+                return Ok(line.split(' ').next().unwrap_or_default().to_owned());
+            }
+            self.check_running()?;
+            if begun.elapsed() > START_PATIENCE {
+                return Err(self.failed(&format!("has not printed {mark:?}")));
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Fails when it has ended.
+    pub fn check_running(&mut self) -> Result<(), ProgramError> {
+        match self.child.try_wait() {
+            Ok(None) => Ok(()),
+            Ok(Some(status)) => Err(self.failed(&format!("has ended ({status})"))),
+            Err(error) => Err(ProgramError::Io { program: self.name.clone(), error }),
+        }
+    }
+
+    /// Kills it, and waits until it is gone.
+    pub async fn stop(mut self) {
+        let _ = self.child.kill().await;
+    }
+
+    /// An error about it that shows the end of its output.
+    pub fn failed(&self, what: &str) -> ProgramError {
+        let text = self.output();
+        let lines: Vec<_> = text.lines().rev().take(LAST_LINES).collect();
+        let last = lines.into_iter().rev().collect::<Vec<_>>().join(" | ");
+        ProgramError::Failed { program: self.name.clone(), what: what.to_owned(), last }
+    }
+
+    fn output(&self) -> String {
+        let bytes = std::fs::read(&self.output).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        without_colours(&text)
+    }
+}
+
+/// Some programs colour what they print even into a file.
+fn without_colours(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut parts = text.split("\u{1b}[");
+    plain.push_str(parts.next().unwrap_or_default());
+    for part in parts {
+        plain.push_str(part.split_once('m').map_or("", |(_, rest)| rest));
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, folder: &Path) -> Program {
+        Program::start("sh", Path::new("/bin/sh"), &["-c", script], &[], folder).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_a_program_prints_is_awaited() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut program = shell("echo nothing; echo listening on 127.0.0.1:80 now; exec sleep 60", folder.path());
+        assert_eq!(program.printed("listening on ").await.unwrap(), "127.0.0.1:80");
+        assert!(program.usage().unwrap().resident > 0);
+        program.stop().await;
+    }
+
+    #[tokio::test]
+    async fn a_program_that_ends_is_named_with_its_last_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = shell("echo no such setting; exit 3", folder.path()).printed("listening").await.unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("sh has ended (exit status: 3): no such setting"), "{text}");
+    }
+
+    #[test]
+    fn colours_are_left_out() {
+        assert_eq!(without_colours("\u{1b}[2mat\u{1b}[0m http://x\n"), "at http://x\n");
+    }
+}

@@ -1,0 +1,234 @@
+//! What is done with a system in its turn.
+//!
+//! [`shared`] is for every system, and makes the table; the others are for promises that only our programs make.
+
+pub mod dispatch;
+mod idle;
+mod shared;
+mod slow_client;
+mod workers;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::figures::{Figures, Turn};
+use crate::load::{Load, Outcome};
+use crate::programs::ProgramError;
+use crate::systems::{Running, Setup, System, SystemError};
+use crate::usage::Usage;
+
+/// A part of a run that can be asked for by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// Memory of a thousand open streams.
+    Memory,
+    /// Plain answers: one client, then 32.
+    Unary,
+    /// Streams: paced, then as fast as can be.
+    Streams,
+    /// Prompts of 220 kB and 20 MB.
+    Prompts,
+    /// Clients that leave in the middle.
+    Aborts,
+    /// A thousand idle workers.
+    Idle,
+    /// The dispatch core by itself.
+    Dispatch,
+    /// One to eight workers.
+    Workers,
+    /// A client that stops reading.
+    SlowClient,
+    /// Start and memory of a relay with nothing to do.
+    Start,
+}
+
+impl Part {
+    /// All, in the order in which they are run: memory first, while no heap has grown.
+    pub const ALL: [Self; 10] = [
+        Self::Memory,
+        Self::Unary,
+        Self::Streams,
+        Self::Prompts,
+        Self::Aborts,
+        Self::Idle,
+        Self::Dispatch,
+        Self::Workers,
+        Self::SlowClient,
+        Self::Start,
+    ];
+}
+
+/// How long and how much, per turn.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Extent {
+    /// Seconds of each load.
+    pub seconds: f64,
+    /// Open streams whose memory is measured.
+    pub streams: u32,
+    /// Requests with a prompt of 220 kB; a fiftieth as many of 20 MB.
+    pub long_prompts: u32,
+    /// Idle workers.
+    pub idle_workers: u32,
+    /// Seconds that they are idle.
+    pub idle_seconds: f64,
+    /// Seconds in which memory settles that was needed for a moment: our allocator gives it back within ten.
+    pub settle_seconds: f64,
+    /// Workers among which the core chooses, at most.
+    pub dispatch_workers: u64,
+    /// Requests that wait in the core, at most.
+    pub dispatch_queue: u64,
+}
+
+impl Extent {
+    /// What figures are published from.
+    pub const FULL: Self = Self {
+        seconds: 3.0,
+        streams: 1000,
+        long_prompts: 400,
+        idle_workers: 1000,
+        idle_seconds: 31.0,
+        settle_seconds: 12.0,
+        dispatch_workers: 10_000,
+        dispatch_queue: 100_000,
+    };
+
+    /// Shows that everything runs; its figures mean little.
+    pub const QUICK: Self = Self {
+        seconds: 0.3,
+        streams: 50,
+        long_prompts: 10,
+        idle_workers: 20,
+        idle_seconds: 0.5,
+        settle_seconds: 0.3,
+        dispatch_workers: 1000,
+        dispatch_queue: 2000,
+    };
+
+    fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+}
+
+/// Why a part gave no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum PartError {
+    /// A program.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// A system that is started for this part.
+    #[error(transparent)]
+    System(#[from] SystemError),
+    /// Answers that were not what the backend sent.
+    #[error("{wrong} of {all} answers were wrong, the first: {first}")]
+    Wrong {
+        /// How many.
+        wrong: u64,
+        /// Of how many.
+        all: u64,
+        /// What was wrong.
+        first: String,
+    },
+    /// Something else.
+    #[error("{0}")]
+    Other(String),
+}
+
+/// One turn: what it measures with, and what it found so far.
+pub struct Turns<'a> {
+    setup: &'a Setup,
+    extent: &'a Extent,
+    turn: Turn,
+}
+
+impl<'a> Turns<'a> {
+    /// The beginning of a turn.
+    pub fn new(setup: &'a Setup, extent: &'a Extent, system: System, round: u32) -> Self {
+        let turn = Turn { system, round, figures: Figures::new(), right: 0, bytes: 0, faults: Vec::new() };
+        Self { setup, extent, turn }
+    }
+
+    /// Carries out all of these parts that are for this system, each to its end whatever becomes of the others.
+    pub async fn run(mut self, parts: &[Part], running: &Running) -> Turn {
+        for part in parts {
+            if let Err(error) = self.part(*part, running).await {
+                self.turn.faults.push(format!("{part:?}: {error}"));
+            }
+        }
+        self.turn
+    }
+
+    async fn part(&mut self, part: Part, running: &Running) -> Result<(), PartError> {
+        match part {
+            Part::Memory => return shared::memory(self, running).await,
+            Part::Unary => return shared::unary(self, running).await,
+            Part::Streams => return shared::streams(self, running).await,
+            Part::Prompts => return shared::prompts(self, running).await,
+            Part::Aborts => return shared::aborts(self, running).await,
+            Part::Idle | Part::Dispatch | Part::Workers | Part::SlowClient | Part::Start => {}
+        }
+        if self.turn.system != System::Modelrelay {
+            return Ok(());
+        }
+        match part {
+            Part::Idle => idle::workers(self).await,
+            Part::Start => idle::start(self).await,
+            Part::Dispatch => self.dispatch().await,
+            Part::Workers => workers::one_to_eight(self).await,
+            Part::SlowClient => slow_client::one_of_a_hundred(self).await,
+            Part::Memory | Part::Unary | Part::Streams | Part::Prompts | Part::Aborts => Ok(()),
+        }
+    }
+
+    async fn dispatch(&mut self) -> Result<(), PartError> {
+        let extent = *self.extent;
+        // On a thread of its own, because it lasts seconds and takes no break.
+        let costs =
+            tokio::task::spawn_blocking(move || dispatch::costs(extent.dispatch_workers, extent.dispatch_queue));
+        let costs = costs.await.map_err(|error| PartError::Other(error.to_string()))?;
+        self.turn.figures.extend(costs);
+        Ok(())
+    }
+
+    fn set(&mut self, figure: crate::figures::Figure, value: f64) {
+        self.turn.figures.insert(figure, value);
+    }
+
+    /// Runs a load; fails where one answer was wrong.
+    async fn load(&mut self, load: Load) -> Result<Outcome, PartError> {
+        self.count(load.run().await)
+    }
+
+    fn count(&mut self, outcome: Outcome) -> Result<Outcome, PartError> {
+        self.turn.right += outcome.right;
+        self.turn.bytes += outcome.bytes;
+        if outcome.wrong > 0 {
+            let first = outcome.first_fault.unwrap_or_default();
+            return Err(PartError::Wrong { wrong: outcome.wrong, all: outcome.wrong + outcome.right, first });
+        }
+        Ok(outcome)
+    }
+
+    /// What the system used so far; of `direct`, the backend.
+    fn usage(&self, running: &Running) -> Result<Usage, PartError> {
+        match self.turn.system {
+            System::Direct => Ok(self.setup.backend.usage()?),
+            System::Nginx
+            | System::Haproxy
+            | System::VllmRouter
+            | System::SglangRouter
+            | System::Rathole
+            | System::Modelrelay => Ok(running.usage()?),
+        }
+    }
+}
+
+/// Microseconds of each of so many.
+fn micros_each(cpu: Duration, count: u64) -> f64 {
+    cpu.as_secs_f64() * 1e6 / count.max(1) as f64
+}
+
+fn kib(bytes: u64) -> f64 {
+    bytes as f64 / 1024.0
+}

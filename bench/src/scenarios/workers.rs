@@ -1,0 +1,31 @@
+//! More workers, more answers: each runs four requests at once, and each request takes its time in the backend.
+
+use std::time::Duration;
+
+use super::{PartError, Turns};
+use crate::figures::Figure;
+use crate::load::{Load, Until};
+use crate::systems::{Stack, StackOptions};
+
+/// What a worker runs at once.
+const CONCURRENCY: u32 = 4;
+
+/// How long the backend takes for each: four at once make 200 answers a second.
+const WORK: Duration = Duration::from_millis(20);
+
+/// More than eight workers can run, so that none ever waits for a client.
+const CLIENTS: u32 = 48;
+
+/// One, two, four and eight of them.
+pub(super) async fn one_to_eight(turn: &mut Turns<'_>) -> Result<(), PartError> {
+    let sizes = [(1, Figure::Workers1), (2, Figure::Workers2), (4, Figure::Workers4), (8, Figure::Workers8)];
+    for (workers, figure) in sizes {
+        let options = StackOptions { workers, concurrency: CONCURRENCY };
+        let stack = Stack::start(&turn.setup.programs, turn.setup.backend_addr, &options).await?;
+        let until = Until::Elapsed(turn.extent.time());
+        let load = Load { connections: CLIENTS, gap: WORK, ..Load::new(stack.addr, until) };
+        let outcome = turn.load(load).await?;
+        turn.set(figure, outcome.right as f64 / outcome.seconds);
+    }
+    Ok(())
+}

@@ -1,0 +1,182 @@
+//! How many instructions of their own relay and worker execute for a request, and for a token of a stream.
+//!
+//! Counted as the difference between a run and one with more of the same, so that start and end do not count. Each token is
+//! sent when the one before has arrived: nothing can be done for two at once, however busy the machine is.
+
+use std::{net::SocketAddr, path::Path, time::Duration};
+
+use modelrelay_harness::{
+    cannot_run,
+    client::{Connection, Request},
+    fake_backend::{Answer, FakeBackend, sse},
+    instructions::Instructions,
+    process::{Process, Spawn},
+};
+use serde_json::{Value, json};
+
+use crate::alone;
+
+/// A start and an end under valgrind, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// So much dearer than the baseline is a change that has to be noticed; compilers and libraries differ by less.
+const TOLERANCE: f64 = 1.15;
+
+const SECRET: &str = "secret-of-the-counted-worker";
+const REQUESTS: u64 = 200;
+const TOKENS: u64 = 300;
+
+/// What one program executed.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    relay: u64,
+    worker: u64,
+}
+
+/// What one of something costs each program.
+#[derive(Clone, Copy, Debug)]
+struct Each {
+    relay: f64,
+    worker: f64,
+}
+
+impl Counted {
+    fn each(self, more: Self, count: u64) -> Each {
+        let each = |less: u64, more: u64| more.saturating_sub(less) as f64 / count as f64;
+        Each { relay: each(self.relay, more.relay), worker: each(self.worker, more.worker) }
+    }
+}
+
+/// Both programs, counted.
+struct Rig {
+    backend: FakeBackend,
+    relay: Process,
+    worker: Process,
+    addr: SocketAddr,
+    counts: [Instructions; 2],
+    _folder: tempfile::TempDir,
+}
+
+impl Rig {
+    async fn start() -> Option<Self> {
+        let counts = [Instructions::new()?, Instructions::new()?];
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let backend = FakeBackend::start().await;
+        let relay = Spawn::program("modelrelay-relay").env("LISTEN_ADDR", "127.0.0.1:0").env("WORKER_SECRET", SECRET);
+        let relay = counts[0].of(relay).working_dir(folder.path()).start();
+        let addr = printed(&relay, "listening on http://").await;
+        let worker = Spawn::program("modelrelay-worker")
+            .env("PROXY_URL", format!("http://{addr}"))
+            .env("WORKER_SECRET", SECRET)
+            .env("MODELS", "m")
+            .env("BACKEND_URL", backend.url())
+            .env("PROBE_ADDR", "127.0.0.1:0");
+        let worker = counts[1].of(worker).working_dir(folder.path()).start();
+        printed(&worker, "registered").await;
+        let addr = addr.parse().expect("an address");
+        Some(Self { backend, relay, worker, addr, counts, _folder: folder })
+    }
+
+    /// Carries out so much, ends both programs, and counts.
+    async fn work(mut self, requests: u64, tokens: u64) -> Counted {
+        let mut client = Connection::open(self.addr, self.relay.log()).await;
+        self.requests(&mut client, requests).await;
+        self.stream(&mut client, tokens).await;
+        for process in [&mut self.worker, &mut self.relay] {
+            process.terminate().await;
+            assert!(process.wait_exit_within(PATIENCE).await.success(), "{}", process.log().dump());
+        }
+        Counted { relay: self.counts[0].count(), worker: self.counts[1].count() }
+    }
+
+    async fn requests(&mut self, client: &mut Connection, count: u64) {
+        let answer = Answer::new(200, &[("content-type", "application/json")], &vec![b'7'; 345]);
+        for _ in 0..count {
+            let asked = client.send(chat(false));
+            let (response, ()) = tokio::join!(asked, async { self.backend.call().await.answer(&answer).await });
+            let reply = response.read_to_end().await;
+            assert!(reply.status == 200 && reply.body.len() == 345, "{} {}", reply.status, reply.text());
+        }
+    }
+
+    async fn stream(&mut self, client: &mut Connection, tokens: u64) {
+        let asked = client.send(chat(true));
+        let answered = async {
+            let mut call = self.backend.call().await;
+            call.read_body().await;
+            call.start_stream().await;
+            call
+        };
+        let (mut response, mut call) = tokio::join!(asked, answered);
+        for number in 0..tokens {
+            let token = sse(&format!("{{\"choices\":[{{\"delta\":{{\"content\":\"{number:0>180}\"}}}}]}}"));
+            call.chunk(&token).await;
+            assert_eq!(response.read_at_least(token.len()).await, token, "token {number}");
+        }
+        call.end_stream().await;
+        assert!(!response.read_to_end().await.aborted);
+    }
+}
+
+fn chat(stream: bool) -> Request {
+    let prompt = "p".repeat(270);
+    Request::post(
+        "/v1/chat/completions",
+        &json!({"model": "m", "stream": stream, "messages": [{"role": "user", "content": prompt}]}),
+    )
+}
+
+/// What follows `mark` in the program's output, once it is there.
+async fn printed(process: &Process, mark: &str) -> String {
+    let found = async {
+        loop {
+            let lines = process.log().lines();
+            if let Some((_, rest)) = lines.iter().find_map(|line| line.split_once(mark)) {
+                return rest.split(' ').next().unwrap_or_default().to_owned();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let found = tokio::time::timeout(PATIENCE, found).await;
+    found.unwrap_or_else(|_| panic!("{mark:?} was not printed\n{}", process.log().dump()))
+}
+
+/// The baseline in the repository.
+fn baseline() -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/baseline.json");
+    let text = std::fs::read_to_string(&path).expect("the baseline is in the repository");
+    serde_json::from_str(&text).expect("the baseline is JSON")
+}
+
+#[tokio::test]
+async fn a_request_and_a_token_take_no_more_instructions_than_they_did() {
+    if !cfg!(target_arch = "x86_64") {
+        return cannot_run("the baseline of instructions is of x86_64");
+    }
+    let _turn = alone().await;
+    let Some(rig) = Rig::start().await else { return };
+    let least = rig.work(REQUESTS, TOKENS).await;
+    let more_requests = Rig::start().await.expect("valgrind is here").work(2 * REQUESTS, TOKENS).await;
+    let more_tokens = Rig::start().await.expect("valgrind is here").work(REQUESTS, 2 * TOKENS).await;
+    let request = least.each(more_requests, REQUESTS);
+    let token = least.each(more_tokens, TOKENS);
+    let measured = json!({
+        "relay": {"request": request.relay.round(), "token": token.relay.round()},
+        "worker": {"request": request.worker.round(), "token": token.worker.round()},
+    });
+    eprintln!("{measured}");
+    let baseline = baseline();
+    for (program, unit) in [("relay", "request"), ("relay", "token"), ("worker", "request"), ("worker", "token")] {
+        let number = |of: &Value| of[program][unit].as_f64().expect("a number of instructions");
+        let (now, before) = (number(&measured), number(&baseline));
+        assert!(
+            now <= before * TOLERANCE,
+            "a {unit} takes {now} instructions of the {program}, {before} in bench/baseline.json; all: {measured}"
+        );
+        // A count of nothing would pass for ever.
+        assert!(
+            now >= before / 2.0,
+            "a {unit} takes {now} instructions of the {program}: write them into bench/baseline.json"
+        );
+    }
+}

@@ -1,0 +1,77 @@
+//! The instructions that a program executes, as valgrind's callgrind counts them: for promises about what work costs that no
+//! busy machine can break.
+
+use std::{path::PathBuf, process::Command};
+
+use tempfile::TempDir;
+
+use crate::process::Spawn;
+
+/// A count that callgrind writes when the program ends. One program each.
+#[derive(Debug)]
+pub struct Instructions {
+    dir: TempDir,
+    core: String,
+}
+
+impl Instructions {
+    /// A count to be filled, where this machine can do it; else says why and gives nothing.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        for (program, package) in [("valgrind", "valgrind"), ("taskset", "util-linux")] {
+            let probe = Command::new(program).arg("--version").output();
+            if !probe.is_ok_and(|output| output.status.success()) {
+                crate::cannot_run(&format!("{program} is missing: apt-get install {package}"));
+                return None;
+            }
+        }
+        let core = allowed_core(&std::fs::read_to_string("/proc/self/status").unwrap_or_default())?;
+        Some(Self { dir: tempfile::tempdir().expect("a temporary folder can be made"), core })
+    }
+
+    /// The program, counted. It sees one core only, so that it has one thread for its work: how several of them wake each
+    /// other depends on the machine.
+    #[must_use]
+    pub fn of(&self, program: Spawn) -> Spawn {
+        let out = format!("--callgrind-out-file={}", self.path().display());
+        program.under(["taskset", "-c", &self.core, "valgrind", "-q", "--tool=callgrind", &out, "--"])
+    }
+
+    /// How many the program executed, from its start to its end.
+    ///
+    /// # Panics
+    /// While it has not ended.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        let text = std::fs::read_to_string(self.path()).expect("callgrind writes when the program ends");
+        summary(&text).expect("callgrind's file has a summary")
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("callgrind.out")
+    }
+}
+
+/// The first core that this process may use.
+fn allowed_core(status: &str) -> Option<String> {
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    let first = list.trim().split([',', '-']).next()?;
+    Some(first.to_owned())
+}
+
+fn summary(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("summary: "))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_core_and_the_count_are_read() {
+        assert_eq!(allowed_core("Name:\tx\nCpus_allowed_list:\t2-3,7\n").as_deref(), Some("2"));
+        assert_eq!(allowed_core("Cpus_allowed_list:\t0\n").as_deref(), Some("0"));
+        assert_eq!(summary("events: Ir\nsummary: 2910208\ntotals: 2910426\n"), Some(2_910_208));
+        assert_eq!(summary("events: Ir\n"), None);
+    }
+}

@@ -5,7 +5,7 @@ pub(crate) mod gauges;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use modelrelay_protocol::message::{RelayToWorker, Relays};
@@ -41,8 +41,6 @@ pub struct Relay {
     pub lockout: Lockout,
     /// The configuration that counts.
     pub config_watch: ConfigWatch,
-    /// Removed providers whose requests or workers have not ended yet.
-    leaving: Mutex<Vec<Arc<Provider>>>,
 }
 
 /// Why a relay did not start; one line.
@@ -81,7 +79,6 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Resu
         admin_token,
         keys,
         lockout: Lockout::new(),
-        leaving: Mutex::default(),
     });
     relay.apply(&relay.config_watch.current());
     tokio::spawn(flush_regularly(Arc::downgrade(&relay.keys)));
@@ -106,9 +103,7 @@ fn open_keys(storage: &KeyStorage) -> Result<Arc<dyn KeyStore>, KeyStoreError> {
 impl Relay {
     /// Providers, with those that were removed and still have something to finish.
     pub fn all_providers(&self) -> Vec<Arc<Provider>> {
-        let mut all = self.providers.all();
-        all.extend(self.leaving().iter().cloned());
-        all
+        self.providers.all_with_leaving()
     }
 
     /// Makes `config` count: for settings of the whole relay at once, for requests of each provider from their arrival.
@@ -124,17 +119,13 @@ impl Relay {
                 None => Provider::start(wanted.clone(), Arc::clone(&self.shared)),
             });
         let current: Vec<_> = current.collect();
-        let gone: Vec<_> =
-            old.into_iter().filter(|provider| !current.iter().any(|kept| Arc::ptr_eq(kept, provider))).collect();
         // Routing first: what arrives from now on does not reach a provider that is about to go.
-        self.providers.replace(current);
-        for provider in gone {
+        for provider in self.providers.replace(&current) {
             info!(provider = %provider.name, "provider removed");
             provider.delete();
             self.shared.metrics.remove_provider(&provider.name);
-            self.leaving().push(provider);
         }
-        self.leaving().retain(|provider| !provider.is_idle() || provider.worker_count() > 0);
+        self.providers.forget_finished();
         self.drop_refused_workers();
         if before.relay_count != config.relay_count {
             self.tell_relay_count(config.relay_count);
@@ -184,10 +175,6 @@ impl Relay {
         let ends = config.providers.iter().flat_map(|provider| &provider.worker_secrets).filter_map(|s| s.not_after);
         let left = ends.filter_map(|end| end.duration_since(now).ok()).filter(|left| !left.is_zero()).min()?;
         Some(Instant::now() + left)
-    }
-
-    fn leaving(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Provider>>> {
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Providers {
 #[derive(Default)]
 struct Table {
     entries: Vec<Entry>,
+    /// Removed ones whose requests or workers have not ended yet.
+    leaving: Vec<Arc<Provider>>,
 }
 
 struct Entry {
@@ -37,16 +39,38 @@ pub struct Route {
 }
 
 impl Providers {
-    /// Replaces the whole set.
-    pub fn replace(&self, providers: Vec<Arc<Provider>>) {
-        let entries =
-            providers.into_iter().map(|provider| Entry::new(provider.config().as_ref(), Arc::clone(&provider)));
-        self.table.store(Arc::new(Table { entries: entries.collect() }));
+    /// Replaces the whole set and returns those that are no part of it any more. In the same step they become leaving
+    /// ones: whoever looks for what a provider still runs finds it at any moment.
+    pub fn replace(&self, providers: &[Arc<Provider>]) -> Vec<Arc<Provider>> {
+        let mut gone = self.all();
+        gone.retain(|old| !providers.iter().any(|kept| Arc::ptr_eq(kept, old)));
+        let mut leaving = self.table.load().leaving.clone();
+        leaving.extend(gone.iter().cloned());
+        self.store(providers, leaving);
+        gone
+    }
+
+    /// Lets go of the leaving ones that have nothing left to finish.
+    pub fn forget_finished(&self) {
+        let mut leaving = self.table.load().leaving.clone();
+        leaving.retain(|provider| !provider.is_idle() || provider.worker_count() > 0);
+        self.store(&self.all(), leaving);
+    }
+
+    fn store(&self, providers: &[Arc<Provider>], leaving: Vec<Arc<Provider>>) {
+        let entry = |provider: &Arc<Provider>| Entry::new(&provider.config(), Arc::clone(provider));
+        self.table.store(Arc::new(Table { entries: providers.iter().map(entry).collect(), leaving }));
     }
 
     /// All of them, in order.
     pub fn all(&self) -> Vec<Arc<Provider>> {
         self.table.load().entries.iter().map(|entry| Arc::clone(&entry.provider)).collect()
+    }
+
+    /// All of them, and behind them those that were removed and still have something to finish.
+    pub fn all_with_leaving(&self) -> Vec<Arc<Provider>> {
+        let table = self.table.load();
+        table.entries.iter().map(|entry| &entry.provider).chain(&table.leaving).cloned().collect()
     }
 
     /// The provider of this name.

@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::exchange::Exchange;
 use crate::metrics::Metrics;
 use crate::request::Outline;
+use crate::routing::Providers;
 use crate::socket::link::WorkerInfo;
 use crate::socket::register::Accepted;
 
@@ -85,4 +86,22 @@ async fn a_request_that_was_pinned_just_before_its_worker_moved_follows_it() {
     provider.granted(&newer, Grant { slots: 1, others: 0, capacity: 1, links: 1 });
     assert_eq!(provider.queue_depth(), 0);
     assert_eq!(newer.release_all().len(), 1, "the newer link has it");
+}
+
+/// An admin who cancels a request in the very moment in which its provider is removed must find it.
+#[tokio::test]
+async fn a_removed_provider_is_found_from_its_removal_until_it_has_finished() {
+    let (providers, provider) = (Providers::default(), provider());
+    let is_found = || providers.all_with_leaving().iter().any(|found| Arc::ptr_eq(found, &provider));
+    providers.replace(&[Arc::clone(&provider)]);
+    let running = request(&provider);
+    provider.submit(&running, None);
+    assert_eq!(providers.replace(&[]).len(), 1);
+    assert_eq!((providers.all().len(), is_found()), (0, true));
+    providers.forget_finished();
+    assert!(is_found(), "it has a request still");
+    assert!(providers.replace(&[]).is_empty(), "it is removed once");
+    provider.cancel(running.key, CancelReason::Admin);
+    providers.forget_finished();
+    assert!(!is_found());
 }

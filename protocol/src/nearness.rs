@@ -41,7 +41,7 @@ pub enum Nearness {
     /// It has had nothing to do for so many seconds. Whole ones: those who hear of the same slots some milliseconds apart
     /// shall agree, and leave the rest to the tie-break that is the same for all.
     Idle(Reverse<u64>),
-    /// It is busy; so many other models are wanted there.
+    /// It is busy; so many models are wanted there beside this one.
     Busy {
         /// Models.
         wanted: u32,
@@ -97,7 +97,10 @@ pub struct Offer {
     /// How long the slot had been idle.
     idle: Duration,
     swap_cost: Duration,
+    /// How many other models are wanted there.
     wanted: u32,
+    /// Whether this one is.
+    is_wanted: bool,
     /// For how long the model will not be tried again; zero where it has not failed.
     fails_for: Duration,
 }
@@ -115,9 +118,15 @@ impl Offer {
             is_asleep: model.status == SlotModelStatus::Sleeping,
             idle: Duration::from_millis(slot.idle_ms),
             swap_cost: Duration::from_millis(model.swap_cost_ms),
-            wanted: slot.wanted,
+            wanted: slot.wanted.saturating_sub(u32::from(model.wanted)),
+            is_wanted: model.wanted,
             fails_for,
         }
+    }
+
+    /// Whether somebody has asked the slot for the model, or it is on its way for another reason.
+    pub fn is_asked(&self) -> bool {
+        self.is_wanted || self.way == Way::Coming
     }
 
     /// How near they are, `ago` after that was said. `None`: the slot takes nothing for the model.
@@ -186,6 +195,14 @@ mod tests {
         ] {
             assert_eq!(near(&slot, &m()), nearness, "{slot:?}");
         }
+    }
+
+    #[test]
+    fn a_slot_is_no_farther_from_a_model_for_being_asked_for_it() {
+        let busy = Slot { wanted: 2, ..slot(SlotState::Ready, Some("a")) };
+        let wanted = SlotModel { wanted: true, ..m() };
+        assert_eq!(near(&busy, &wanted), Some(Nearness::Busy { wanted: 1 }));
+        assert_eq!((Offer::new(&busy, &wanted).is_asked(), Offer::new(&busy, &m()).is_asked()), (true, false));
     }
 
     #[test]

@@ -342,6 +342,9 @@ pub struct SlotModel {
     /// Never evicted.
     #[serde(default)]
     pub pinned: bool,
+    /// It is not resident, and somebody waits for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub wanted: bool,
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<String>,

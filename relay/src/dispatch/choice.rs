@@ -4,6 +4,10 @@
 //! worker says that it cannot load it, drains or leaves, or a time has passed in which it should have been there: were it
 //! made anew with each word of each slot, one request would make a load on every worker in turn.
 //!
+//! Until then it moves only to a worker that is nearer and was asked for the model already, by another relay or by anything
+//! else: that makes no load. Relays that chose differently, before they could hear of each other, come together so; did they
+//! not, each would make a load of its own, with every swap anew.
+//!
 //! A slot that was asked for one model counts as taken for the next, until its worker says more: models that are asked for in
 //! the same moment go to as many slots as are free.
 //!
@@ -67,12 +71,13 @@ impl Dispatch {
             return;
         }
         // One choice bears upon the next. By name, their order is one that relays share.
+        let moving = std::mem::take(&mut self.models.moving);
         let mut touched: Vec<_> = std::mem::take(&mut self.models.touched).into_iter().collect();
         touched.sort_by(|a, b| self.models[*a].name.cmp(&self.models[*b].name));
         touched.iter().for_each(|model| self.models.hold(*model));
         for model in touched {
             self.fail_unloadable(model, now, out);
-            let choice = self.next_choice(model, now);
+            let choice = self.next_choice(model, moving.contains(&model), now);
             self.set_choice(model, choice, now);
             self.models.touched.remove(&model);
             self.models.let_go(model);
@@ -169,7 +174,8 @@ impl Dispatch {
         }
     }
 
-    fn next_choice(&self, model: ModelId, now: Moment) -> Option<Choice> {
+    /// `moving`: whether the choice of before may move to one that was asked already.
+    fn next_choice(&self, model: ModelId, moving: bool, now: Moment) -> Option<Choice> {
         let group = &self.models[model];
         if group.multiplexers.is_empty() {
             return None;
@@ -188,17 +194,24 @@ impl Dispatch {
                 Standing::Failed(_) | Standing::Leaving => None,
             }
         };
+        let beside = |key: WorkerKey| {
+            let nearness = self.nearness_beside(key, model, near(key)?, now);
+            Some((!self.is_asked_by_another_name(key, model), nearness))
+        };
         let kept = group.choice.filter(|choice| now < choice.until && near(choice.worker).is_some());
-        let choice = kept.or_else(|| {
-            let overdue = group.choice.filter(|choice| now >= choice.until).map(|choice| choice.worker);
-            let overdue = overdue.or(group.passed_over);
-            let beside = |key: WorkerKey| {
-                let nearness = self.nearness_beside(key, model, near(key)?, now);
-                Some((!self.is_asked_by_another_name(key, model), nearness))
-            };
-            let worker = self.nearest(group, beside, overdue)?;
-            Some(Choice::new(worker, now))
-        })?;
+        let choice = match kept {
+            Some(kept) if !moving => kept,
+            Some(kept) => {
+                let asked = group.asked.iter().copied().chain([kept.worker]);
+                let nearest = self.nearest(asked, group, beside, group.passed_over)?;
+                if nearest == kept.worker { kept } else { Choice::new(nearest, now) }
+            }
+            None => {
+                let overdue = group.choice.filter(|choice| now >= choice.until).map(|choice| choice.worker);
+                let all = group.multiplexers.iter().copied();
+                Choice::new(self.nearest(all, group, beside, overdue.or(group.passed_over))?, now)
+            }
+        };
         let eta =
             self.workers.get(&choice.worker).and_then(|worker| worker.multiplexer.as_ref()?.eta(&group.name, now));
         Some(choice.handle_eta(eta))
@@ -237,15 +250,16 @@ impl Dispatch {
         asked.any(|group| worker.id(&group.name) == id)
     }
 
-    /// The nearest worker, `overdue` last: it had its time. Ties are broken as every other relay does.
+    /// The nearest of these workers, `overdue` last: it had its time. Ties are broken as every other relay does.
     fn nearest(
         &self,
+        workers: impl Iterator<Item = WorkerKey>,
         group: &Group,
         near: impl Fn(WorkerKey) -> Option<(bool, Nearness)>,
         overdue: Option<WorkerKey>,
     ) -> Option<WorkerKey> {
         let place = |key: WorkerKey| Some((Some(key) == overdue, near(key)?));
-        let places: Vec<_> = group.multiplexers.iter().filter_map(|key| Some((place(*key)?, *key))).collect();
+        let places: Vec<_> = workers.filter_map(|key| Some((place(key)?, key))).collect();
         let best = places.iter().map(|(place, _)| *place).min()?;
         let tied = places.into_iter().filter(|(place, _)| *place == best).map(|(_, key)| key);
         tied.min_by_key(|key| (Reverse(self.affinity(*key, &group.name)), *key))

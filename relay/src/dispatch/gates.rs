@@ -84,7 +84,8 @@ impl Dispatch {
             if multiplexer.has_forgotten(name) && multiplexer.gate(name).is_none() {
                 worker.demand.handle_forgotten(name);
             }
-            self.models.touch(*model);
+            self.models[*model].note_asked(key, multiplexer);
+            self.models.touch_told(*model);
         }
         if are_renamed {
             let models = worker.models.clone();

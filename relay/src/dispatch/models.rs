@@ -8,6 +8,7 @@ use super::clock::Moment;
 use super::event::{Model, WorkerKey};
 use super::queue::ModelQueue;
 use super::registry::Worker;
+use super::residency::Multiplexer;
 use super::select::Available;
 
 /// A model's number, valid while somebody serves it or asks for it.
@@ -25,6 +26,8 @@ pub(super) struct Group {
     pub(super) open: Servers,
     /// Who of those serving has a multiplexer.
     pub(super) multiplexers: BTreeSet<WorkerKey>,
+    /// Who of those was asked for it by anybody, or is on its way there.
+    pub(super) asked: BTreeSet<WorkerKey>,
     /// The multiplexer that was asked to load it.
     pub(super) choice: Option<Choice>,
     /// One that was asked before and took too long.
@@ -89,6 +92,7 @@ impl Group {
             serving: Servers::default(),
             open: Servers::default(),
             multiplexers: BTreeSet::new(),
+            asked: BTreeSet::new(),
             choice: None,
             passed_over: None,
             alias_of: BTreeMap::new(),
@@ -116,8 +120,18 @@ impl Group {
         if worker.is_open_for(&self.name) {
             self.open.insert(worker);
         }
-        if worker.multiplexer.is_some() {
+        if let Some(multiplexer) = &worker.multiplexer {
             self.multiplexers.insert(worker.key);
+            self.note_asked(worker.key, multiplexer);
+        }
+    }
+
+    /// One of the multiplexers has said what its slots do.
+    pub(super) fn note_asked(&mut self, key: WorkerKey, multiplexer: &Multiplexer) {
+        if self.multiplexers.contains(&key) && multiplexer.is_asked(&self.name) {
+            self.asked.insert(key);
+        } else {
+            self.asked.remove(&key);
         }
     }
 
@@ -127,6 +141,7 @@ impl Group {
         self.open.remove(worker);
         self.leaving.remove(worker);
         self.multiplexers.remove(&worker.key);
+        self.asked.remove(&worker.key);
         self.alias_of.remove(&worker.key);
     }
 
@@ -156,6 +171,8 @@ pub(super) struct Models {
     free: Vec<ModelId>,
     /// Models whose choice of a multiplexer is to be looked at.
     pub(super) touched: BTreeSet<ModelId>,
+    /// Those of them whose choice may move to another that was asked already, because one of those has said something.
+    pub(super) moving: BTreeSet<ModelId>,
     /// When each choice has lasted long enough.
     pub(super) choice_dues: BTreeSet<(Moment, ModelId)>,
 }
@@ -206,6 +223,7 @@ impl Models {
         {
             self.ids.remove(&group.name);
             self.touched.remove(&id);
+            self.moving.remove(&id);
             if let Some(choice) = group.choice {
                 self.choice_dues.remove(&(choice.until, id));
             }
@@ -218,6 +236,14 @@ impl Models {
         let group = &self[id];
         if !group.multiplexers.is_empty() || group.choice.is_some() {
             self.touched.insert(id);
+        }
+    }
+
+    /// A multiplexer that can hold it has said what its slots do.
+    pub(super) fn touch_told(&mut self, id: ModelId) {
+        self.touch(id);
+        if self[id].choice.is_some() {
+            self.moving.insert(id);
         }
     }
 

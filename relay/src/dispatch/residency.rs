@@ -175,6 +175,11 @@ impl Multiplexer {
         self.offers.get(model).is_some_and(|offers| offers.iter().any(is_coming))
     }
 
+    /// Whether somebody asked one of its slots for the model, or one is on its way there for another reason.
+    pub(super) fn is_asked(&self, model: &Model) -> bool {
+        self.offers.get(self.id(model)).is_some_and(|offers| offers.iter().any(|offer| offer.said.is_asked()))
+    }
+
     /// Whether it said that a load of the model failed, and with that forgot what waits for it.
     pub(super) fn has_forgotten(&self, model: &Model) -> bool {
         self.offers.get(self.id(model)).is_some_and(|offers| offers.iter().any(|offer| offer.forgot))

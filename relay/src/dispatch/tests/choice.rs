@@ -155,6 +155,34 @@ fn choice_stays_whoever_comes_nearer() {
     assert_eq!(asked(&p, "b"), Some(1));
 }
 
+/// Another relay has asked it.
+#[test]
+fn choice_moves_to_one_that_is_nearer_and_was_asked_already() {
+    let models = ["a", "b"];
+    let asked_for_b = |slot: Slot| with(slot, "b", |entry| entry.wanted = true);
+    let mut p = workers(vec![busy(&models, 1)]);
+    p.submit(1, "b");
+    p.join_slots(2, &models, vec![asked_for_b(busy(&models, 3))]);
+    p.pass(1.0);
+    assert_eq!(asked(&p, "b"), Some(1), "two others are wanted there");
+    let nearer = asked_for_b(busy(&models, 1));
+    assert_eq!(p.slots(2, vec![nearer.clone()]), ["demand w1:", "demand w2: b 1 1000 1000"]);
+    // One that has begun goes before all.
+    p.pass(1.0);
+    assert_eq!(p.slots(1, vec![loading(&models, 9_000)]), ["demand w1: b 1 2000 2000", "demand w2:"]);
+    p.slots(2, vec![nearer]);
+    assert_eq!(asked(&p, "b"), Some(1));
+}
+
+#[test]
+fn choice_does_not_move_back_to_one_that_had_its_time() {
+    let mut p = workers(vec![loading(&["a", "b"], 1_000), busy(&["a", "b"], 0)]);
+    p.submit(1, "b");
+    p.pass(61.0);
+    p.slots(1, vec![loading(&["a", "b"], 1_000)]);
+    assert_eq!(asked(&p, "b"), Some(2), "it is still loading");
+}
+
 #[test]
 fn model_that_opens_elsewhere_ends_the_choice() {
     let mut p = workers(vec![empty(&["a", "b"]), busy(&["a", "b"], 0)]);

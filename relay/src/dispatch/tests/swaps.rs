@@ -3,6 +3,7 @@
 //! whom, every request is served, one model is loaded once however many want it, and a fleet that has a place for each
 //! model comes to rest.
 
+mod crowd;
 mod fleet;
 
 use std::time::Duration;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use self::crowd::Crowd;
 use self::fleet::{Fleet, MODELS, Node};
 
 #[derive(Clone, Debug)]
@@ -47,7 +49,7 @@ proptest! {
         }
         for op in ops {
             match op {
-                Op::Submit { relay, model } => fleet.submit(relay % relays, model),
+                Op::Submit { relay, model } => drop(fleet.submit(relay % relays, model)),
                 Op::Cancel { relay, request } => fleet.cancel(relay % relays, request),
                 Op::Break { link } => fleet.rejoin(link % (relays * nodes)),
                 Op::Pass { millis } => fleet.run(Duration::from_millis(millis)),
@@ -87,4 +89,21 @@ fn fleet_with_a_place_for_each_model_comes_to_rest() {
         }
         assert_eq!(fleet.loads(), 0, "seed {seed}: models go back and forth");
     }
+}
+
+/// Each meets the requests in an order of its own, and chooses before it can hear of the other's choice.
+#[test]
+fn relays_that_chose_differently_agree_before_the_next_swap() {
+    let mut once_more = 0;
+    for seed in 0..60 {
+        let mut fleet = Fleet::new(2, 2, seed);
+        let mut crowd = Crowd::new(2, seed);
+        crowd.ask(&mut fleet, Duration::from_secs(2));
+        let first = fleet.loads();
+        crowd.ask(&mut fleet, Duration::from_secs(2));
+        assert_eq!(fleet.loads(), first, "seed {seed}: models go back and forth");
+        assert!(first <= 3, "seed {seed}: {first} loads of two models by two workers");
+        once_more += u32::from(first > 2);
+    }
+    assert!(once_more > 0, "they never chose differently");
 }

@@ -126,10 +126,7 @@ impl Inner {
             Nearness::Asleep | Nearness::Empty | Nearness::Idle(_) if others > 0 => {
                 Nearness::Busy { wanted: snapshot.wanted.max(others) }
             }
-            // What is wanted there is this very model too, if it was chosen.
-            Nearness::Busy { wanted } => {
-                Nearness::Busy { wanted: wanted.saturating_sub(u32::from(is_chosen)).max(others) }
-            }
+            Nearness::Busy { wanted } => Nearness::Busy { wanted: wanted.max(others) },
             Nearness::Coming | Nearness::Asleep | Nearness::Empty | Nearness::Idle(_) | Nearness::Far => nearness,
         })
     }

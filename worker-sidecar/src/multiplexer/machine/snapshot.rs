@@ -30,7 +30,6 @@ pub(super) struct Face {
     generation: Generation,
     target: Option<Model>,
     idle: bool,
-    wanted: usize,
     models: Vec<FaceOf>,
 }
 
@@ -40,6 +39,7 @@ struct FaceOf {
     aliases: Vec<Model>,
     capacity: u32,
     pinned: bool,
+    wanted: bool,
     asleep: bool,
     /// Each failure has an end of its own.
     failing: Option<Instant>,
@@ -143,6 +143,7 @@ impl Machine {
             aliases: entry.config.aliases.clone(),
             capacity: entry.config.capacity,
             pinned: entry.pinned,
+            wanted: self.is_wanted(entry),
             asleep: entry.asleep,
             failing: entry.failing(self.now).map(|failure| failure.until),
         };
@@ -153,19 +154,18 @@ impl Machine {
             target: self.state.target().cloned(),
             // Whether it is idle decides where relays send their demand.
             idle: self.state.resident().is_some_and(|resident| resident.idle_since.is_some()),
-            wanted: self.wanted(),
             models: models.map(model).collect(),
         }
     }
 
-    /// Non-resident models that somebody waits for.
-    fn wanted(&self) -> usize {
-        let resident = self.resident();
-        self.models.values().filter(|entry| Some(entry.model()) != resident && entry.is_wanted()).count()
+    /// Whether the model is not resident, and somebody waits for it.
+    fn is_wanted(&self, entry: &Entry) -> bool {
+        Some(entry.model()) != self.resident() && entry.is_wanted()
     }
 
     /// The same without what changes while time passes and with every load.
     fn timeless_snapshot(&self) -> Slot {
+        let wanted = self.models.values().filter(|entry| self.is_wanted(entry));
         let models = self.models.values().filter(|entry| !entry.removed);
         Slot {
             id: self.config.id.clone(),
@@ -176,7 +176,7 @@ impl Machine {
             eta_ms: None,
             since_ms: 0,
             idle_ms: 0,
-            wanted: u32::try_from(self.wanted()).unwrap_or(u32::MAX),
+            wanted: u32::try_from(wanted.count()).unwrap_or(u32::MAX),
             models: models.map(|entry| self.describe(entry)).collect(),
         }
     }
@@ -198,6 +198,7 @@ impl Machine {
             capacity: entry.config.capacity,
             swap_cost_ms: 0,
             pinned: entry.pinned,
+            wanted: self.is_wanted(entry),
             code: error.as_ref().map(|error| error.code().to_owned()),
             message: error.as_ref().map(SlotError::for_clients),
             retry_ms: None,

@@ -23,6 +23,8 @@ pub(super) struct Reference {
     /// Who was asked to load which model, and who had been asked before in vain.
     choices: BTreeMap<Model, Choice>,
     passed_over: BTreeMap<Model, WorkerKey>,
+    /// The multiplexer whose slots this event was about.
+    just_told: Option<WorkerKey>,
     out: Vec<Effect>,
 }
 
@@ -69,6 +71,7 @@ impl Reference {
             turn: 0,
             choices: BTreeMap::new(),
             passed_over: BTreeMap::new(),
+            just_told: None,
             out: Vec::new(),
         }
     }

@@ -87,6 +87,7 @@ pub(super) struct Fleet {
     links: Vec<Link>,
     last_key: u64,
     chance: u64,
+    seed: u64,
 }
 
 impl Fleet {
@@ -103,6 +104,7 @@ impl Fleet {
             links: Vec::new(),
             last_key: 0,
             chance: seed | 1,
+            seed,
         };
         for link in 0..relays * nodes {
             let key = fleet.key();
@@ -120,10 +122,15 @@ impl Fleet {
         self.nodes.iter().map(|node| node.loads).sum()
     }
 
-    pub(super) fn submit(&mut self, r: usize, model: usize) {
+    pub(super) fn submit(&mut self, r: usize, model: usize) -> RequestKey {
         let key = self.key().0;
         self.alive[r].insert(RequestKey(key), model);
         self.relay(r, Event::Submit(request(key, MODELS[model])));
+        RequestKey(key)
+    }
+
+    pub(super) fn waits(&self, r: usize, request: RequestKey) -> bool {
+        self.alive[r].contains_key(&request)
     }
 
     pub(super) fn cancel(&mut self, r: usize, index: usize) {
@@ -166,7 +173,7 @@ impl Fleet {
         let (w, r) = self.ends(link);
         let mut new = worker(self.links[link].key.0, &MODELS, CAPACITY, true);
         let slots = vec![self.nodes[w].slot(self.now)];
-        new.multiplexer = Some(NewMultiplexer { instance: format!("node {w}").into(), slots });
+        new.multiplexer = Some(NewMultiplexer { instance: format!("node {w} of {}", self.seed).into(), slots });
         let now = self.instant();
         self.nodes[w].dividers.iter_mut().for_each(|divider| divider.add_link(r, LinkKind::Granted, now));
         self.relay_at(r, Event::WorkerJoined(new));
@@ -211,6 +218,7 @@ impl Fleet {
                 self.tell(w, false);
             }
             Down::Demand(demand) => {
+                let before = node.all_wanted();
                 for model in 0..MODELS.len() {
                     let waiting = demand.get(&model).copied().unwrap_or(0);
                     node.wanted[model].insert(r, waiting);
@@ -218,7 +226,8 @@ impl Fleet {
                         node.dividers[model].on_demand(r, waiting, now);
                     }
                 }
-                self.tell(w, false);
+                let moved = self.nodes[w].all_wanted() != before;
+                self.tell(w, moved);
             }
         }
     }
@@ -397,6 +406,10 @@ impl Node {
         gate.into_iter().map(|gate| (MODELS[model].into(), gate)).collect()
     }
 
+    fn all_wanted(&self) -> [bool; MODELS.len()] {
+        std::array::from_fn(|model| self.is_wanted(model))
+    }
+
     fn is_wanted(&self, model: usize) -> bool {
         self.wanted[model].values().sum::<u32>() > 0
     }
@@ -496,6 +509,7 @@ impl Node {
                     (false, false, true) => SlotModelStatus::Sleeping,
                     (false, false, false) => SlotModelStatus::Unloaded,
                 },
+                wanted: resident != Some(model) && self.is_wanted(model),
                 swap_cost_ms: if self.asleep[model] { WAKE } else { LOAD }.as_millis() as u64,
                 retry_ms: failed.then_some(back_off.as_millis() as u64),
                 ..SlotModel::default()

@@ -36,7 +36,8 @@ fn request_that_crosses_a_closing_gate_goes_back_and_counts_as_waiting_there() {
     s.arrive(1, "b");
     s.fits();
     assert_eq!(s.arrive_from(NEW, 2, "a"), ["fail r2: at_capacity"]);
-    assert_eq!(s.slot().wanted, 2);
+    let models = s.slot().models.into_iter().map(|model| (model.id, model.wanted)).collect::<Vec<_>>();
+    assert_eq!((s.slot().wanted, models), (2, vec![("a".to_owned(), true), ("b".to_owned(), true)]));
     s.finish_swap(1.0);
     s.finish(1);
     assert_eq!(s.finish_swap(1.0), ["close b", "evict b", "memory of b", "load a Cold", "open a"]);

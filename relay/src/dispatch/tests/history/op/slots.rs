@@ -64,10 +64,11 @@ fn model() -> impl Strategy<Value = SlotModel> {
         2 => Just(vec!["z".to_owned()]),
         1 => prop::collection::vec(prop::sample::select(MODELS.map(str::to_owned).to_vec()), 1..3),
     ];
-    (status, code, retry, cost, prop::bool::weighted(0.1), aliases).prop_map(
-        |(status, code, retry_ms, swap_cost_ms, pinned, aliases)| {
+    let flags = (prop::bool::weighted(0.1), prop::bool::weighted(0.3));
+    (status, code, retry, cost, flags, aliases).prop_map(
+        |(status, code, retry_ms, swap_cost_ms, (pinned, wanted), aliases)| {
             let code = code.filter(|_| status == Failed).map(str::to_owned);
-            SlotModel { status, code, retry_ms, swap_cost_ms, pinned, aliases, ..SlotModel::default() }
+            SlotModel { status, code, retry_ms, swap_cost_ms, pinned, wanted, aliases, ..SlotModel::default() }
         },
     )
 }

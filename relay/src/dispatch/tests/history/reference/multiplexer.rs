@@ -114,6 +114,10 @@ fn is_there_or_coming(slot: &Slot, model: &str) -> bool {
     is_on_its_way(slot, model) || slot.state == SlotState::Ready && slot.resident.as_deref() == Some(model)
 }
 
+fn others_wanted(slot: &Slot, entry: &SlotModel) -> i128 {
+    i128::from(slot.wanted.saturating_sub(u32::from(entry.wanted)))
+}
+
 fn code(entry: &SlotModel) -> LoadFailure {
     match entry.code.as_deref() {
         Some("insufficient_memory") => LoadFailure::InsufficientMemory,
@@ -148,7 +152,7 @@ fn nearness(slot: &Slot, entry: &SlotModel, age: Duration) -> Option<(u8, i128)>
     } else if is_idle {
         (3, -i128::from(idle.as_secs()))
     } else {
-        (4, i128::from(slot.wanted))
+        (4, others_wanted(slot, entry))
     })
 }
 
@@ -197,6 +201,7 @@ impl Reference {
         let now = self.now;
         if let Some(multiplexer) = self.workers.get_mut(&worker).and_then(|worker| worker.multiplexer.as_mut()) {
             (multiplexer.slots, multiplexer.said_at) = (slots, now);
+            self.just_told = Some(worker);
         }
     }
 
@@ -305,6 +310,7 @@ impl Reference {
             }
         }
         self.passed_over.retain(|model, _| self.choices.contains_key(model));
+        self.just_told = None;
     }
 
     /// Slots that were asked for other models are as good as busy. Those take the best that is free, by their names.
@@ -328,7 +334,8 @@ impl Reference {
             }
             let holds = |slot: &Slot| slot.models.iter().any(|entry| *entry.id == *other);
             if let Some((near, slot)) = near.iter_mut().find(|(near, slot)| (1..=3).contains(&near.0) && holds(slot)) {
-                *near = (4, i128::from(slot.wanted) + 1);
+                let entry = slot.models.iter().find(|entry| *entry.id == *multiplexer.id(model)).unwrap();
+                *near = (4, others_wanted(slot, entry) + 1);
             }
         }
         near.into_iter().map(|(near, _)| near).min()
@@ -339,6 +346,12 @@ impl Reference {
         let id = |name: &Model| known.multiplexer.as_ref().map(|multiplexer| multiplexer.id(name));
         let is_another = |name: &Model| name != model && known.models.contains(name) && id(name) == id(model);
         self.choices.iter().any(|(name, choice)| choice.worker == worker && is_another(name))
+    }
+
+    /// Whether somebody waits for the model there, or it comes anyway.
+    fn is_asked(&self, worker: WorkerKey, model: &Model) -> bool {
+        let Some(multiplexer) = &self.workers[&worker].multiplexer else { return false };
+        multiplexer.entries(model).any(|(slot, entry)| entry.wanted || is_there_or_coming(slot, &entry.id))
     }
 
     fn choice_for(&self, model: &Model, stranded: &[RequestKey]) -> Option<Choice> {
@@ -356,23 +369,34 @@ impl Reference {
         let kept = before.filter(|choice| self.now < choice.until).filter(is_candidate);
         let overdue = before.filter(|choice| self.now >= choice.until).map(|choice| choice.worker);
         let overdue = overdue.or_else(|| self.passed_over.get(model).copied());
-        let mut choice = match kept {
-            Some(choice) => choice,
-            None => {
-                let place = |(key, near): &(WorkerKey, (u8, i128))| {
-                    let hash = self.workers[key].multiplexer.as_ref().unwrap().hash(model);
-                    (
-                        Some(*key) == overdue,
-                        !self.is_asked_by_another_name(*key, model),
-                        *near,
-                        std::cmp::Reverse(hash),
-                        *key,
-                    )
-                };
-                let worker = candidates.iter().min_by_key(|candidate| place(candidate))?.0;
-                Choice { worker, since: self.now, until: self.now + Duration::from_secs(60), has_eta: false }
-            }
+        let nearest = |among: &dyn Fn(WorkerKey) -> bool, overdue: Option<WorkerKey>| {
+            let place = |(key, near): &(WorkerKey, (u8, i128))| {
+                let hash = self.workers[key].multiplexer.as_ref().unwrap().hash(model);
+                (
+                    Some(*key) == overdue,
+                    !self.is_asked_by_another_name(*key, model),
+                    *near,
+                    std::cmp::Reverse(hash),
+                    *key,
+                )
+            };
+            candidates
+                .iter()
+                .filter(|(key, _)| among(*key))
+                .min_by_key(|candidate| place(candidate))
+                .map(|(key, _)| *key)
         };
+        let worker = match kept {
+            // It moves only to whom somebody has asked already.
+            Some(kept) if self.just_told.is_none_or(|told| !self.workers[&told].models.contains(model)) => kept.worker,
+            Some(kept) => {
+                let passed_over = self.passed_over.get(model).copied();
+                nearest(&|key| key == kept.worker || self.is_asked(key, model), passed_over)?
+            }
+            None => nearest(&|_| true, overdue)?,
+        };
+        let new = Choice { worker, since: self.now, until: self.now + Duration::from_secs(60), has_eta: false };
+        let mut choice = kept.filter(|kept| kept.worker == worker).unwrap_or(new);
         let eta = self.workers[&choice.worker].multiplexer.as_ref().unwrap().eta(model, self.now);
         if let Some(eta) = eta.filter(|_| !choice.has_eta) {
             choice.has_eta = true;

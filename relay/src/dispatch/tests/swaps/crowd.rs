@@ -1,0 +1,59 @@
+//! Clients that wait for each answer before they ask again, now for the one model, now for the other.
+
+use std::time::Duration;
+
+use super::fleet::Fleet;
+use crate::dispatch::RequestKey;
+
+const CLIENTS: u64 = 8;
+const PAUSE: Duration = Duration::from_millis(10);
+const STEP: Duration = Duration::from_millis(2);
+
+pub(super) struct Crowd(Vec<Client>);
+
+struct Client {
+    number: usize,
+    relay: usize,
+    answers: usize,
+    asked: Option<RequestKey>,
+    /// When it asks next.
+    until: Duration,
+}
+
+impl Crowd {
+    /// Clients of all relays, who come within some milliseconds, in any order.
+    pub(super) fn new(relays: usize, seed: u64) -> Self {
+        let chance = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let client = |number: u64| {
+            let until = Duration::from_millis((chance >> (5 * number + 3)) % 12);
+            let number = number as usize;
+            Client { number, relay: number % relays, answers: 0, asked: None, until }
+        };
+        Self((0..CLIENTS).map(client).collect())
+    }
+
+    /// They go on for so long.
+    pub(super) fn ask(&mut self, fleet: &mut Fleet, time: Duration) {
+        let until = fleet.now + time;
+        while fleet.now < until {
+            self.0.iter_mut().for_each(|client| client.act(fleet));
+            fleet.run(STEP);
+        }
+    }
+}
+
+impl Client {
+    fn act(&mut self, fleet: &mut Fleet) {
+        if let Some(asked) = self.asked
+            && !fleet.waits(self.relay, asked)
+        {
+            (self.asked, self.until) = (None, fleet.now + PAUSE);
+            self.answers += 1;
+        }
+        if self.asked.is_none() && fleet.now >= self.until {
+            // Neither in step with each other nor strictly by turns.
+            let model = (self.number / 2 + self.answers / (1 + self.number % 3)) % 2;
+            self.asked = Some(fleet.submit(self.relay, model));
+        }
+    }
+}

@@ -57,8 +57,7 @@ async fn a_backend_is_asked_to_end_when_its_worker_ends_and_may_finish_what_it_h
     let (mut rig, folder) = with_trap("sleep 1; echo told > NOTE; exit 0").await;
     end(&mut rig).await;
     assert_eq!(std::fs::read_to_string(folder.path().join("note")).expect("it was told"), "told\n");
-    let log = rig.worker.log();
-    let ended = log.lines().find(|line| line.contains("process has ended")).expect("its end is in the log");
+    let ended = rig.worker.process.wait_for_line("process has ended").await;
     assert!(ended.ends_with("code=0"), "{ended}");
 }
 

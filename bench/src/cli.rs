@@ -12,7 +12,7 @@ use crate::load::{Load, PROMPT_BYTES, Until};
 use crate::run::{Options, Report, run};
 use crate::scenarios::{Extent, Part};
 use crate::systems::{Installed, System};
-use crate::{backend, page, table};
+use crate::{backend, page, played, scale, table};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -30,12 +30,16 @@ struct Cli {
 enum Command {
     /// Measure all systems in turns, and print the tables
     Run(RunArgs),
+    /// Measure how far one relay goes and what features cost, and print the tables
+    Scale(ScaleArgs),
     /// Ask, compare every byte of every answer, and print what came of it as JSON
     Load(LoadArgs),
     /// Be the backend that all systems are measured in front of
     Backend(BackendArgs),
     /// Be so many workers with nothing to do, until interrupted
     Crowd(CrowdArgs),
+    /// Be one worker that answers by itself what the backend would, until the relay goes
+    Worker(WorkerArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -67,6 +71,35 @@ struct RunArgs {
     /// File for everything that was measured, as JSON [default: none]
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct ScaleArgs {
+    /// Only these parts, separated by commas [default: all]
+    #[arg(long, value_name = "PARTS", value_delimiter = ',')]
+    only: Vec<scale::Part>,
+    /// Little of everything, to see that it runs
+    #[arg(long)]
+    quick: bool,
+    /// Folder with modelrelay-relay and modelrelay-worker
+    #[arg(long, value_name = "FOLDER", default_value = "target/release")]
+    programs: PathBuf,
+    /// Page to write the tables into, between its marks [default: none]
+    #[arg(long, value_name = "FILE")]
+    write: Option<String>,
+    /// File for everything that was measured, as JSON [default: none]
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct WorkerArgs {
+    /// The relay, whose provider `local` has the secret `bench-worker-secret`
+    #[arg(long, value_name = "ADDR")]
+    relay: SocketAddr,
+    /// Speak the earlier protocol, which knows only text
+    #[arg(long)]
+    text: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -128,6 +161,14 @@ pub fn main() -> ExitCode {
             Command::Load(args) => load(&args).await,
             Command::Backend(args) => serve(&args).await,
             Command::Crowd(args) => crowd(&args).await,
+            Command::Worker(args) => {
+                played::serve(args.relay, args.text, || say(&format!("registered at {}", args.relay))).await?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Command::Scale(args) => tokio::select! {
+                done = measure_scale(args) => done,
+                signal = ended() => Ok(signal.map(|()| ExitCode::FAILURE)?),
+            },
             // Dropped when interrupted, and with it every program that it has started.
             Command::Run(args) => tokio::select! {
                 done = measure(args) => done,
@@ -186,6 +227,27 @@ async fn measure(args: RunArgs) -> Done {
         page::write(&file, &[("speed", text)])?;
     }
     Ok(judge(&report))
+}
+
+async fn measure_scale(args: ScaleArgs) -> Done {
+    let options = scale::Options {
+        parts: if args.only.is_empty() { scale::Part::ALL.to_vec() } else { args.only },
+        extent: if args.quick { scale::Extent::QUICK } else { scale::Extent::FULL },
+        quick: args.quick,
+        installed: Installed { programs: std::path::absolute(args.programs)?, routers: None, rathole: None },
+    };
+    let folder = tempfile::tempdir()?;
+    let report = scale::run(&options, folder.path(), |text| eprintln!("{text}")).await?;
+    let texts = scale::texts(&report);
+    texts.iter().for_each(|(_, text)| say(text));
+    if let Some(file) = args.json {
+        std::fs::write(file, serde_json::to_string_pretty(&report)?)?;
+    }
+    if let Some(file) = args.write {
+        page::write(&file, &texts)?;
+    }
+    report.faults.iter().for_each(|fault| eprintln!("modelrelay-bench: {fault}"));
+    Ok(if report.faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Slow is a result; a wrong byte, or programs of ours that do not run, is a failure.

@@ -1,77 +1,157 @@
-//! Workers that have nothing to do: registered, granting a slot, and answering heartbeats.
+//! Workers that have nothing to do: registered, granting a slot, answering heartbeats, and dialling again when their relay
+//! has gone, after the very pauses of our worker ([`Backoff`]).
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use futures_util::{SinkExt, StreamExt};
+use futures_util::{SinkExt, StreamExt, stream};
 use modelrelay_protocol::message::{Grant, Parsed, Pong, Register, RelayToWorker, WorkerLimits, WorkerToRelay, encode};
 use modelrelay_protocol::version::{Capability, VERSION};
+use modelrelay_worker::relay_link::{Backoff, EndKind, random};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Message};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 
+use crate::samples::{Samples, Summary};
 use crate::systems::SECRET;
 
 /// The least that works, so that the crowd itself needs little.
 const BUFFER_BYTES: usize = 4 << 10;
 
-/// A worker that is not acknowledged by then never will be.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a handshake, and then the acknowledgement, may take; as our worker has it.
+const PATIENCE: Duration = Duration::from_secs(10);
 
-type Socket = WebSocketStream<TcpStream>;
+/// Dials at once when a crowd comes for the first time, which is not what is measured.
+const AT_ONCE: usize = 64;
+
+pub(crate) type Socket = WebSocketStream<TcpStream>;
 
 /// Idle workers; dropping it disconnects them all.
 #[derive(Debug)]
 pub struct Crowd {
-    workers: JoinSet<()>,
-    lost: Arc<AtomicU32>,
+    _workers: JoinSet<()>,
+    shared: Arc<Shared>,
+}
+
+/// What all of its workers count.
+#[derive(Debug, Default)]
+struct Shared {
+    attached: watch::Sender<u32>,
+    lost: AtomicU32,
+    failed: AtomicU32,
+    heartbeats: AtomicU64,
+    away: Mutex<Samples>,
 }
 
 /// Why a worker was not let in.
 #[derive(Debug, thiserror::Error)]
 pub enum CrowdError {
     /// The connection.
-    #[error("an idle worker cannot connect: {0}")]
+    #[error("a worker cannot connect: {0}")]
     Io(#[from] std::io::Error),
     /// The WebSocket.
-    #[error("an idle worker was not let in: {0}")]
+    #[error("a worker was not let in: {0}")]
     Socket(#[from] Box<tungstenite::Error>),
     /// What the relay said, or that it said nothing.
-    #[error("an idle worker was not acknowledged: {0}")]
+    #[error("a worker was not acknowledged: {0}")]
     NotAcknowledged(String),
 }
 
 impl Crowd {
     /// So many workers of one relay, each of them acknowledged.
     pub async fn connect(relay: SocketAddr, count: u32) -> Result<Self, CrowdError> {
-        let mut crowd = Self { workers: JoinSet::new(), lost: Arc::default() };
-        for number in 0..count {
-            let mut socket = register(relay, number).await?;
-            let lost = Arc::clone(&crowd.lost);
-            crowd.workers.spawn(async move {
-                stay(&mut socket).await;
-                lost.fetch_add(1, Ordering::Relaxed);
-            });
+        let shared = Arc::new(Shared::default());
+        let mut workers = JoinSet::new();
+        let idlers = (0..count).map(|number| Idler { relay, registration: registration(number) });
+        let mut linked = stream::iter(idlers.map(Idler::into_linked)).buffer_unordered(AT_ONCE);
+        while let Some(linked) = linked.next().await {
+            let (idler, socket) = linked?;
+            shared.attached.send_modify(|attached| *attached += 1);
+            workers.spawn(idler.keep_linked(socket, Arc::clone(&shared)));
         }
-        Ok(crowd)
+        Ok(Self { _workers: workers, shared })
     }
 
-    /// How many the relay has dropped.
+    /// How often the relay has dropped one.
     pub fn lost(&self) -> u32 {
-        self.lost.load(Ordering::Relaxed)
+        self.shared.lost.load(Ordering::Relaxed)
+    }
+
+    /// Dials that led to nothing, after a loss.
+    pub fn failed(&self) -> u32 {
+        self.shared.failed.load(Ordering::Relaxed)
+    }
+
+    /// Heartbeats that were answered.
+    pub fn heartbeats(&self) -> u64 {
+        self.shared.heartbeats.load(Ordering::Relaxed)
+    }
+
+    /// How long each was away that was lost and is back.
+    pub fn away(&self) -> Summary {
+        self.shared.away.lock().unwrap_or_else(PoisonError::into_inner).summary()
+    }
+
+    /// Waits until so many were lost, and as many are attached as before; false when they are not in time.
+    pub async fn returned(&self, count: u32, within: Duration) -> bool {
+        let mut attached = self.shared.attached.subscribe();
+        let all = attached.wait_for(|attached| *attached >= count && self.lost() >= count);
+        tokio::time::timeout(within, all).await.is_ok_and(|all| all.is_ok())
     }
 }
 
-async fn register(relay: SocketAddr, number: u32) -> Result<Socket, CrowdError> {
-    let mut socket = tokio::time::timeout(PATIENCE, dial(relay))
-        .await
-        .map_err(|_| CrowdError::NotAcknowledged("the handshake has no end".into()))??;
-    let register = Register {
+/// One worker of the crowd.
+#[derive(Debug)]
+struct Idler {
+    relay: SocketAddr,
+    registration: Register,
+}
+
+impl Idler {
+    async fn into_linked(self) -> Result<(Self, Socket), CrowdError> {
+        let socket = self.link().await?;
+        Ok((self, socket))
+    }
+
+    async fn link(&self) -> Result<Socket, CrowdError> {
+        let mut socket = link(self.relay, &self.registration).await?;
+        say(&mut socket, &WorkerToRelay::Grant(Grant { slots: 1, others: 0, capacity: 1, links: 1, models: None }))
+            .await?;
+        Ok(socket)
+    }
+
+    async fn keep_linked(self, mut socket: Socket, shared: Arc<Shared>) {
+        let mut backoff = Backoff::default();
+        loop {
+            stay(&mut socket, &shared.heartbeats).await;
+            drop(socket);
+            let lost = Instant::now();
+            shared.attached.send_modify(|attached| *attached -= 1);
+            shared.lost.fetch_add(1, Ordering::Relaxed);
+            let mut end = EndKind::Linked;
+            socket = loop {
+                tokio::time::sleep(backoff.next_pause(end, 1, random())).await;
+                match self.link().await {
+                    Ok(socket) => break socket,
+                    Err(_) => end = EndKind::Failed,
+                }
+                shared.failed.fetch_add(1, Ordering::Relaxed);
+            };
+            shared.away.lock().unwrap_or_else(PoisonError::into_inner).add(lost.elapsed());
+            shared.attached.send_modify(|attached| *attached += 1);
+        }
+    }
+}
+
+/// Each has a model of its own and one that all share.
+fn registration(number: u32) -> Register {
+    Register {
         worker_name: format!("idle-{number}"),
         models: vec![format!("model-{number}"), "shared".into()],
         max_concurrent: 1,
@@ -80,19 +160,23 @@ async fn register(relay: SocketAddr, number: u32) -> Result<Socket, CrowdError> 
         capabilities: vec![Capability::Core1.as_str().into()],
         limits: Some(WorkerLimits { stream_window_bytes: 256 << 10 }),
         ..Register::default()
-    };
-    say(&mut socket, &WorkerToRelay::Register(register)).await?;
-    let acknowledged = tokio::time::timeout(PATIENCE, acknowledged(&mut socket)).await;
-    acknowledged.map_err(|_| CrowdError::NotAcknowledged("nothing came".into()))??;
-    let grant = Grant { slots: 1, others: 0, capacity: 1, links: 1, models: None };
-    say(&mut socket, &WorkerToRelay::Grant(grant)).await?;
-    Ok(socket)
+    }
 }
 
 /// Two workers with one are one worker to a relay, which then drops the older link.
-fn new_instance() -> String {
+pub(crate) fn new_instance() -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
     format!("{:016x}{:016x}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Dials, registers, and waits to be acknowledged.
+pub(crate) async fn link(relay: SocketAddr, registration: &Register) -> Result<Socket, CrowdError> {
+    let late = |what: &str| CrowdError::NotAcknowledged(what.to_owned());
+    let mut socket =
+        tokio::time::timeout(PATIENCE, dial(relay)).await.map_err(|_| late("the handshake has no end"))??;
+    say(&mut socket, &WorkerToRelay::Register(registration.clone())).await?;
+    tokio::time::timeout(PATIENCE, acknowledged(&mut socket)).await.map_err(|_| late("nothing came"))??;
+    Ok(socket)
 }
 
 async fn dial(relay: SocketAddr) -> Result<Socket, CrowdError> {
@@ -118,18 +202,19 @@ async fn acknowledged(socket: &mut Socket) -> Result<(), CrowdError> {
 }
 
 /// Answers heartbeats until the relay goes.
-async fn stay(socket: &mut Socket) {
+async fn stay(socket: &mut Socket, heartbeats: &AtomicU64) {
     while let Some(message) = heard(socket).await {
         if let RelayToWorker::Ping(ping) = message {
             let pong = Pong { current_load: Some(0), timestamp_unix_ms: ping.timestamp_unix_ms };
             if say(socket, &WorkerToRelay::Pong(pong)).await.is_err() {
                 return;
             }
+            heartbeats.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-async fn say(socket: &mut Socket, message: &WorkerToRelay) -> Result<(), CrowdError> {
+pub(crate) async fn say(socket: &mut Socket, message: &WorkerToRelay) -> Result<(), CrowdError> {
     Ok(socket.send(Message::text(encode(message))).await.map_err(Box::new)?)
 }
 
@@ -141,5 +226,39 @@ async fn heard(socket: &mut Socket) -> Option<RelayToWorker> {
         {
             return Some(message);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+    use tokio_tungstenite::accept_async;
+
+    use super::*;
+
+    /// Lets the next worker in; says whose link it is.
+    async fn admit(listener: &TcpListener) -> (Socket, String) {
+        let mut socket = accept_async(listener.accept().await.unwrap().0).await.unwrap();
+        let text = socket.next().await.unwrap().unwrap().into_text().unwrap();
+        let Ok(Parsed::Known(WorkerToRelay::Register(register))) = WorkerToRelay::parse(&text) else {
+            panic!("{text}");
+        };
+        socket.send(Message::text(r#"{"type":"register_ack","worker_id":"w"}"#)).await.unwrap();
+        assert!(socket.next().await.unwrap().unwrap().into_text().unwrap().contains("grant"));
+        (socket, register.instance_id.unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_is_dropped_comes_back_as_itself_after_its_pause() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let relay = listener.local_addr().unwrap();
+        let (crowd, (socket, first)) = tokio::join!(Crowd::connect(relay, 1), admit(&listener));
+        let crowd = crowd.unwrap();
+        drop(socket);
+        let (mut socket, again) = admit(&listener).await;
+        assert!(crowd.returned(1, PATIENCE).await);
+        assert_eq!((first, crowd.lost(), crowd.away().count), (again, 1, 1));
+        socket.send(Message::text(r#"{"type":"ping"}"#)).await.unwrap();
+        assert!(socket.next().await.unwrap().unwrap().into_text().unwrap().contains("pong"));
     }
 }

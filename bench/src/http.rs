@@ -3,8 +3,10 @@
 //! Written here because the client must cost little beside what it measures. What it cannot read it refuses: a proxy that
 //! breaks framing is found and not forgiven.
 
+mod ask;
 mod connection;
 
+pub use ask::ask;
 pub use connection::Connection;
 
 use std::io;

@@ -21,6 +21,10 @@ pub const PROMPT_BYTES: usize = 352;
 pub struct Load {
     /// Where.
     pub to: SocketAddr,
+    /// Where every second connection goes instead.
+    pub also: Option<SocketAddr>,
+    /// One more header of each request with its line end, or nothing.
+    pub header: &'static str,
     /// Connections, each with one request at a time.
     pub connections: u32,
     /// Bytes of a request's body.
@@ -29,6 +33,8 @@ pub struct Load {
     pub chunks: u32,
     /// Between two events, or before a plain answer.
     pub gap: Duration,
+    /// Over how long the connections begin; without it over a gap, so that streams of one pace do not move together.
+    pub over: Option<Duration>,
     /// Leave after so many events instead of reading to the end.
     pub leave_after: Option<u32>,
     /// When to stop.
@@ -82,8 +88,18 @@ struct Tally {
 impl Load {
     /// One connection after another request, plain answers.
     pub fn new(to: SocketAddr, until: Until) -> Self {
-        let (connections, prompt_bytes) = (1, PROMPT_BYTES);
-        Self { to, connections, prompt_bytes, chunks: 0, gap: Duration::ZERO, leave_after: None, until }
+        Self {
+            to,
+            also: None,
+            header: "",
+            connections: 1,
+            prompt_bytes: PROMPT_BYTES,
+            chunks: 0,
+            gap: Duration::ZERO,
+            over: None,
+            leave_after: None,
+            until,
+        }
     }
 
     /// Asks until it is time to stop. A wrong answer is counted and costs its connection.
@@ -126,14 +142,13 @@ impl Load {
     async fn visit(self, number: u32, began: Instant) -> Tally {
         let mut tally = Tally::default();
         let mut prompt = Prompt::new(self.plan(u64::from(number) << 32), self.prompt_bytes);
-        // Streams of one pace would else all have their events at the same moment.
-        tokio::time::sleep(self.gap * number / self.connections.max(1)).await;
+        tokio::time::sleep(self.over.unwrap_or(self.gap) * number / self.connections.max(1)).await;
         let mut visitor = None;
         let mut asked = 0;
         while !self.is_over(asked, began) {
             prompt.reseed(u64::from(number) << 32 | u64::from(asked));
             asked += 1;
-            match self.ask(&mut visitor, &prompt, &mut tally).await {
+            match self.ask(number, &mut visitor, &prompt, &mut tally).await {
                 Ok(()) => tally.right += 1,
                 Err(fault) => {
                     tally.faults.push(fault.to_string());
@@ -156,10 +171,21 @@ impl Load {
         }
     }
 
-    async fn ask(&self, kept: &mut Option<Visitor>, prompt: &Prompt, tally: &mut Tally) -> Result<(), Fault> {
+    /// Where this connection goes.
+    fn target(&self, number: u32) -> SocketAddr {
+        self.also.filter(|_| number % 2 == 1).unwrap_or(self.to)
+    }
+
+    async fn ask(
+        &self,
+        number: u32,
+        kept: &mut Option<Visitor>,
+        prompt: &Prompt,
+        tally: &mut Tally,
+    ) -> Result<(), Fault> {
         let visitor = match kept {
             Some(visitor) => visitor,
-            None => kept.insert(Visitor::open(self.to).await?),
+            None => kept.insert(Visitor::open_with(self.target(number), self.header).await?),
         };
         let asked = Instant::now();
         let mut answer = visitor.ask(prompt, self.chunks).await?;
@@ -216,9 +242,9 @@ impl From<std::io::Error> for Fault {
 }
 
 /// The head of a request to the usual path.
-fn request_head(to: SocketAddr, length: usize) -> String {
+fn request_head(to: SocketAddr, header: &str, length: usize) -> String {
     format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: {to}\r\ncontent-type: application/json\r\naccept: */*\r\nx-model: {MODEL}\r\ncontent-length: {length}\r\n\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: {to}\r\ncontent-type: application/json\r\naccept: */*\r\nx-model: {MODEL}\r\n{header}content-length: {length}\r\n\r\n"
     )
 }
 

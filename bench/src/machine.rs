@@ -39,6 +39,17 @@ impl Machine {
     }
 }
 
+/// How many files this program, and each that it starts, may have open: every connection is one.
+pub fn open_files() -> u64 {
+    files(&std::fs::read_to_string("/proc/self/limits").unwrap_or_default())
+}
+
+/// The first number of its line; without one there is no limit.
+fn files(limits: &str) -> u64 {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap_or_default();
+    line.split_whitespace().next().and_then(|soft| soft.parse().ok()).unwrap_or(u64::MAX)
+}
+
 /// x86 says `model name`; others may say nothing that a person would know.
 fn cpu_model(cpuinfo: &str) -> String {
     let line = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
@@ -54,9 +65,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_processor_and_the_load_are_read() {
+    fn the_processor_the_limit_and_the_load_are_read() {
         assert_eq!(cpu_model("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n"), "Some CPU @ 2 GHz");
         assert_eq!(cpu_model("processor\t: 0\n"), "unknown processor");
+        let limits = "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024      524288   files\n";
+        assert_eq!((files(limits), files("Max open files   unlimited   unlimited  files\n")), (1024, u64::MAX));
         assert!((load("3.42 8.11 7.14 1/2 3\n") - 3.42).abs() < 1e-9);
     }
 }

@@ -48,6 +48,21 @@ pub struct Program {
 }
 
 impl Program {
+    /// Starts it under another command, such as one that puts it into a network of its own, which then becomes it.
+    pub fn start_under(
+        name: &str,
+        under: &[String],
+        binary: &Path,
+        env: &[(&str, String)],
+        folder: &Path,
+    ) -> Result<Self, ProgramError> {
+        let Some((first, rest)) = under.split_first() else {
+            return Self::start::<&str>(name, binary, &[], env, folder);
+        };
+        let args: Vec<_> = rest.iter().map(OsStr::new).chain([binary.as_os_str()]).collect();
+        Self::start(name, Path::new(first), &args, env, folder)
+    }
+
     /// Starts it in `folder`, which also takes what it prints, with nothing in its environment but the path and `env`.
     pub fn start<A: AsRef<OsStr>>(
         name: &str,

@@ -6,7 +6,7 @@ pub mod dispatch;
 mod idle;
 mod shared;
 mod slow_client;
-mod workers;
+pub mod workers;
 
 use std::time::Duration;
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-pub use ours::{SECRET, Stack, StackOptions};
+pub use ours::{How, SECRET, Stack, StackOptions};
 
 use crate::load::{Load, Until};
 use crate::programs::{Program, ProgramError};
@@ -182,10 +182,15 @@ impl Running {
 
 /// Waits until right answers come from `addr`.
 async fn ready(addr: SocketAddr, programs: &mut [Program]) -> Result<(), SystemError> {
+    answered(Load::new(addr, Until::Requests(1)), programs).await
+}
+
+/// Waits until all answers to such a load are right.
+async fn answered(load: Load, programs: &mut [Program]) -> Result<(), SystemError> {
     let begun = Instant::now();
     loop {
-        let outcome = Load::new(addr, Until::Requests(1)).run().await;
-        if outcome.right == 1 {
+        let outcome = load.run().await;
+        if outcome.wrong == 0 {
             return Ok(());
         }
         for program in programs.iter_mut() {
@@ -199,7 +204,7 @@ async fn ready(addr: SocketAddr, programs: &mut [Program]) -> Result<(), SystemE
 }
 
 /// A port that was free a moment ago, for programs that cannot choose one themselves.
-fn free_port() -> std::io::Result<SocketAddr> {
+pub fn free_port() -> std::io::Result<SocketAddr> {
     TcpListener::bind("127.0.0.1:0")?.local_addr()
 }
 

@@ -14,6 +14,7 @@ const FAULT_BYTES: usize = 300;
 pub struct Visitor {
     connection: Connection,
     to: SocketAddr,
+    header: &'static str,
     head: Vec<u8>,
     head_of: usize,
 }
@@ -60,25 +61,40 @@ impl Expected {
 impl Visitor {
     /// Dials.
     pub async fn open(to: SocketAddr) -> Result<Self, Fault> {
-        Ok(Self { connection: Connection::open(to).await?, to, head: Vec::new(), head_of: usize::MAX })
+        Self::open_with(to, "").await
+    }
+
+    /// The same, with one more header line in each request.
+    pub async fn open_with(to: SocketAddr, header: &'static str) -> Result<Self, Fault> {
+        Ok(Self { connection: Connection::open(to).await?, to, header, head: Vec::new(), head_of: usize::MAX })
     }
 
     /// Sends the prompt and reads the head of its answer: a stream of so many events, or a plain one of 0.
     pub async fn ask(&mut self, prompt: &Prompt, chunks: u32) -> Result<Answer, Fault> {
+        self.send(prompt).await?;
+        self.answer(prompt.digest(), chunks).await
+    }
+
+    /// Sends the prompt.
+    pub async fn send(&mut self, prompt: &Prompt) -> Result<(), Fault> {
         let body = prompt.body();
         if self.head_of != body.len() {
-            self.head = request_head(self.to, body.len()).into_bytes();
+            self.head = request_head(self.to, self.header, body.len()).into_bytes();
             self.head_of = body.len();
         }
-        self.connection.send(&self.head, body).await?;
+        Ok(self.connection.send(&self.head, body).await?)
+    }
+
+    /// Reads the head of the answer to the prompt with this digest.
+    pub async fn answer(&mut self, digest: u64, chunks: u32) -> Result<Answer, Fault> {
         let head = self.connection.head(|head| Ok((head.status()?, head.framing, head.closes))).await?;
         let (status, framing, closes) = head.ok_or(HttpError::Cut)?;
         if status != 200 {
             return Err(self.fault(status, framing).await);
         }
         let expected = match chunks {
-            0 => Expected::Whole { bytes: content::answer(prompt.digest()), at: 0 },
-            _ => Expected::Stream(StreamCheck::new(prompt.digest(), chunks)),
+            0 => Expected::Whole { bytes: content::answer(digest), at: 0 },
+            _ => Expected::Stream(StreamCheck::new(digest, chunks)),
         };
         let closes = closes || framing == Framing::Unstated;
         Ok(Answer { body: Body::new(framing), expected, closes, bytes: 0, events: 0, seen: 0, more: true })

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{PartError, Turns};
 use crate::figures::Figure;
-use crate::load::{Load, Until};
-use crate::systems::{Stack, StackOptions};
+use crate::load::{Load, Outcome, Until};
+use crate::systems::{Setup, Stack, StackOptions, SystemError};
 
 /// What a worker runs at once.
 const CONCURRENCY: u32 = 4;
@@ -20,12 +20,19 @@ const CLIENTS: u32 = 48;
 pub(super) async fn one_to_eight(turn: &mut Turns<'_>) -> Result<(), PartError> {
     let sizes = [(1, Figure::Workers1), (2, Figure::Workers2), (4, Figure::Workers4), (8, Figure::Workers8)];
     for (workers, figure) in sizes {
-        let options = StackOptions { workers, concurrency: CONCURRENCY };
-        let stack = Stack::start(&turn.setup.programs, turn.setup.backend_addr, &options).await?;
-        let until = Until::Elapsed(turn.extent.time());
-        let load = Load { connections: CLIENTS, gap: WORK, ..Load::new(stack.addr, until) };
-        let outcome = turn.load(load).await?;
+        let outcome = answers_of(workers, turn.setup, turn.extent.time()).await?;
+        let outcome = turn.count(outcome)?;
         turn.set(figure, outcome.right as f64 / outcome.seconds);
     }
     Ok(())
+}
+
+/// What so many of them answer.
+pub async fn answers_of(workers: u32, setup: &Setup, time: Duration) -> Result<Outcome, SystemError> {
+    let options = StackOptions { workers, concurrency: CONCURRENCY };
+    let stack = Stack::start(&setup.programs, setup.backend_addr, &options).await?;
+    let load = Load { connections: CLIENTS, gap: WORK, ..Load::new(stack.addr, Until::Elapsed(time)) };
+    let outcome = load.run().await;
+    stack.stop().await;
+    Ok(outcome)
 }

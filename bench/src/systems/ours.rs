@@ -6,13 +6,17 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::{Running, SystemError, ready};
+use super::{Running, SystemError, answered};
 use crate::content::MODEL;
+use crate::load::{Load, Until};
 use crate::programs::{Program, ProgramError};
 use crate::usage::Usage;
 
 /// No line for each request, as everybody's logs are turned down here; but the address.
 const QUIET: &str = "warn,modelrelay_relay::relay=info";
+
+/// Requests that a worker runs at once, unless a scenario says otherwise: more than any has.
+const CONCURRENCY: u32 = 4096;
 
 /// What admits workers here.
 pub const SECRET: &str = "bench-worker-secret";
@@ -28,7 +32,7 @@ pub struct StackOptions {
 
 impl Default for StackOptions {
     fn default() -> Self {
-        Self { workers: 1, concurrency: 4096 }
+        Self { workers: 1, concurrency: CONCURRENCY }
     }
 }
 
@@ -53,49 +57,89 @@ impl From<Stack> for Running {
     }
 }
 
+/// How one of our programs is started, besides what all have in common.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct How<'a> {
+    /// A command that it is started under.
+    pub under: &'a [String],
+    /// Settings, which win over the common ones; an empty one counts as not given.
+    pub env: &'a [(&'a str, String)],
+}
+
 impl Stack {
     /// Starts it, and waits until every worker is registered and answers are right.
     pub async fn start(programs: &Path, backend: SocketAddr, options: &StackOptions) -> Result<Self, SystemError> {
         let mut stack = Self::relay_alone(programs).await?;
-        for number in 0..options.workers {
-            let env = [
-                ("PROXY_URL", format!("http://{}", stack.addr)),
-                ("WORKER_SECRET", SECRET.to_owned()),
-                ("WORKER_NAME", format!("worker-{number}")),
-                ("BACKEND_URL", format!("http://{backend}")),
-                ("MODELS", MODEL.to_owned()),
-                ("MAX_CONCURRENCY", options.concurrency.to_string()),
-                ("PROBE_ADDR", "127.0.0.1:0".to_owned()),
-            ];
-            let (name, binary) = (format!("worker-{number}"), programs.join("modelrelay-worker"));
-            stack.workers.push(Program::start::<&str>(&name, &binary, &[], &env, stack.folder.path())?);
+        let env = [("MAX_CONCURRENCY", options.concurrency.to_string())];
+        for _ in 0..options.workers {
+            stack.add_worker(programs, backend, How { env: &env, ..How::default() })?;
         }
-        for worker in &mut stack.workers {
-            worker.printed("registered").await?;
-        }
-        ready(stack.addr, &mut stack.workers).await?;
+        stack.serves(Load::new(stack.addr, Until::Requests(1))).await?;
         Ok(stack)
     }
 
     /// Only the relay.
     pub async fn relay_alone(programs: &Path) -> Result<Self, SystemError> {
+        Self::relay(programs, How::default()).await
+    }
+
+    /// Only the relay, started so.
+    pub async fn relay(programs: &Path, how: How<'_>) -> Result<Self, SystemError> {
         let folder = tempfile::tempdir()?;
-        let env = [
+        let common = [
             ("LISTEN_ADDR", "127.0.0.1:0".to_owned()),
             ("WORKER_SECRET", SECRET.to_owned()),
             ("MAX_QUEUE_LEN", "10000".to_owned()),
             ("LOG_LEVEL", QUIET.to_owned()),
         ];
+        let env = [&common[..], how.env].concat();
         let begun = Instant::now();
-        let mut relay = Program::start::<&str>("relay", &programs.join("modelrelay-relay"), &[], &env, folder.path())?;
+        let binary = programs.join("modelrelay-relay");
+        let mut relay = Program::start_under("relay", how.under, &binary, &env, folder.path())?;
         let addr = relay.printed("listening on http://").await?;
         let relay_start = begun.elapsed();
         let addr = addr.parse().map_err(|_| relay.failed("printed no address"))?;
         Ok(Self { addr, relay, workers: Vec::new(), relay_start, folder })
     }
 
+    /// One more worker, which need not be there yet when this returns.
+    pub fn add_worker(&mut self, programs: &Path, backend: SocketAddr, how: How<'_>) -> Result<(), SystemError> {
+        let name = format!("worker-{}", self.workers.len());
+        let common = [
+            ("PROXY_URL", format!("http://{}", self.addr)),
+            ("WORKER_SECRET", SECRET.to_owned()),
+            ("WORKER_NAME", name.clone()),
+            ("BACKEND_URL", format!("http://{backend}")),
+            ("MODELS", MODEL.to_owned()),
+            ("MAX_CONCURRENCY", CONCURRENCY.to_string()),
+            ("PROBE_ADDR", "127.0.0.1:0".to_owned()),
+        ];
+        let env = [&common[..], how.env].concat();
+        let binary = programs.join("modelrelay-worker");
+        self.workers.push(Program::start_under(&name, how.under, &binary, &env, self.folder.path())?);
+        Ok(())
+    }
+
+    /// Waits until every worker is registered, and this load is answered rightly.
+    pub async fn serves(&mut self, load: Load) -> Result<(), SystemError> {
+        for worker in &mut self.workers {
+            worker.printed("registered").await?;
+        }
+        answered(load, &mut self.workers).await
+    }
+
+    /// Folder of its programs.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// What relay and workers used so far, together.
     pub fn usage(&self) -> Result<Usage, ProgramError> {
         self.workers.iter().try_fold(self.relay.usage()?, |sum, worker| Ok(sum + worker.usage()?))
+    }
+
+    /// Stops all of it.
+    pub async fn stop(self) {
+        Running::from(self).stop().await;
     }
 }

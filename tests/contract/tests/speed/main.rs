@@ -3,6 +3,7 @@
 
 mod benchmark;
 mod instructions;
+mod scale;
 
 use tokio::sync::{Mutex, MutexGuard};
 

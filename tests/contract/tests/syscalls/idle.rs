@@ -1,5 +1,7 @@
 //! Programs with nothing to do: a few system calls for each heartbeat, and none between them.
 
+use std::time::Duration;
+
 use modelrelay_harness::{
     fake_backend::FakeBackend,
     fake_relay::{Ack, FakeRelay},
@@ -16,6 +18,16 @@ const HEARTBEATS: usize = 4;
 /// runtime's calls between its threads. Polling every 50 ms, in one place, would double it.
 const CALLS_PER_HEARTBEAT: usize = 20;
 
+/// A heartbeat that is long against anything that might poll.
+const LONG_HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// Long heartbeats that are counted.
+const LONG_HEARTBEATS: usize = 2;
+
+/// Times that nothing but a clock wakes a program, for each timer of that length: the runtime looks at a timer that is far away
+/// again when it is four seconds and when it is 64 ms away. A second timer of half that length would double it.
+const WAKES_PER_TIMER: usize = 4;
+
 /// Answers so many pings.
 async fn heartbeats(worker: &mut FakeWorker, count: usize) {
     for _ in 0..count {
@@ -31,6 +43,15 @@ async fn heartbeats(worker: &mut FakeWorker, count: usize) {
 async fn all_beat(workers: &mut [FakeWorker; 3], count: usize) {
     let [a, b, c] = workers;
     tokio::join!(heartbeats(a, count), heartbeats(b, count), heartbeats(c, count));
+}
+
+/// How often the program was woken by a clock.
+fn wakes_of_clocks(calls: &[Call]) -> usize {
+    calls
+        .iter()
+        .filter(|call| ["epoll_wait", "epoll_pwait", "epoll_pwait2"].contains(&call.name.as_str()))
+        .filter(|call| call.result == "0")
+        .count()
 }
 
 /// What was called most, for a failure's message.
@@ -83,4 +104,55 @@ async fn an_idle_worker_makes_a_few_calls_for_each_heartbeat() {
     eprintln!("{} calls: {}", made.len(), summary(made));
     // Each beat is a JSON ping of the relay and a WebSocket ping of the worker.
     assert!(made.len() <= 2 * HEARTBEATS * CALLS_PER_HEARTBEAT, "{} calls: {}", made.len(), summary(made));
+}
+
+#[tokio::test]
+async fn no_clock_wakes_an_idle_relay_more_often_than_its_heartbeat() {
+    let Some(trace) = Trace::new() else { return };
+    let seconds = LONG_HEARTBEAT.as_secs().to_string();
+    let relay = Relay::builder().traced(&trace, "all").env("HEARTBEAT_INTERVAL", &seconds).start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let mut before = 0;
+    for beat in 0..=LONG_HEARTBEATS {
+        match worker.recv_within(3 * LONG_HEARTBEAT).await {
+            Frame::Json(message) if message["type"] == "ping" => {}
+            frame @ (Frame::Json(_) | Frame::Binary(_) | Frame::Pong(_) | Frame::Close(..)) => {
+                panic!("an idle worker got {frame:?}")
+            }
+        }
+        if beat == 0 {
+            before = trace.calls().len();
+        }
+        worker.report_load(0).await;
+    }
+    let calls = trace.calls();
+    let (made, wakes) = (&calls[before..], wakes_of_clocks(&calls[before..]));
+    eprintln!("{wakes} wakes by a clock in {LONG_HEARTBEATS} heartbeats: {}", summary(made));
+    assert!((1..=WAKES_PER_TIMER * LONG_HEARTBEATS).contains(&wakes), "{wakes} wakes: {}", summary(made));
+}
+
+#[tokio::test]
+async fn no_clock_wakes_an_idle_worker_more_often_than_its_heartbeat() {
+    let Some(trace) = Trace::new() else { return };
+    let mut relay = FakeRelay::start().await;
+    let backend = FakeBackend::start().await;
+    let worker = WorkerProcess::builder().relay(relay.url()).backend(backend.url());
+    let _worker = worker.traced(&trace, "all").start().await;
+    let heartbeat_ms = LONG_HEARTBEAT.as_millis() as u64;
+    let mut link = relay.accept_with(&Ack { heartbeat_ms, ..Ack::core1() }).await;
+    link.ready(&["m"], 1).await;
+    let mut before = 0;
+    for beat in 0..=LONG_HEARTBEATS {
+        // The relay is silent, so the worker asks whether it is there.
+        link.websocket_pings(1).await;
+        if beat == 0 {
+            before = trace.calls().len();
+        }
+    }
+    let calls = trace.calls();
+    let (made, wakes) = (&calls[before..], wakes_of_clocks(&calls[before..]));
+    eprintln!("{wakes} wakes by a clock in {LONG_HEARTBEATS} heartbeats: {}", summary(made));
+    // And one look at the backend's models, which comes every 30 s.
+    let most = WAKES_PER_TIMER * (LONG_HEARTBEATS + 1);
+    assert!((1..=most).contains(&wakes), "{wakes} wakes: {}", summary(made));
 }

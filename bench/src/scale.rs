@@ -1,0 +1,301 @@
+//! How far one relay goes, and what its features cost: ten thousand idle workers, thousands of streams and of waiting
+//! requests at once, each feature on and off, and the same over two network hops.
+//!
+//! One run again, in which all that is compared has its turn in front of one backend. What is counted per worker, stream or
+//! request is the programs' part: what the kernel keeps for each connection is not theirs, and not in these figures.
+
+pub mod cluster;
+pub mod features;
+mod namespaces;
+pub mod network;
+pub mod queue;
+pub mod streams;
+mod tables;
+pub mod workers;
+
+use std::fmt::Display;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::crowd::CrowdError;
+use crate::http::HttpError;
+use crate::load::{Fault, Outcome};
+use crate::machine::{Machine, open_files};
+use crate::programs::ProgramError;
+use crate::scenarios::workers::answers_of;
+use crate::systems::{Installed, Setup, SystemError};
+pub use tables::texts;
+
+/// Files that a program has open besides one for each connection.
+const OTHER_FILES: u64 = 300;
+
+/// A part that can be asked for by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// Idle workers, and a relay that restarts under them.
+    Workers,
+    /// Open streams.
+    Streams,
+    /// Waiting requests, whose clients leave or whose time is up.
+    Queue,
+    /// What one, two, four and eight workers answer.
+    Throughput,
+    /// Client, relay and worker in networks of their own.
+    Network,
+    /// Each feature on and off.
+    Features,
+}
+
+impl Part {
+    /// All, in the order in which they are run.
+    pub const ALL: [Self; 6] =
+        [Self::Workers, Self::Streams, Self::Queue, Self::Throughput, Self::Network, Self::Features];
+}
+
+/// How much of each.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Extent {
+    /// Idle workers.
+    pub workers: u32,
+    /// Seconds that they are idle: two heartbeats of each.
+    pub idle_seconds: f64,
+    /// Open streams.
+    pub streams: u32,
+    /// Seconds over which they begin.
+    pub begin_seconds: f64,
+    /// Events of each, two a second.
+    pub stream_chunks: u32,
+    /// Waiting requests.
+    pub queued: u32,
+    /// Seconds until their time is up.
+    pub queue_seconds: u64,
+    /// Rounds of features and networks, in each of which all have their turn.
+    pub rounds: u32,
+    /// Seconds of each load.
+    pub seconds: f64,
+}
+
+impl Extent {
+    /// What figures are published from.
+    pub const FULL: Self = Self {
+        workers: 10_000,
+        idle_seconds: 30.0,
+        streams: 5000,
+        begin_seconds: 5.0,
+        stream_chunks: 20,
+        queued: 15_000,
+        queue_seconds: 20,
+        rounds: 5,
+        seconds: 1.2,
+    };
+
+    /// Shows that everything runs; its figures mean little.
+    pub const QUICK: Self = Self {
+        workers: 100,
+        idle_seconds: 0.5,
+        streams: 50,
+        begin_seconds: 0.3,
+        stream_chunks: 3,
+        queued: 100,
+        queue_seconds: 4,
+        rounds: 1,
+        seconds: 0.2,
+    };
+
+    fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+
+    /// No more connections than files may be open, here and in each program.
+    fn within(self, open_files: u64) -> Self {
+        let most = u32::try_from(open_files.saturating_sub(OTHER_FILES)).unwrap_or(u32::MAX);
+        let (workers, streams, queued) = (self.workers.min(most), self.streams.min(most), self.queued.min(most));
+        Self { workers, streams, queued, ..self }
+    }
+}
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Parts.
+    pub parts: Vec<Part>,
+    /// How much of each.
+    pub extent: Extent,
+    /// Whether that is little.
+    pub quick: bool,
+    /// Where the programs are.
+    pub installed: Installed,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// Where and when.
+    pub machine: Machine,
+    /// Files that a program may have open.
+    pub open_files: u64,
+    /// Whether too little was measured to mean much.
+    pub quick: bool,
+    /// How much of each.
+    pub extent: Extent,
+    /// How long it took.
+    pub seconds: f64,
+    /// Idle workers.
+    pub workers: Option<workers::Workers>,
+    /// Open streams: of the backend itself, and of relay and worker.
+    pub streams: Vec<streams::Streams>,
+    /// Waiting requests.
+    pub queue: Option<queue::Queue>,
+    /// Workers, and what they answer a second.
+    pub throughput: Vec<(u32, f64)>,
+    /// Over networks.
+    pub network: Vec<network::Way>,
+    /// What each feature cost, in each round.
+    pub features: Vec<features::Costs>,
+    /// Answers that were right in every byte.
+    pub right: u64,
+    /// Bytes that were compared.
+    pub bytes: u64,
+    /// What this machine cannot do.
+    pub absent: Vec<String>,
+    /// What went wrong.
+    pub faults: Vec<String>,
+}
+
+/// Why a part gave no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum ScaleError {
+    /// A program.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// Programs together.
+    #[error(transparent)]
+    System(#[from] SystemError),
+    /// A worker of the crowd.
+    #[error(transparent)]
+    Crowd(#[from] CrowdError),
+    /// A question about a program.
+    #[error("the relay does not say how it is: {0}")]
+    Http(#[from] HttpError),
+    /// A request.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// The machine.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// This machine cannot do it.
+    #[error("not here: {0}")]
+    Absent(String),
+    /// Something else.
+    #[error("{0}")]
+    Other(String),
+}
+
+/// Runs all of it. `tell` is told what is going on.
+pub async fn run(options: &Options, folder: &Path, tell: impl Fn(&str)) -> Result<Report, SystemError> {
+    let (begun, open_files) = (Instant::now(), open_files());
+    let setup = Setup::new(&options.installed, folder).await?;
+    let extent = options.extent.within(open_files);
+    let mut report = Report {
+        machine: Machine::here(),
+        open_files,
+        quick: options.quick,
+        extent,
+        seconds: 0.0,
+        workers: None,
+        streams: Vec::new(),
+        queue: None,
+        throughput: Vec::new(),
+        network: Vec::new(),
+        features: Vec::new(),
+        right: 0,
+        bytes: 0,
+        absent: Vec::new(),
+        faults: Vec::new(),
+    };
+    if extent.queued < options.extent.queued {
+        report.absent.push(format!("a program may have no more than {open_files} files open, so there is less of all"));
+    }
+    for part in Part::ALL.into_iter().filter(|part| options.parts.contains(part)) {
+        tell(&format!("{part:?}"));
+        match report.measure(part, &setup).await {
+            Ok(()) => {}
+            Err(ScaleError::Absent(why)) => report.absent.push(format!("{part:?}: {why}")),
+            Err(error) => report.faults.push(format!("{part:?}: {error}")),
+        }
+    }
+    report.seconds = begun.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+impl Report {
+    async fn measure(&mut self, part: Part, setup: &Setup) -> Result<(), ScaleError> {
+        let extent = self.extent;
+        match part {
+            Part::Workers => self.workers = Some(workers::idle(setup, &extent).await?),
+            Part::Streams => {
+                self.streams = streams::open(setup, &extent, |outcome| self.right_and_bytes(outcome)).await?;
+            }
+            Part::Queue => self.queue = Some(queue::waiting(setup, &extent).await?),
+            Part::Throughput => {
+                for workers in [1, 2, 4, 8] {
+                    let outcome = answers_of(workers, setup, extent.time()).await?;
+                    let a_second = outcome.right as f64 / outcome.seconds;
+                    self.right_and_bytes(&outcome)?;
+                    self.throughput.push((workers, a_second));
+                }
+            }
+            Part::Network => {
+                self.network = network::both_ways(setup, &extent, |outcome| self.right_and_bytes(outcome)).await?;
+            }
+            Part::Features => {
+                let mut absent = Vec::new();
+                let all = features::all(setup, &extent, &mut absent, |outcome| self.right_and_bytes(outcome)).await;
+                self.absent.append(&mut absent);
+                self.features = all?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts what was compared; a wrong answer is an error.
+    fn right_and_bytes(&mut self, outcome: &Outcome) -> Result<(), ScaleError> {
+        self.right += outcome.right;
+        self.bytes += outcome.bytes;
+        if outcome.wrong == 0 {
+            return Ok(());
+        }
+        let first = outcome.first_fault.clone().unwrap_or_default();
+        let all = outcome.wrong + outcome.right;
+        Err(ScaleError::Other(format!("{} of {all} answers were wrong, the first: {first}", outcome.wrong)))
+    }
+}
+
+fn other(error: impl Display) -> ScaleError {
+    ScaleError::Other(error.to_string())
+}
+
+/// Microseconds of each of so many.
+fn micros_each(time: Duration, count: u64) -> f64 {
+    time.as_secs_f64() * 1e6 / count.max(1) as f64
+}
+
+fn kib_each(bytes: u64, count: u32) -> f64 {
+    bytes as f64 / 1024.0 / f64::from(count.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_no_more_connections_than_files_may_be_open() {
+        let less = Extent::FULL.within(4096);
+        assert_eq!((less.workers, less.streams, less.queued), (3796, 3796, 3796));
+        let all = Extent::FULL.within(1 << 20);
+        assert_eq!((all.workers, all.streams, all.queued), (10_000, 5000, 15_000));
+    }
+}

@@ -1,0 +1,174 @@
+//! Requests that wait: what each costs as it comes and while it waits, when its client leaves, and when its time is up.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, stream};
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
+
+use super::{Extent, ScaleError, kib_each, micros_each, other};
+use crate::content::{Plan, Prompt};
+use crate::http::ask;
+use crate::load::{Fault, PROMPT_BYTES, Visitor};
+use crate::samples::{Samples, Summary, millis};
+use crate::systems::{How, Setup, Stack};
+
+const ADMIN: &str = "authorization: Bearer bench-admin-token\r\n";
+
+/// Clients that dial at once.
+const AT_ONCE: usize = 128;
+
+/// What the relay answers a request whose time is up.
+const TIME_IS_UP: u16 = 504;
+
+/// Every request is there by then, or has left.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What was found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Queue {
+    /// How many waited at once.
+    pub count: u32,
+    /// How many came a second.
+    pub a_second: f64,
+    /// The relay's processor time of taking one in, with its connection; µs.
+    pub submit_micros: f64,
+    /// The relay's memory of each; KiB.
+    pub kib: f64,
+    /// How many clients left at once.
+    pub left: u32,
+    /// Until the last of them was out of the queue; ms.
+    pub leave_ms: f64,
+    /// The relay's processor time of each; µs.
+    pub leave_micros: f64,
+    /// How many were told that their time is up.
+    pub expired: u32,
+    /// How much later than at its time each was.
+    pub late: Summary,
+    /// The relay's processor time of each; µs.
+    pub expire_micros: f64,
+}
+
+/// One request runs, all others wait behind it; half of the clients leave, and nobody comes to serve the others.
+pub(super) async fn waiting(setup: &Setup, extent: &Extent) -> Result<Queue, ScaleError> {
+    let timeout = Duration::from_secs(extent.queue_seconds);
+    let relay = [
+        ("MAX_QUEUE_LEN", extent.queued.to_string()),
+        ("QUEUE_TIMEOUT_SECS", extent.queue_seconds.to_string()),
+        ("MODELRELAY_ADMIN_TOKEN", "bench-admin-token".to_owned()),
+    ];
+    let mut stack = Stack::relay(&setup.programs, How { env: &relay, ..How::default() }).await?;
+    let worker = [("MAX_CONCURRENCY", "1".to_owned())];
+    stack.add_worker(&setup.programs, setup.backend_addr, How { env: &worker, ..How::default() })?;
+    let addr = stack.addr;
+    stack.serves(crate::load::Load::new(addr, crate::load::Until::Requests(1))).await?;
+    let _running = occupy(addr, timeout * 4).await?;
+
+    let (begun, before) = (Instant::now(), stack.relay.usage()?);
+    let mut clients = Clients::come(addr, extent.queued, timeout).await?;
+    until_queued(addr, extent.queued).await?;
+    let (came, queued) = (begun.elapsed(), stack.relay.usage()?);
+    let left = extent.queued / 2;
+    let begun = Instant::now();
+    clients.leave(left).await;
+    until_queued(addr, extent.queued - left).await?;
+    let (leaving, fewer) = (begun.elapsed(), stack.relay.usage()?);
+    let late = clients.all_told().await?;
+    let used = stack.relay.usage()? - fewer;
+    stack.stop().await;
+    let expired = extent.queued - left;
+    Ok(Queue {
+        count: extent.queued,
+        a_second: f64::from(extent.queued) / came.as_secs_f64(),
+        submit_micros: micros_each((queued - before).cpu, u64::from(extent.queued)),
+        kib: kib_each((queued - before).proportional, extent.queued),
+        left,
+        leave_ms: millis(leaving),
+        leave_micros: micros_each((fewer - queued).cpu, u64::from(left)),
+        expired,
+        late,
+        expire_micros: micros_each(used.cpu, u64::from(expired)),
+    })
+}
+
+fn prompt(seed: u32, gap: Duration) -> Prompt {
+    Prompt::new(Plan { seed: u64::from(seed), chunks: 0, gap }, PROMPT_BYTES)
+}
+
+/// Asks for something that takes so long.
+async fn occupy(addr: SocketAddr, time: Duration) -> Result<Visitor, ScaleError> {
+    let mut visitor = Visitor::open(addr).await?;
+    visitor.send(&prompt(u32::MAX, time)).await?;
+    until(addr, "in_flight", 1).await?;
+    Ok(visitor)
+}
+
+async fn until_queued(addr: SocketAddr, count: u32) -> Result<(), ScaleError> {
+    until(addr, "queue_depth", count).await
+}
+
+/// Waits until the relay says so many.
+async fn until(addr: SocketAddr, what: &str, count: u32) -> Result<(), ScaleError> {
+    let begun = Instant::now();
+    loop {
+        let (_, body) = ask(addr, "GET", "/admin/stats", ADMIN, b"").await?;
+        let stats: serde_json::Value = serde_json::from_slice(&body).map_err(other)?;
+        if stats[what]["local"] == count {
+            return Ok(());
+        }
+        if begun.elapsed() > PATIENCE {
+            return Err(ScaleError::Other(format!("{what} is {}, and not {count}", stats[what]["local"])));
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Clients that wait; each tells how late it was told that its time is up.
+struct Clients(JoinSet<Result<Duration, String>>, Vec<tokio::task::AbortHandle>);
+
+impl Clients {
+    async fn come(addr: SocketAddr, count: u32, timeout: Duration) -> Result<Self, ScaleError> {
+        let dialled = (0..count).map(|number| async move {
+            let mut visitor = Visitor::open(addr).await?;
+            let prompt = prompt(number, Duration::ZERO);
+            visitor.send(&prompt).await?;
+            Ok::<_, Fault>((visitor, prompt.digest(), Instant::now()))
+        });
+        let mut dialled = stream::iter(dialled).buffer_unordered(AT_ONCE);
+        let mut clients = Self(JoinSet::new(), Vec::new());
+        while let Some(client) = dialled.next().await {
+            let (mut visitor, digest, asked) = client?;
+            clients.1.push(clients.0.spawn(async move {
+                match visitor.answer(digest, 0).await {
+                    Err(Fault::Status { status: TIME_IS_UP, body }) if body.contains("queue_timeout") => {
+                        Ok(asked.elapsed().saturating_sub(timeout))
+                    }
+                    Err(fault) => Err(fault.to_string()),
+                    Ok(_) => Err("a request was answered that nobody could answer".to_owned()),
+                }
+            }));
+        }
+        Ok(clients)
+    }
+
+    /// So many of them close their connections.
+    async fn leave(&mut self, count: u32) {
+        for client in self.1.drain(..count as usize) {
+            client.abort();
+        }
+        for _ in 0..count {
+            // An aborted task ends with nothing but that.
+            let _ = self.0.join_next().await;
+        }
+    }
+
+    /// How late each of the others was told.
+    async fn all_told(mut self) -> Result<Summary, ScaleError> {
+        let mut late = Samples::default();
+        while let Some(told) = self.0.join_next().await {
+            late.add(told.map_err(other)?.map_err(ScaleError::Other)?);
+        }
+        Ok(late.summary())
+    }
+}

@@ -30,7 +30,9 @@ mod drain_rate;
 mod effect;
 mod event;
 mod gates;
+mod keys;
 mod lifecycle;
+mod line;
 mod membership;
 mod models;
 mod placing;
@@ -44,7 +46,7 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
 pub use event::{
@@ -56,10 +58,10 @@ pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 use clock::{Clock, Moment};
 use demand::Marked;
 use drain_rate::DrainRate;
+use keys::Requests;
 use models::Models;
 use queue::Queue;
 use registry::Worker;
-use request::Request;
 
 /// One provider's queue and registry.
 #[derive(Debug)]
@@ -67,7 +69,7 @@ pub struct Dispatch {
     settings: Settings,
     phase: Phase,
     clock: Clock,
-    requests: HashMap<RequestKey, Request>,
+    requests: Requests,
     /// Requests that only one worker may serve, by that worker.
     pinned: BTreeSet<(WorkerKey, RequestKey)>,
     workers: BTreeMap<WorkerKey, Worker>,
@@ -99,7 +101,7 @@ impl Dispatch {
             settings,
             phase: Phase::Open,
             clock: Clock::default(),
-            requests: HashMap::new(),
+            requests: Requests::default(),
             pinned: BTreeSet::new(),
             workers: BTreeMap::new(),
             models: Models::default(),
@@ -194,7 +196,8 @@ impl Dispatch {
     }
 
     fn fail_queued(&mut self, failure: Failure, now: Moment, out: &mut Vec<Effect>) {
-        while let Some(key) = self.queue.order.first().copied() {
+        let queued: Vec<_> = self.queued().collect();
+        for key in queued {
             self.dequeue(key, now);
             self.fail(key, failure, now, out);
         }

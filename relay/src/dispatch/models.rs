@@ -14,6 +14,11 @@ use super::select::Available;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct ModelId(usize);
 
+impl ModelId {
+    /// Before all others.
+    pub(super) const FIRST: Self = Self(0);
+}
+
 /// All that is kept for one model.
 #[derive(Debug)]
 pub(super) struct Group {
@@ -36,8 +41,6 @@ pub(super) struct Group {
     /// Who of the open ones has room.
     pub(super) available: Available,
     pub(super) queue: ModelQueue,
-    /// Its entry in the queue's list of deadlines.
-    pub(super) due: Option<Moment>,
     /// Requests for it that have not ended, and events in the middle of something.
     held: usize,
     /// Workers to be told when what waits here changes, and that are not about to be told anyway.
@@ -95,7 +98,6 @@ impl Group {
             leaving: Servers::default(),
             available: Available::default(),
             queue: ModelQueue::default(),
-            due: None,
             held: 0,
             listeners: BTreeSet::new(),
         }

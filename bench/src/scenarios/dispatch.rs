@@ -299,12 +299,11 @@ mod tests {
         for _ in 0..=1000 {
             core.submit();
         }
-        let mut places: Vec<_> = (0..100)
-            .map(|_| match core.cancellation() {
-                Event::Cancel { request, .. } => request.0,
-                other => panic!("{other:?}"),
-            })
-            .collect();
+        let key = |event| {
+            let Event::Cancel { request, .. } = event else { panic!("{event:?}") };
+            request.0
+        };
+        let mut places: Vec<_> = (0..100).map(|_| key(core.cancellation())).collect();
         places.sort_unstable();
         assert!(places[10] < 300 && places[90] > 700, "{places:?}");
     }

@@ -79,9 +79,9 @@ impl Line {
         let fits = last.is_none_or(|last| last.key < waiter.key && last.deadlines.all_by(&waiter.deadlines));
         let seat = self.take_seat(waiter);
         if fits {
-            self.link(seat)
+            self.link(seat);
         } else {
-            self.insert_late(waiter)
+            self.insert_late(waiter);
         }
         seat
     }

@@ -46,7 +46,7 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 pub use effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
 pub use event::{
@@ -58,10 +58,9 @@ pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 use clock::{Clock, Moment};
 use demand::Marked;
 use drain_rate::DrainRate;
-use keys::Requests;
+use keys::{Requests, Workers};
 use models::Models;
 use queue::Queue;
-use registry::Worker;
 
 /// One provider's queue and registry.
 #[derive(Debug)]
@@ -72,7 +71,7 @@ pub struct Dispatch {
     requests: Requests,
     /// Requests that only one worker may serve, by that worker.
     pinned: BTreeSet<(WorkerKey, RequestKey)>,
-    workers: BTreeMap<WorkerKey, Worker>,
+    workers: Workers,
     models: Models,
     queue: Queue,
     /// Running requests by the end of their request timeout.
@@ -103,7 +102,7 @@ impl Dispatch {
             clock: Clock::default(),
             requests: Requests::default(),
             pinned: BTreeSet::new(),
-            workers: BTreeMap::new(),
+            workers: Workers::default(),
             models: Models::default(),
             queue: Queue::default(),
             running: BTreeSet::new(),
@@ -170,7 +169,7 @@ impl Dispatch {
     fn handle_deleted(&mut self, now: Moment, out: &mut Vec<Effect>) {
         self.phase = Phase::Deleted;
         self.fail_queued(Failure::Deleted, now, out);
-        let workers: Vec<_> = self.workers.keys().copied().collect();
+        let workers = self.worker_keys();
         for worker in workers {
             self.handle_draining(worker, now, out);
         }
@@ -189,10 +188,17 @@ impl Dispatch {
             self.take_back(key, CancelReason::DrainDeadline, out);
             self.fail(key, Failure::Draining, now, out);
         }
-        let workers: Vec<_> = self.workers.keys().copied().collect();
+        let workers = self.worker_keys();
         for worker in workers {
             self.settle(worker, now, out);
         }
+    }
+
+    /// All workers, in the order in which they came.
+    fn worker_keys(&self) -> Vec<WorkerKey> {
+        let mut keys: Vec<_> = self.workers.keys().copied().collect();
+        keys.sort_unstable();
+        keys
     }
 
     fn fail_queued(&mut self, failure: Failure, now: Moment, out: &mut Vec<Effect>) {

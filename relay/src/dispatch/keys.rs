@@ -1,6 +1,6 @@
-//! A map by request keys in which neighbours are neighbours.
+//! Maps by our own keys in which neighbours are neighbours.
 //!
-//! Keys come from one counter, so nobody can choose them to collide. Requests end mostly in the order in which they came:
+//! Keys of requests come from one counter, so nobody can choose them to collide. Requests end mostly in the order in which they came:
 //! where a map keeps keys in the order of their numbers, each request is found beside the one before, which the
 //! processor has at hand; a hash that scatters them finds each in a place of its own that it has to wait for, the more so
 //! the more requests wait. That was most of what a long queue cost.
@@ -8,11 +8,15 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::event::RequestKey;
+use super::event::{RequestKey, WorkerKey};
+use super::registry::Worker;
 use super::request::Request;
 
 /// Requests are boxed: a map of pointers is small where most of it is passed over, and quickly grown.
 pub(super) type Requests = HashMap<RequestKey, Box<Request>, BuildHasherDefault<KeyHasher>>;
+
+/// Workers, whose keys come from a counter of ours, too.
+pub(super) type Workers = HashMap<WorkerKey, Worker, BuildHasherDefault<KeyHasher>>;
 
 /// After so many keys in a row there is a gap, so that keys do not meet which are multiples of a large power of two.
 const RUN_BITS: u32 = 12;

@@ -144,7 +144,7 @@ impl Dispatch {
 
     /// Every connected worker, in the order in which they came.
     pub fn workers(&self) -> impl Iterator<Item = WorkerSnapshot> {
-        self.workers.values().map(|worker| self.snapshot(worker))
+        self.worker_keys().into_iter().filter_map(|key| self.worker(key))
     }
 
     /// One worker; `None` once it is lost.

@@ -43,14 +43,42 @@ pub enum Figure {
     IdleWorkerKib,
     /// The relay's processor time for an idle worker; percent of a core.
     IdleWorkerCpu,
-    /// Dispatching one request among 10 workers; ns.
+    /// Mean processor time of dispatching one request among 10 workers; ns.
     DispatchFew,
-    /// Dispatching one request among 10,000 workers; ns.
+    /// The same among 10,000 workers; ns.
     DispatchMany,
-    /// 99 of 100 dispatches while 10 requests wait take no longer; µs.
+    /// 99 of 100 dispatches while 10 requests of one model wait take no longer; ns.
     QueueShort,
-    /// The same while 100,000 wait; µs.
+    /// The same while 100,000 wait; ns.
     QueueLong,
+    /// The same while 10 wait that ask for 50 models in turn; ns.
+    QueueShortModels,
+    /// The same while 100,000 wait that do; ns.
+    QueueLongModels,
+    /// 99 of 100 submissions that wait, with 10 of one model waiting; ns.
+    SubmitShort,
+    /// With 100,000; ns.
+    SubmitLong,
+    /// With 10 of 50 models; ns.
+    SubmitShortModels,
+    /// With 100,000 of 50 models; ns.
+    SubmitLongModels,
+    /// 99 of 100 cancellations, anywhere in the queue, with 10 of one model waiting; ns.
+    CancelShort,
+    /// With 100,000; ns.
+    CancelLong,
+    /// With 10 of 50 models; ns.
+    CancelShortModels,
+    /// With 100,000 of 50 models; ns.
+    CancelLongModels,
+    /// 99 of 100 expiries, with 10 of one model waiting; ns.
+    ExpireShort,
+    /// With 100,000; ns.
+    ExpireLong,
+    /// With 10 of 50 models; ns.
+    ExpireShortModels,
+    /// With 100,000 of 50 models; ns.
+    ExpireLongModels,
     /// Plain answers a second with one worker.
     Workers1,
     /// With two.

@@ -187,7 +187,7 @@ impl<'a> Turns<'a> {
         let costs =
             tokio::task::spawn_blocking(move || dispatch::costs(extent.dispatch_workers, extent.dispatch_queue));
         let costs = costs.await.map_err(|error| PartError::Other(error.to_string()))?;
-        self.turn.figures.extend(costs);
+        self.turn.figures.extend(costs.map_err(|error| PartError::Other(error.to_string()))?);
         Ok(())
     }
 

@@ -23,14 +23,28 @@ const COLUMNS: [(&str, Figure, usize); 13] = [
 ];
 
 /// Rows of the table of our own: what, figure, digits, unit.
-const OURS: [(&str, Figure, usize, &str); 15] = [
+const OURS: [(&str, Figure, usize, &str); 29] = [
     ("the relay's part of a paced token", Figure::RelayCpuPerPacedChunk, 1, "µs"),
     ("an idle worker: the relay's memory", Figure::IdleWorkerKib, 1, "KiB"),
     ("an idle worker: the relay's processor time", Figure::IdleWorkerCpu, 4, "% of a core"),
-    ("dispatch among 10 workers", Figure::DispatchFew, 0, "ns"),
-    ("dispatch among the most workers", Figure::DispatchMany, 0, "ns"),
-    ("dispatch with 10 waiting, 99 of 100", Figure::QueueShort, 2, "µs"),
-    ("dispatch with the most waiting, 99 of 100", Figure::QueueLong, 2, "µs"),
+    ("mean processor time of a dispatch among 10 workers", Figure::DispatchFew, 0, "ns"),
+    ("among the most workers", Figure::DispatchMany, 0, "ns"),
+    ("dispatch with 10 waiting, 99 of 100", Figure::QueueShort, 0, "ns"),
+    ("dispatch with the most waiting, 99 of 100", Figure::QueueLong, 0, "ns"),
+    ("dispatch with 10 of 50 models, 99 of 100", Figure::QueueShortModels, 0, "ns"),
+    ("dispatch with the most of 50 models, 99 of 100", Figure::QueueLongModels, 0, "ns"),
+    ("submission that waits, with 10 waiting, 99 of 100", Figure::SubmitShort, 0, "ns"),
+    ("submission that waits, with the most waiting, 99 of 100", Figure::SubmitLong, 0, "ns"),
+    ("submission that waits, with 10 of 50 models, 99 of 100", Figure::SubmitShortModels, 0, "ns"),
+    ("submission that waits, with the most of 50 models, 99 of 100", Figure::SubmitLongModels, 0, "ns"),
+    ("cancellation, anywhere in the queue, with 10 waiting, 99 of 100", Figure::CancelShort, 0, "ns"),
+    ("cancellation, anywhere in the queue, with the most waiting, 99 of 100", Figure::CancelLong, 0, "ns"),
+    ("cancellation, anywhere in the queue, with 10 of 50 models, 99 of 100", Figure::CancelShortModels, 0, "ns"),
+    ("cancellation, anywhere in the queue, with the most of 50 models, 99 of 100", Figure::CancelLongModels, 0, "ns"),
+    ("expiry, with 10 waiting, 99 of 100", Figure::ExpireShort, 0, "ns"),
+    ("expiry, with the most waiting, 99 of 100", Figure::ExpireLong, 0, "ns"),
+    ("expiry, with 10 of 50 models, 99 of 100", Figure::ExpireShortModels, 0, "ns"),
+    ("expiry, with the most of 50 models, 99 of 100", Figure::ExpireLongModels, 0, "ns"),
     ("answers a second of 1 worker", Figure::Workers1, 0, ""),
     ("of 2 workers", Figure::Workers2, 0, ""),
     ("of 4 workers", Figure::Workers4, 0, ""),

@@ -180,9 +180,11 @@ fn costs(goals: &Goals) -> Vec<Verdict> {
 
 fn scale(goals: &Goals) -> Vec<Verdict> {
     use Figure::{
-        ColdStart, DispatchFew, DispatchMany, IdleRelayMb, QueueLong, QueueShort, SlowClientGaps, SlowClientKib,
+        ColdStart, DispatchFew, DispatchMany, IdleRelayMb, QueueLong, QueueLongModels, QueueShort, QueueShortModels,
+        SlowClientGaps, SlowClientKib,
     };
     let (workers, queue) = (goals.within(DispatchMany, DispatchFew), goals.within(QueueLong, QueueShort));
+    let models = goals.within(QueueLongModels, QueueShortModels);
     vec![
         Verdict::new(
             "P10",
@@ -190,11 +192,13 @@ fn scale(goals: &Goals) -> Vec<Verdict> {
             vec![
                 at_most("dispatch among 10,000 workers, × among 10, at most 4", workers, 4.0),
                 at_most("dispatch with 100,000 waiting, 99 of 100, × with 10, at most 2", queue, 2.0),
+                at_most("the same where they ask for 50 models, at most 2", models, 2.0),
                 at_least("answers a second from 1 to 8 workers, least step, more than 1", goals.least_step(), 1.0),
             ],
             vec![
                 at_most("dispatch among 10,000 workers, × among 10, at most 1.25", workers, 1.25),
                 at_most("dispatch with 100,000 waiting, × with 10, at most 1.25", queue, 1.25),
+                at_most("the same where they ask for 50 models, at most 1.25", models, 1.25),
             ],
         ),
         Verdict::new(

@@ -30,7 +30,9 @@ mod drain_rate;
 mod effect;
 mod event;
 mod gates;
+mod keys;
 mod lifecycle;
+mod line;
 mod membership;
 mod models;
 mod placing;
@@ -44,7 +46,7 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 pub use effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
 pub use event::{
@@ -56,10 +58,9 @@ pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 use clock::{Clock, Moment};
 use demand::Marked;
 use drain_rate::DrainRate;
+use keys::{Requests, Workers};
 use models::Models;
 use queue::Queue;
-use registry::Worker;
-use request::Request;
 
 /// One provider's queue and registry.
 #[derive(Debug)]
@@ -67,10 +68,10 @@ pub struct Dispatch {
     settings: Settings,
     phase: Phase,
     clock: Clock,
-    requests: HashMap<RequestKey, Request>,
+    requests: Requests,
     /// Requests that only one worker may serve, by that worker.
     pinned: BTreeSet<(WorkerKey, RequestKey)>,
-    workers: BTreeMap<WorkerKey, Worker>,
+    workers: Workers,
     models: Models,
     queue: Queue,
     /// Running requests by the end of their request timeout.
@@ -99,9 +100,9 @@ impl Dispatch {
             settings,
             phase: Phase::Open,
             clock: Clock::default(),
-            requests: HashMap::new(),
+            requests: Requests::default(),
             pinned: BTreeSet::new(),
-            workers: BTreeMap::new(),
+            workers: Workers::default(),
             models: Models::default(),
             queue: Queue::default(),
             running: BTreeSet::new(),
@@ -168,7 +169,7 @@ impl Dispatch {
     fn handle_deleted(&mut self, now: Moment, out: &mut Vec<Effect>) {
         self.phase = Phase::Deleted;
         self.fail_queued(Failure::Deleted, now, out);
-        let workers: Vec<_> = self.workers.keys().copied().collect();
+        let workers = self.worker_keys();
         for worker in workers {
             self.handle_draining(worker, now, out);
         }
@@ -187,14 +188,22 @@ impl Dispatch {
             self.take_back(key, CancelReason::DrainDeadline, out);
             self.fail(key, Failure::Draining, now, out);
         }
-        let workers: Vec<_> = self.workers.keys().copied().collect();
+        let workers = self.worker_keys();
         for worker in workers {
             self.settle(worker, now, out);
         }
     }
 
+    /// All workers, in the order in which they came.
+    fn worker_keys(&self) -> Vec<WorkerKey> {
+        let mut keys: Vec<_> = self.workers.keys().copied().collect();
+        keys.sort_unstable();
+        keys
+    }
+
     fn fail_queued(&mut self, failure: Failure, now: Moment, out: &mut Vec<Effect>) {
-        while let Some(key) = self.queue.order.first().copied() {
+        let queued: Vec<_> = self.queued().collect();
+        for key in queued {
             self.dequeue(key, now);
             self.fail(key, failure, now, out);
         }

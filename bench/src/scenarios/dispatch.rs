@@ -1,106 +1,202 @@
-//! What the relay's dispatch core needs to choose a worker, apart from any socket: among few workers and many, with a short
-//! queue and a long one.
+//! What the relay's dispatch core needs, apart from any socket: to choose a worker among few and among many, and to take in,
+//! send, cancel and expire requests behind a short queue and behind a long one.
+//!
+//! Sizes are compared, so nothing that does not depend on size may be in the figures: the clock's own time is taken off
+//! each sample, and samples are whole nanoseconds. The short queue stays in the processor's first cache, which it would
+//! not in a relay that does other things in between: that makes the ratios worse than they are there.
 
 use std::collections::{HashSet, VecDeque};
+use std::io;
 use std::time::{Duration, Instant};
 
 use modelrelay_relay::dispatch::{
-    Dispatch, Effect, Event, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
+    CancelReason, Dispatch, Effect, Event, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
 };
 
 use crate::figures::{Figure, Figures};
-use crate::samples::Samples;
+use crate::usage;
 
 const MODELS: u64 = 50;
 const MODELS_EACH: u64 = 5;
 const FEW: u64 = 10;
 
-/// Dispatches that are timed, after as many that are not.
+/// Operations that are timed.
 const ROUNDS: u64 = 50_000;
 
+/// So many for each waiting request come before them, and at least as many as are timed: until all memory that the core
+/// goes through has been touched, which costs once what it never costs again.
+const WARM_UP: u64 = 3;
+
+/// Dispatches among workers whose processor time is taken, after as many of which it is not: so many that the
+/// scheduler's next tick does not count.
+const CPU_ROUNDS: u64 = 400_000;
+
+/// How long a request waits at most; longer than it takes to submit the longest queue, in the core's time.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
 /// The core's cost among 10 and `workers` workers, and with 10 and `queue` waiting requests.
-pub fn costs(workers: u64, queue: u64) -> Figures {
-    Figures::from([
-        (Figure::DispatchFew, among(FEW).as_nanos() as f64),
-        (Figure::DispatchMany, among(workers).as_nanos() as f64),
-        (Figure::QueueShort, behind(FEW).as_secs_f64() * 1e6),
-        (Figure::QueueLong, behind(queue).as_secs_f64() * 1e6),
-    ])
+pub fn costs(workers: u64, queue: u64) -> io::Result<Figures> {
+    let mut figures = Figures::from([
+        (Figure::DispatchFew, among(FEW)?.as_nanos() as f64),
+        (Figure::DispatchMany, among(workers)?.as_nanos() as f64),
+    ]);
+    for (operation, all) in Operation::ALL {
+        let [short, long, short_models, long_models] = all;
+        for (figure, queue, models) in
+            [(short, FEW, 1), (long, queue, 1), (short_models, FEW, MODELS), (long_models, queue, MODELS)]
+        {
+            figures.insert(figure, behind(operation, queue, models).as_nanos() as f64);
+        }
+    }
+    Ok(figures)
 }
 
-/// The median time of a request's submission and completion among so many workers.
-fn among(workers: u64) -> Duration {
-    let mut core = Core::new();
+/// The mean processor time of a request's submission, sending and completion among so many workers, of which each has 5 of
+/// 50 models. Nothing waits.
+fn among(workers: u64) -> io::Result<Duration> {
+    let mut core = Core::new(MODELS);
     for worker in 0..workers {
         core.join(worker, (0..MODELS_EACH).map(|n| (worker * MODELS_EACH + n) % MODELS), 1000);
     }
-    let mut samples = Samples::default();
-    for round in 0..2 * ROUNDS {
-        let begun = Instant::now();
-        core.submit();
-        if core.running.len() > 20 {
-            core.complete_oldest();
+    let mut dispatch = || {
+        for _ in 0..CPU_ROUNDS {
+            core.submit();
+            if core.running.len() > 20 {
+                core.complete_oldest();
+            }
         }
-        if round >= ROUNDS {
-            samples.add(begun.elapsed());
-        }
-    }
-    samples.quantile(0.5)
+    };
+    dispatch();
+    let before = usage::cpu_of_this_thread()?;
+    dispatch();
+    let used = usage::cpu_of_this_thread()? - before;
+    Ok(used / u32::try_from(CPU_ROUNDS).expect("a constant that fits"))
 }
 
-/// 99 of 100 completions, each of which sends the next of so many waiting requests, take no longer. Of as many models as the
-/// shorter queue has requests: only the length differs.
-fn behind(queue: u64) -> Duration {
-    let mut core = Core { asked: FEW, ..Core::new() };
-    core.join(0, 0..FEW, 1);
+/// What is timed while requests wait for one worker with one slot, and it is taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Operation {
+    /// A completion, which sends the oldest request that waits.
+    Dispatch,
+    /// A submission, which waits.
+    Submit,
+    /// The cancellation of one that waits, anywhere in the queue.
+    Cancel,
+    /// A tick at which the oldest has waited too long.
+    Expire,
+}
+
+impl Operation {
+    /// With its figures: a short and a long queue of one model, a short and a long one of 50.
+    const ALL: [(Self, [Figure; 4]); 4] = {
+        use Figure::{
+            CancelLong, CancelLongModels, CancelShort, CancelShortModels, ExpireLong, ExpireLongModels, ExpireShort,
+            ExpireShortModels, QueueLong, QueueLongModels, QueueShort, QueueShortModels, SubmitLong, SubmitLongModels,
+            SubmitShort, SubmitShortModels,
+        };
+        [
+            (Self::Dispatch, [QueueShort, QueueLong, QueueShortModels, QueueLongModels]),
+            (Self::Submit, [SubmitShort, SubmitLong, SubmitShortModels, SubmitLongModels]),
+            (Self::Cancel, [CancelShort, CancelLong, CancelShortModels, CancelLongModels]),
+            (Self::Expire, [ExpireShort, ExpireLong, ExpireShortModels, ExpireLongModels]),
+        ]
+    };
+
+    /// Does it, timed. Returns how long that took.
+    fn time(self, core: &mut Core) -> Duration {
+        let event = match self {
+            Self::Dispatch => core.completion().expect("the worker has a request"),
+            Self::Submit => core.submission(),
+            Self::Cancel => core.cancellation(),
+            Self::Expire => {
+                core.now = core.dispatch.next_timeout().expect("a request waits");
+                Event::Tick
+            }
+        };
+        let begun = Instant::now();
+        core.dispatch.handle(event, core.now, &mut core.effects);
+        let took = begun.elapsed();
+        core.note_effects();
+        took
+    }
+
+    /// Makes the queue as long as it was.
+    fn undo(self, core: &mut Core) {
+        match self {
+            Self::Submit => core.complete_oldest(),
+            Self::Dispatch | Self::Cancel => core.submit(),
+            // At the moment of the expiry, or the next one would be due.
+            Self::Expire => core.submit_now(),
+        }
+    }
+}
+
+/// 99 of 100 of these operations take no longer behind so many waiting requests of so many models.
+fn behind(operation: Operation, queue: u64, models: u64) -> Duration {
+    let mut core = Core::new(models);
+    core.join(0, 0..models, 1);
     for _ in 0..=queue {
         core.submit();
     }
-    let mut samples = Samples::default();
-    for round in 0..2 * ROUNDS {
-        let begun = Instant::now();
-        core.complete_oldest();
-        if round >= ROUNDS {
-            samples.add(begun.elapsed());
+    let mut samples = Vec::new();
+    let warm_up = (WARM_UP * queue).max(ROUNDS);
+    for round in 0..warm_up + ROUNDS {
+        let took = operation.time(&mut core);
+        if round >= warm_up {
+            samples.push(took);
         }
-        core.submit();
+        operation.undo(&mut core);
+        assert_eq!(core.dispatch.queue_len() as u64, queue, "the queue is as long as it was");
     }
-    assert_eq!(core.dispatch.queue_len() as u64, queue, "the queue is as long as it was");
-    samples.quantile(0.99)
+    quantile(samples, 0.99).saturating_sub(clock_time())
 }
 
-/// A core, and what it sent out.
+/// What looking at the clock twice takes by itself.
+fn clock_time() -> Duration {
+    quantile((0..ROUNDS).map(|_| Instant::now().elapsed()).collect(), 0.5)
+}
+
+/// To the nanosecond, for what takes a few hundred of them.
+fn quantile(mut samples: Vec<Duration>, share: f64) -> Duration {
+    samples.sort_unstable();
+    let rank = (share * samples.len() as f64).ceil() as usize;
+    samples[rank.max(1) - 1]
+}
+
+/// A core, what waits in it, and what it sent out.
 struct Core {
     dispatch: Dispatch,
     models: Vec<Model>,
-    /// How many of them are asked for.
-    asked: u64,
     next: u64,
     now: Instant,
     effects: Vec<Effect>,
+    /// What was submitted and neither sent at once nor cancelled, in no order.
+    waiting: Vec<RequestKey>,
     running: VecDeque<(WorkerKey, RequestKey, u32)>,
+    random: u64,
 }
 
 impl Core {
-    fn new() -> Self {
-        let hour = Duration::from_secs(3600);
+    fn new(models: u64) -> Self {
         let settings = Settings {
             enabled: true,
             max_queue_len: usize::MAX,
             max_queue_bytes: u64::MAX,
-            queue_timeout: hour,
+            queue_timeout: PATIENCE,
             cold_timeout: None,
             cold_models: HashSet::new(),
-            request_timeout: hour,
+            // The one that runs stays.
+            request_timeout: Duration::MAX,
         };
         Self {
             dispatch: Dispatch::new(settings),
-            models: (0..MODELS).map(|number| Model::from(format!("model-{number}"))).collect(),
-            asked: MODELS,
+            models: (0..models).map(|number| Model::from(format!("model-{number}"))).collect(),
             next: 0,
             now: Instant::now(),
             effects: Vec::new(),
+            waiting: Vec::new(),
             running: VecDeque::new(),
+            random: 1,
         }
     }
 
@@ -117,30 +213,53 @@ impl Core {
     }
 
     fn submit(&mut self) {
-        let key = self.next;
+        self.now += Duration::from_micros(1);
+        self.submit_now();
+    }
+
+    fn submit_now(&mut self) {
+        let submission = self.submission();
+        self.handle(submission);
+    }
+
+    fn submission(&mut self) -> Event {
+        let key = RequestKey(self.next);
         self.next += 1;
-        let model = Model::clone(&self.models[(key * 7 % self.asked) as usize]);
-        self.handle(Event::Submit(NewRequest {
-            key: RequestKey(key),
-            model,
-            bytes: 352,
-            pin: None,
-            needs_core1: false,
-            allowed: None,
-        }));
+        self.waiting.push(key);
+        let model = Model::clone(&self.models[(key.0 * 7 % self.models.len() as u64) as usize]);
+        Event::Submit(NewRequest { key, model, bytes: 352, pin: None, needs_core1: false, allowed: None })
     }
 
     fn complete_oldest(&mut self) {
-        if let Some((worker, request, attempt)) = self.running.pop_front() {
-            self.handle(Event::Completed { worker, request, attempt });
+        if let Some(completion) = self.completion() {
+            self.handle(completion);
         }
     }
 
+    fn completion(&mut self) -> Option<Event> {
+        let (worker, request, attempt) = self.running.pop_front()?;
+        Some(Event::Completed { worker, request, attempt })
+    }
+
+    /// Of any request that waits, each as likely as the others.
+    fn cancellation(&mut self) -> Event {
+        // Knuth's generator, whose high bits are the random ones.
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let place = (self.random >> 33) as usize % self.waiting.len();
+        Event::Cancel { request: self.waiting.swap_remove(place), reason: CancelReason::ClientDisconnect }
+    }
+
     fn handle(&mut self, event: Event) {
-        self.now += Duration::from_micros(1);
         self.dispatch.handle(event, self.now, &mut self.effects);
+        self.note_effects();
+    }
+
+    fn note_effects(&mut self) {
         for effect in self.effects.drain(..) {
             if let Effect::Send { worker, request, attempt, .. } = effect {
+                if self.waiting.last() == Some(&request) {
+                    self.waiting.pop();
+                }
                 self.running.push_back((worker, request, attempt));
             }
         }
@@ -152,20 +271,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_request_is_sent_and_the_queue_stays_full() {
-        let mut core = Core::new();
-        core.join(0, 0..MODELS, 1);
-        for _ in 0..11 {
+    fn every_operation_does_what_it_is_called_and_leaves_the_queue_as_long_as_it_was() {
+        for (operation, _) in Operation::ALL {
+            let mut core = Core::new(MODELS);
+            core.join(0, 0..MODELS, 1);
+            for _ in 0..=FEW {
+                core.submit();
+            }
+            let ran = core.running.front().copied();
+            for _ in 0..3 * FEW {
+                let before = core.dispatch.queue_len();
+                operation.time(&mut core);
+                let after = if operation == Operation::Submit { before + 1 } else { before - 1 };
+                assert_eq!(core.dispatch.queue_len(), after, "{operation:?}");
+                operation.undo(&mut core);
+                assert_eq!((core.dispatch.queue_len(), core.dispatch.in_flight()), (before, 1), "{operation:?}");
+            }
+            let sends = matches!(operation, Operation::Dispatch | Operation::Submit);
+            assert_eq!(core.running.front().copied() != ran, sends, "{operation:?}");
+        }
+    }
+
+    #[test]
+    fn cancellations_come_from_everywhere_in_the_queue() {
+        let mut core = Core::new(1);
+        core.join(0, 0..1, 1);
+        for _ in 0..=1000 {
             core.submit();
         }
-        assert_eq!((core.running.len(), core.dispatch.queue_len()), (1, 10));
-        core.complete_oldest();
-        assert_eq!((core.running.len(), core.dispatch.queue_len()), (1, 9));
+        let key = |event| {
+            let Event::Cancel { request, .. } = event else { panic!("{event:?}") };
+            request.0
+        };
+        let mut places: Vec<_> = (0..100).map(|_| key(core.cancellation())).collect();
+        places.sort_unstable();
+        assert!(places[10] < 300 && places[90] > 700, "{places:?}");
     }
 
     #[test]
     fn all_models_have_a_worker_among_ten() {
-        let mut core = Core::new();
+        let mut core = Core::new(MODELS);
         for worker in 0..FEW {
             core.join(worker, (0..MODELS_EACH).map(|n| (worker * MODELS_EACH + n) % MODELS), 1000);
         }
@@ -173,5 +318,13 @@ mod tests {
             core.submit();
         }
         assert_eq!(core.running.len() as u64, MODELS);
+    }
+
+    #[test]
+    fn quantiles_are_times_that_were_seen() {
+        let times = || (1..=100).rev().map(Duration::from_nanos).collect::<Vec<_>>();
+        assert_eq!(quantile(times(), 0.99), Duration::from_nanos(99));
+        assert_eq!(quantile(times(), 0.5), Duration::from_nanos(50));
+        assert_eq!(quantile(vec![Duration::from_nanos(7)], 0.99), Duration::from_nanos(7));
     }
 }

@@ -15,11 +15,30 @@ pub(super) type Span = i64;
 /// Settings beyond this (36 years) mean "never"; a few of them still add up without overflow.
 const LONGEST: Span = Span::MAX / 8;
 
+/// What a waiting request's deadline is measured on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Axis {
+    /// Runs while a worker serves the model.
+    Warm,
+    /// Runs while it waits for a load.
+    Cold,
+    /// Always runs.
+    Wall,
+}
+
+impl Axis {
+    pub(super) const ALL: [Self; 3] = [Self::Warm, Self::Cold, Self::Wall];
+}
+
 /// A point in time, in nanoseconds since the first event.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Moment(Span);
 
 impl Moment {
+    /// That of the first event.
+    #[cfg(test)]
+    pub(super) const ZERO: Self = Self(0);
+
     /// The time from `earlier` to here.
     pub(super) fn since(self, earlier: Self) -> Span {
         self.0 - earlier.0
@@ -28,6 +47,11 @@ impl Moment {
     /// The moment `span` later.
     pub(super) fn plus(self, span: Span) -> Self {
         Self(self.0.saturating_add(span))
+    }
+
+    /// The place on the wall axis.
+    pub(super) fn on_wall(self) -> Span {
+        self.0
     }
 
     /// The number itself, for sums over many moments.
@@ -92,14 +116,13 @@ impl LaneClock {
         self.cold_since.is_some()
     }
 
-    /// The cold axis: how long the lane has been cold altogether.
-    pub(super) fn cold(&self, now: Moment) -> Span {
-        self.cold_before + self.cold_since.map_or(0, |since| now.since(since))
-    }
-
-    /// The warm axis: the time that was not cold.
-    pub(super) fn warm(&self, now: Moment) -> Span {
-        now.0 - self.cold(now)
+    /// Where an axis stands: how long the lane has been cold altogether, or the time that was not cold, or all time.
+    pub(super) fn at(&self, axis: Axis, now: Moment) -> Span {
+        match axis {
+            Axis::Warm => now.0 - self.cold(now),
+            Axis::Cold => self.cold(now),
+            Axis::Wall => now.0,
+        }
     }
 
     /// Switches to the other axis, if that is a change.
@@ -111,19 +134,19 @@ impl LaneClock {
         self.cold_since = cold.then_some(now);
     }
 
-    /// When the warm axis gets to `due`: now if it has, never if it stands still.
-    pub(super) fn when_warm(&self, due: Span, now: Moment) -> Option<Moment> {
-        if self.warm(now) >= due {
+    /// When an axis gets to `due`: now if it has, never if it stands still.
+    pub(super) fn when(&self, axis: Axis, due: Span, now: Moment) -> Option<Moment> {
+        if self.at(axis, now) >= due {
             return Some(now);
         }
-        (!self.is_cold()).then(|| Moment(due.saturating_add(self.cold_before)))
+        match axis {
+            Axis::Warm => (!self.is_cold()).then(|| Moment(due.saturating_add(self.cold_before))),
+            Axis::Cold => self.cold_since.map(|since| since.plus(due - self.cold_before)),
+            Axis::Wall => Some(Moment(due)),
+        }
     }
 
-    /// When the cold axis gets to `due`: now if it has, never if it stands still.
-    pub(super) fn when_cold(&self, due: Span, now: Moment) -> Option<Moment> {
-        if self.cold(now) >= due {
-            return Some(now);
-        }
-        self.cold_since.map(|since| since.plus(due - self.cold_before))
+    fn cold(&self, now: Moment) -> Span {
+        self.cold_before + self.cold_since.map_or(0, |since| now.since(since))
     }
 }

@@ -1,11 +1,10 @@
 //! What ends by itself: waits that took too long, and requests that took too long altogether.
 
 use super::Dispatch;
-use super::clock::{Moment, duration};
+use super::clock::{Axis, Moment, duration};
 use super::effect::{Effect, Failure};
 use super::event::{CancelReason, RequestKey};
-use super::models::ModelId;
-use super::queue::Expired;
+use super::queue::{Expired, LaneRef};
 use super::request::{Expiry, State};
 
 impl Dispatch {
@@ -21,10 +20,8 @@ impl Dispatch {
     /// one frees in the same instant.
     pub(super) fn expire(&mut self, now: Moment, out: &mut Vec<Effect>) {
         loop {
-            if let Some((_, model)) = self.queue.dues.first().filter(|(due, _)| *due <= now) {
-                self.expire_waiting(*model, now, out);
-            } else if let Some((_, key)) = self.queue.walls.first().filter(|(due, _)| *due <= now) {
-                self.expire_queued(*key, Expiry::Waiting, now, out);
+            if let Some((_, lane)) = self.queue.dues.first().filter(|(due, _)| *due <= now) {
+                self.expire_waiting(*lane, now, out);
             } else if let Some((_, key)) = self.running.first().filter(|(due, _)| *due <= now) {
                 self.expire_running(*key, now, out);
             } else {
@@ -33,15 +30,16 @@ impl Dispatch {
         }
     }
 
-    fn expire_waiting(&mut self, model: ModelId, now: Moment, out: &mut Vec<Effect>) {
-        match self.models[model].queue.pop_expired(now) {
-            Some(Expired::Warm(key)) => {
-                let expiry = self.requests.get(&key).map_or(Expiry::Waiting, |r| r.warm_failure());
-                self.expire_queued(key, expiry, now, out);
-            }
-            Some(Expired::Cold(key)) => self.expire_queued(key, Expiry::Waiting, now, out),
-            None => self.refresh_due(model),
-        }
+    fn expire_waiting(&mut self, (model, lane): LaneRef, now: Moment, out: &mut Vec<Effect>) {
+        let Some(Expired { key, axis }) = self.models[model].queue.expired(lane, now) else {
+            self.refresh_lane(model, lane, now);
+            return;
+        };
+        let expiry = match axis {
+            Axis::Warm => self.requests.get(&key).map_or(Expiry::Waiting, |request| request.warm_failure()),
+            Axis::Cold | Axis::Wall => Expiry::Waiting,
+        };
+        self.expire_queued(key, expiry, now, out);
     }
 
     /// A wait for a backend that was unreachable, or for a model that could not be loaded, ends with that reason: the

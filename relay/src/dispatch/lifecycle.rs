@@ -88,20 +88,20 @@ impl Dispatch {
             sent: 0,
             failed_on: Vec::new(),
             trouble: None,
-            state: State::Queued { since: now, cold_start: 0 },
+            state: State::Queued { place: None, since: now, cold_start: 0 },
         };
         self.pinned.extend(new.pin.map(|pin| (pin, new.key)));
-        self.requests.insert(new.key, request);
+        self.requests.insert(new.key, Box::new(request));
     }
 
     fn is_full_for(&self, bytes: u64) -> bool {
-        self.queue.order.len() >= self.settings.max_queue_len
+        self.queue.len >= self.settings.max_queue_len
             || self.queue.bytes.saturating_add(bytes) > self.settings.max_queue_bytes
     }
 
     pub(super) fn retry_after_secs(&self, now: Moment) -> u32 {
         let at_most = span(self.settings.queue_timeout);
-        self.drain_rate.retry_after_secs(self.queue.order.len(), at_most, now)
+        self.drain_rate.retry_after_secs(self.queue.len, at_most, now)
     }
 
     pub(super) fn handle_cancel(&mut self, key: RequestKey, reason: CancelReason, now: Moment, out: &mut Vec<Effect>) {

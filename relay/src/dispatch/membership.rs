@@ -6,7 +6,7 @@ use super::clock::Moment;
 use super::effect::{Effect, Failure, RequeueReason};
 use super::event::{Grant, LossCause, Model, NewWorker, RequestKey, WorkerKey};
 use super::models::ModelId;
-use super::queue::LaneId;
+use super::queue::Lane;
 use super::registry::Worker;
 use super::{Dispatch, Phase};
 
@@ -196,8 +196,10 @@ impl Dispatch {
 
     /// Fails what waits for this worker and no other.
     fn fail_pinned(&mut self, worker: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
-        let pinned: Vec<_> =
-            self.queue.models.iter().flat_map(|model| self.models[*model].queue.pinned_to(worker)).collect();
+        let lanes =
+            self.queue.firsts_pinned_to(worker).filter_map(|(_, (model, lane))| self.models[model].queue.lane(lane));
+        let mut pinned: Vec<_> = lanes.flat_map(Lane::keys).collect();
+        pinned.sort_unstable();
         for request in pinned {
             self.dequeue(request, now);
             self.fail(request, Failure::AffinityLost, now, out);
@@ -243,17 +245,14 @@ impl Dispatch {
     fn refresh_warmth(&mut self, model: ModelId, now: Moment) {
         self.models.touch(model);
         let group = &self.models[model];
-        let switched = group.queue.lanes().filter_map(|(pin, key, lane)| {
-            let cold = self.is_cold(group, pin, key);
-            (cold != lane.is_cold()).then(|| (LaneId { pin, key: key.clone() }, cold))
+        let switched = group.queue.lanes().filter_map(|(number, id, lane)| {
+            let cold = self.is_cold(group, id.pin, &id.key);
+            (cold != lane.is_cold()).then_some((number, cold))
         });
         let switched: Vec<_> = switched.collect();
-        if switched.is_empty() {
-            return;
-        }
         for (lane, cold) in switched {
-            self.models[model].queue.set_cold(&lane, cold, now);
+            self.models[model].queue.set_cold(lane, cold, now);
+            self.refresh_lane(model, lane, now);
         }
-        self.refresh_due(model);
     }
 }

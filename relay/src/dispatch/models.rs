@@ -15,6 +15,11 @@ use super::select::Available;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct ModelId(usize);
 
+impl ModelId {
+    /// Before all others.
+    pub(super) const FIRST: Self = Self(0);
+}
+
 /// All that is kept for one model.
 #[derive(Debug)]
 pub(super) struct Group {
@@ -39,8 +44,6 @@ pub(super) struct Group {
     /// Who of the open ones has room.
     pub(super) available: Available,
     pub(super) queue: ModelQueue,
-    /// Its entry in the queue's list of deadlines.
-    pub(super) due: Option<Moment>,
     /// Requests for it that have not ended, and events in the middle of something.
     held: usize,
     /// Workers to be told when what waits here changes, and that are not about to be told anyway.
@@ -99,7 +102,6 @@ impl Group {
             leaving: Servers::default(),
             available: Available::default(),
             queue: ModelQueue::default(),
-            due: None,
             held: 0,
             listeners: BTreeSet::new(),
         }

@@ -8,8 +8,8 @@ use super::Dispatch;
 use super::clock::{Moment, duration};
 use super::effect::Effect;
 use super::event::{RequestKey, WorkerKey};
-use super::models::ModelId;
-use super::queue::{LaneId, Place};
+use super::models::{Group, ModelId};
+use super::queue::{LaneNo, LaneRef};
 use super::registry::Worker;
 use super::request::{Request, State};
 
@@ -54,22 +54,30 @@ impl Dispatch {
         }
     }
 
-    /// Looks only at models that this worker serves and that something waits for, starting from the shorter list.
+    /// The oldest request that this worker can serve, found among the first of each lane: nobody else's models, and nothing
+    /// behind the first, are looked at for long.
     fn oldest_for(&self, worker: &Worker) -> Option<RequestKey> {
         if worker.is_full() {
             return None;
         }
-        let oldest = |model: &ModelId| {
-            let group = &self.models[*model];
-            let room = worker.has_room_for(&group.name);
-            room.then(|| group.queue.oldest_for(worker)).flatten()
+        let has_room = |model: ModelId| worker.has_room_for(&self.models[model].name);
+        let suits = |(_, (model, lane)): &(RequestKey, LaneRef)| {
+            let admits = |group: &Group| group.queue.lane(*lane).is_some_and(|lane| lane.admits(worker));
+            worker.serves(*model) && has_room(*model) && admits(&self.models[*model])
         };
-        let waiting = &self.queue.models;
-        if waiting.len() < worker.models.len() {
-            waiting.iter().filter(|model| worker.serves(**model)).filter_map(oldest).min()
-        } else {
-            worker.models.iter().filter(|model| waiting.contains(model)).filter_map(oldest).min()
-        }
+        let pinned = self.queue.firsts_pinned_to(worker.key).find(suits);
+        let firsts = &self.queue.firsts;
+        // Most workers serve most of what waits. One that serves little of it looks through what it serves instead.
+        let mut oldest = firsts.iter().copied().take(worker.models.len());
+        let open = match oldest.find(suits) {
+            Some((key, _)) => Some(key),
+            None if firsts.len() <= worker.models.len() => None,
+            None => {
+                let able = worker.models.iter().filter(|model| has_room(**model));
+                able.filter_map(|model| self.models[*model].queue.oldest_open_for(worker)).min()
+            }
+        };
+        pinned.map(|(key, _)| key).into_iter().chain(open).min()
     }
 
     /// Hands a request, which is in no queue any more, to a worker.
@@ -182,15 +190,12 @@ impl Dispatch {
         };
         let group = &mut self.models[request.model];
         let cold_start = group.queue.cold(&lane, now) - request.cold_waited;
-        request.state = State::Queued { since: now, cold_start };
-        let place = place_of(request, lane, cold_start);
-        self.queue.order.insert(key);
+        let place = group.queue.insert(lane, request.waiter(cold_start), cold, now);
+        request.state = State::Queued { place: Some(place), since: now, cold_start };
+        self.queue.len += 1;
         self.queue.bytes = self.queue.bytes.saturating_add(request.bytes);
-        self.queue.models.insert(request.model);
-        self.queue.walls.extend(place.deadlines.wall.map(|due| (due, key)));
-        group.queue.insert(&place, cold, now);
         let (model, pin) = (request.model, request.pin);
-        self.refresh_due(model);
+        self.refresh_lane(model, place.lane, now);
         self.mark_listeners(model, now);
         self.mark_pin(pin, now);
         self.models.touch(model);
@@ -201,23 +206,23 @@ impl Dispatch {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
-        let State::Queued { since, cold_start } = request.state else {
-            request.pin = Some(to);
+        let (model, from) = (request.model, request.pin);
+        request.pin = Some(to);
+        let State::Queued { place: Some(old), since, cold_start } = request.state else {
             return;
         };
-        let (model, from, old) = (request.model, request.pin, request.lane_id());
-        request.pin = Some(to);
-        let new = request.lane_id();
-        let cold = self.is_cold(&self.models[model], new.pin, &new.key);
+        let lane = request.lane_id();
+        let cold = self.is_cold(&self.models[model], lane.pin, &lane.key);
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
         let queue = &mut self.models[model].queue;
-        request.cold_waited = queue.remove(&place_of(request, old, cold_start), now) - cold_start;
-        let cold_start = queue.cold(&new, now) - request.cold_waited;
-        request.state = State::Queued { since, cold_start };
-        queue.insert(&place_of(request, new, cold_start), cold, now);
-        self.refresh_due(model);
+        request.cold_waited = queue.remove(old, now) - cold_start;
+        let cold_start = queue.cold(&lane, now) - request.cold_waited;
+        let new = queue.insert(lane, request.waiter(cold_start), cold, now);
+        request.state = State::Queued { place: Some(new), since, cold_start };
+        self.refresh_lane(model, old.lane, now);
+        self.refresh_lane(model, new.lane, now);
         self.mark_listeners(model, now);
         self.mark_pin(from, now);
         self.mark_pin(Some(to), now);
@@ -229,44 +234,25 @@ impl Dispatch {
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
-        let State::Queued { cold_start, .. } = request.state else {
+        let State::Queued { place: Some(place), since, cold_start } = request.state else {
             return;
         };
-        if !self.queue.order.remove(&key) {
-            return;
-        }
-        let place = place_of(request, request.lane_id(), cold_start);
         let (model, pin) = (request.model, request.pin);
-        let group = &mut self.models[model];
-        request.cold_waited = group.queue.remove(&place, now) - cold_start;
-        if group.queue.is_empty() {
-            self.queue.models.remove(&model);
-        }
+        request.cold_waited = self.models[model].queue.remove(place, now) - cold_start;
+        request.state = State::Queued { place: None, since, cold_start };
+        self.queue.len -= 1;
         self.queue.bytes = self.queue.bytes.saturating_sub(request.bytes);
-        if let Some(due) = place.deadlines.wall {
-            self.queue.walls.remove(&(due, key));
-        }
         self.drain_rate.handle_departure(now);
-        self.refresh_due(model);
+        self.refresh_lane(model, place.lane, now);
         self.mark_listeners(model, now);
         self.mark_pin(pin, now);
         self.models.touch(model);
     }
 
-    /// Brings a model's entry in the list of deadlines up to date.
-    pub(super) fn refresh_due(&mut self, model: ModelId) {
-        let group = &mut self.models[model];
-        let due = group.queue.next_due();
-        if due == group.due {
-            return;
+    /// Brings what the whole queue knows of a lane up to date.
+    pub(super) fn refresh_lane(&mut self, model: ModelId, lane: LaneNo, now: Moment) {
+        if let Some(change) = self.models[model].queue.refresh(lane, now) {
+            self.queue.note((model, lane), change);
         }
-        if let Some(old) = std::mem::replace(&mut group.due, due) {
-            self.queue.dues.remove(&(old, model));
-        }
-        self.queue.dues.extend(due.map(|due| (due, model)));
     }
-}
-
-fn place_of(request: &Request, lane: LaneId, cold_start: i64) -> Place {
-    Place { key: request.key, lane, arrived: request.arrived, deadlines: request.deadlines(cold_start) }
 }

@@ -2,17 +2,20 @@
 //!
 //! The requests of one model stand in *lanes*: all requests of a lane can be served by exactly the same workers (same
 //! pin, same need of `core1`, same workers that failed them, same meanings of the name), so all of a lane wait for a load or none does, and they
-//! share their clocks. A worker with room looks at the head of each lane that is open to it and takes the smallest key;
-//! there is one lane per model in the usual case. Cancelling and expiring take a request out of its lane and its deadline
-//! sets by key.
+//! share their clocks. There is one lane per model in the usual case.
+//!
+//! Of each lane the whole queue knows its [`Front`]: who is first, and when the next runs out of time. A worker with room
+//! goes through the lanes by their first, and takes that of the first lane that is open to it. A request knows its place,
+//! so that cancelling and expiring look for nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::clock::{LaneClock, Moment, Span};
+use super::clock::{Axis, LaneClock, Moment, Span};
 use super::event::{RequestKey, WorkerKey};
+use super::line::{Line, SeatId, Waiter};
 use super::models::ModelId;
 use super::registry::Worker;
-use super::request::{Deadlines, FailedOn, Scope, refuses};
+use super::request::{FailedOn, Scope, refuses};
 
 /// What all requests of a lane have in common, besides their pin.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -39,105 +42,82 @@ pub(super) struct LaneId {
     pub(super) key: LaneKey,
 }
 
-/// Requests that exactly the same workers can serve, with their arrivals.
+/// A lane's number within its model's queue, valid while something waits in it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct LaneNo(u32);
+
+/// Where in its model's queue a request stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    pub(super) lane: LaneNo,
+    seat: SeatId,
+}
+
+/// Requests that exactly the same workers can serve.
 #[derive(Debug)]
 pub(super) struct Lane {
-    waiting: BTreeMap<RequestKey, Moment>,
-    /// The sum of all arrivals, in nanoseconds: ages are reported as sums.
-    arrivals: i128,
+    id: LaneId,
+    line: Line,
     /// Cold while they wait for a load.
     clock: LaneClock,
-    warm_due: BTreeSet<(Span, RequestKey)>,
-    cold_due: BTreeSet<(Span, RequestKey)>,
-    /// Its entry in the queue's list of deadlines.
+    /// What the whole queue knows of it.
+    front: Front,
+}
+
+/// What is known of a lane without a look into it. Nothing of one in which nobody waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Front {
+    first: Option<RequestKey>,
     due: Option<Moment>,
 }
 
-/// Which clock of a waiting request ran out.
+/// What has become of a lane's front.
+#[derive(Debug)]
+pub(super) struct FrontChange {
+    pin: Option<WorkerKey>,
+    old: Front,
+    new: Front,
+}
+
+/// A waiting request whose time is over on one axis.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Expired {
-    Warm(RequestKey),
-    Cold(RequestKey),
+pub(super) struct Expired {
+    pub(super) key: RequestKey,
+    pub(super) axis: Axis,
 }
 
 impl Lane {
-    fn new(cold: bool, now: Moment) -> Self {
-        Self {
-            waiting: BTreeMap::new(),
-            arrivals: 0,
-            clock: LaneClock::new(cold, now),
-            warm_due: BTreeSet::new(),
-            cold_due: BTreeSet::new(),
-            due: None,
-        }
+    fn new(id: LaneId, cold: bool, now: Moment) -> Self {
+        Self { id, line: Line::default(), clock: LaneClock::new(cold, now), front: Front::default() }
     }
 
+    /// All that wait, in no order.
     pub(super) fn keys(&self) -> impl Iterator<Item = RequestKey> {
-        self.waiting.keys().copied()
+        self.line.keys()
     }
 
     pub(super) fn is_cold(&self) -> bool {
         self.clock.is_cold()
     }
 
-    fn insert(&mut self, place: &Place) {
-        let Place { key, arrived, deadlines, .. } = *place;
-        self.warm_due.extend(deadlines.warm.map(|due| (due, key)));
-        self.cold_due.extend(deadlines.cold.map(|due| (due, key)));
-        self.waiting.insert(key, arrived);
-        self.arrivals += arrived.nanos();
+    pub(super) fn admits(&self, worker: &Worker) -> bool {
+        self.id.key.admits(worker)
     }
 
-    fn remove(&mut self, place: &Place) {
-        let Place { key, arrived, deadlines, .. } = *place;
-        if let Some(due) = deadlines.warm {
-            self.warm_due.remove(&(due, key));
-        }
-        if let Some(due) = deadlines.cold {
-            self.cold_due.remove(&(due, key));
-        }
-        if self.waiting.remove(&key).is_some() {
-            self.arrivals -= arrived.nanos();
-        }
-    }
-
-    /// Finds out anew when the next of its requests runs out of time; returns the time before and now, if they differ.
-    fn refresh_due(&mut self, now: Moment) -> Option<DueChange> {
-        let new = self.next_due(now);
-        let old = std::mem::replace(&mut self.due, new);
-        (old != new).then_some(DueChange { old, new })
-    }
-
-    /// When the next of its requests runs out of warm or cold time.
-    fn next_due(&self, now: Moment) -> Option<Moment> {
-        let warm = self.warm_due.first().and_then(|(due, _)| self.clock.when_warm(*due, now));
-        let cold = self.cold_due.first().and_then(|(due, _)| self.clock.when_cold(*due, now));
-        warm.into_iter().chain(cold).min()
+    fn front(&self, now: Moment) -> Front {
+        let due = |axis| self.clock.when(axis, self.line.next_due(axis)?.0, now);
+        Front { first: self.line.first().map(|first| first.key), due: Axis::ALL.into_iter().filter_map(due).min() }
     }
 
     fn expired(&self, now: Moment) -> Option<Expired> {
-        let warm = self.warm_due.first().filter(|(due, _)| self.clock.warm(now) >= *due);
-        let cold = self.cold_due.first().filter(|(due, _)| self.clock.cold(now) >= *due);
-        warm.map(|(_, key)| Expired::Warm(*key)).or(cold.map(|(_, key)| Expired::Cold(*key)))
+        Axis::ALL.into_iter().find_map(|axis| {
+            let (due, key) = self.line.next_due(axis)?;
+            (self.clock.at(axis, now) >= due).then_some(Expired { key, axis })
+        })
     }
 }
 
-/// What is to be changed in the queue's list of deadlines.
-struct DueChange {
-    old: Option<Moment>,
-    new: Option<Moment>,
-}
-
-type Lanes = BTreeMap<LaneKey, Lane>;
-
-/// Where in a model's queue a request stands.
-#[derive(Debug)]
-pub(super) struct Place {
-    pub(super) key: RequestKey,
-    pub(super) lane: LaneId,
-    pub(super) arrived: Moment,
-    pub(super) deadlines: Deadlines,
-}
+type Lanes = BTreeMap<LaneKey, LaneNo>;
 
 /// How much waits, and since when.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -150,93 +130,102 @@ pub(super) struct Waiting {
 /// The queue of one model.
 #[derive(Debug, Default)]
 pub(super) struct ModelQueue {
+    lanes: Vec<Option<Lane>>,
+    /// Numbers that no lane has.
+    free: Vec<LaneNo>,
     open: Lanes,
     pinned: BTreeMap<WorkerKey, Lanes>,
-    /// When the next of each lane runs out of time.
-    dues: BTreeSet<(Moment, LaneId)>,
 }
 
 impl ModelQueue {
-    pub(super) fn is_empty(&self) -> bool {
-        self.open.is_empty() && self.pinned.is_empty()
-    }
-
     /// Where the lane's cold clock stands. That of a lane that is not there yet will begin at zero.
-    pub(super) fn cold(&self, lane: &LaneId, now: Moment) -> Span {
-        self.lane(lane).map_or(0, |lane| lane.clock.cold(now))
+    pub(super) fn cold(&self, id: &LaneId, now: Moment) -> Span {
+        self.number(id).and_then(|lane| self.lane(lane)).map_or(0, |lane| lane.clock.at(Axis::Cold, now))
     }
 
     /// Takes a request in; `cold` is how things stand for its lane.
-    pub(super) fn insert(&mut self, place: &Place, cold: bool, now: Moment) {
-        let LaneId { pin, key } = &place.lane;
-        let lanes = match pin {
-            Some(worker) => self.pinned.entry(*worker).or_default(),
-            None => &mut self.open,
-        };
-        let lane = lanes.entry(key.clone()).or_insert_with(|| Lane::new(cold, now));
-        lane.insert(place);
-        if let Some(change) = lane.refresh_due(now) {
-            self.move_due(&place.lane, change);
-        }
+    pub(super) fn insert(&mut self, id: LaneId, waiter: Waiter, cold: bool, now: Moment) -> Place {
+        let lane = self.number(&id).unwrap_or_else(|| self.add(id, cold, now));
+        let seat = self.lanes[lane.0 as usize].as_mut().expect("a lane has a number").line.insert(waiter);
+        Place { lane, seat }
     }
 
     /// Takes a request out; returns where the lane's cold clock stands.
-    pub(super) fn remove(&mut self, place: &Place, now: Moment) -> Span {
-        let Some(lane) = self.lane_mut(&place.lane) else {
+    pub(super) fn remove(&mut self, place: Place, now: Moment) -> Span {
+        let Some(lane) = self.lane_mut(place.lane) else {
             return 0;
         };
-        lane.remove(place);
-        let (cold, is_empty) = (lane.clock.cold(now), lane.waiting.is_empty());
-        if let Some(change) = lane.refresh_due(now) {
-            self.move_due(&place.lane, change);
-        }
-        if is_empty {
-            self.forget(&place.lane);
-        }
-        cold
+        lane.line.remove(place.seat);
+        lane.clock.at(Axis::Cold, now)
     }
 
     /// Switches the lane to its other clock.
-    pub(super) fn set_cold(&mut self, lane: &LaneId, cold: bool, now: Moment) {
+    pub(super) fn set_cold(&mut self, lane: LaneNo, cold: bool, now: Moment) {
         if let Some(lane) = self.lane_mut(lane) {
             lane.clock.set_cold(cold, now);
         }
-        self.refresh_due(lane, now);
+    }
+
+    /// After any of these: finds out anew who is first and who runs out of time next, if that has changed, and forgets
+    /// the lane if nobody is left in it.
+    pub(super) fn refresh(&mut self, number: LaneNo, now: Moment) -> Option<FrontChange> {
+        let lane = self.lane_mut(number)?;
+        let new = lane.front(now);
+        let old = std::mem::replace(&mut lane.front, new);
+        let (pin, is_empty) = (lane.id.pin, lane.line.is_empty());
+        if is_empty {
+            self.forget(number);
+        }
+        (old != new).then_some(FrontChange { pin, old, new })
     }
 
     /// All lanes.
-    pub(super) fn lanes(&self) -> impl Iterator<Item = (Option<WorkerKey>, &LaneKey, &Lane)> {
-        let pinned =
-            self.pinned.iter().flat_map(|(pin, lanes)| lanes.iter().map(|(key, lane)| (Some(*pin), key, lane)));
-        self.open.iter().map(|(key, lane)| (None, key, lane)).chain(pinned)
+    pub(super) fn lanes(&self) -> impl Iterator<Item = (LaneNo, &LaneId, &Lane)> {
+        let pinned = self.pinned.values().flat_map(BTreeMap::values);
+        let numbers = self.open.values().chain(pinned).copied();
+        numbers.filter_map(|number| self.lane(number).map(|lane| (number, &lane.id, lane)))
     }
 
-    /// A request whose time is over. Brings the list of deadlines up to date where there is none after all.
-    pub(super) fn pop_expired(&mut self, now: Moment) -> Option<Expired> {
-        while let Some((_, lane)) = self.dues.first().filter(|(due, _)| *due <= now).cloned() {
-            if let Some(expired) = self.lane(&lane).and_then(|lane| lane.expired(now)) {
-                return Some(expired);
-            }
-            self.refresh_due(&lane, now);
-        }
-        None
+    pub(super) fn lane(&self, LaneNo(number): LaneNo) -> Option<&Lane> {
+        self.lanes.get(number as usize)?.as_ref()
     }
 
-    fn lane(&self, id: &LaneId) -> Option<&Lane> {
-        match id.pin {
-            Some(worker) => self.pinned.get(&worker)?.get(&id.key),
-            None => self.open.get(&id.key),
-        }
+    /// A request of the lane whose time is over.
+    pub(super) fn expired(&self, lane: LaneNo, now: Moment) -> Option<Expired> {
+        self.lane(lane)?.expired(now)
     }
 
-    fn lane_mut(&mut self, id: &LaneId) -> Option<&mut Lane> {
-        match id.pin {
-            Some(worker) => self.pinned.get_mut(&worker)?.get_mut(&id.key),
-            None => self.open.get_mut(&id.key),
-        }
+    fn lane_mut(&mut self, LaneNo(number): LaneNo) -> Option<&mut Lane> {
+        self.lanes.get_mut(number as usize)?.as_mut()
     }
 
-    fn forget(&mut self, id: &LaneId) {
+    fn number(&self, id: &LaneId) -> Option<LaneNo> {
+        let lanes = match id.pin {
+            Some(worker) => self.pinned.get(&worker)?,
+            None => &self.open,
+        };
+        lanes.get(&id.key).copied()
+    }
+
+    fn add(&mut self, id: LaneId, cold: bool, now: Moment) -> LaneNo {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.lanes.push(None);
+            LaneNo(u32::try_from(self.lanes.len() - 1).expect("fewer than four billion lanes"))
+        });
+        let lanes = match id.pin {
+            Some(worker) => self.pinned.entry(worker).or_default(),
+            None => &mut self.open,
+        };
+        lanes.insert(id.key.clone(), number);
+        self.lanes[number.0 as usize] = Some(Lane::new(id, cold, now));
+        number
+    }
+
+    fn forget(&mut self, number: LaneNo) {
+        let Some(Lane { id, .. }) = self.lanes[number.0 as usize].take() else {
+            return;
+        };
+        self.free.push(number);
         let Some(worker) = id.pin else {
             self.open.remove(&id.key);
             return;
@@ -249,22 +238,9 @@ impl ModelQueue {
         }
     }
 
-    fn refresh_due(&mut self, id: &LaneId, now: Moment) {
-        if let Some(change) = self.lane_mut(id).and_then(|lane| lane.refresh_due(now)) {
-            self.move_due(id, change);
-        }
-    }
-
-    fn move_due(&mut self, id: &LaneId, DueChange { old, new }: DueChange) {
-        if let Some(old) = old {
-            self.dues.remove(&(old, id.clone()));
-        }
-        self.dues.extend(new.map(|due| (due, id.clone())));
-    }
-
-    /// The oldest request that this worker can serve.
-    pub(super) fn oldest_for(&self, worker: &Worker) -> Option<RequestKey> {
-        self.lanes_for(worker).filter_map(|lane| lane.waiting.keys().next().copied()).min()
+    /// The oldest request that this worker can serve, of those that others can, too.
+    pub(super) fn oldest_open_for(&self, worker: &Worker) -> Option<RequestKey> {
+        self.open_lanes().filter(|(key, _)| key.admits(worker)).filter_map(|(_, lane)| lane.front.first).min()
     }
 
     /// How much this worker could be sent.
@@ -275,25 +251,24 @@ impl ModelQueue {
     /// The sum of the arrivals of the oldest `count` that this worker could be sent, in nanoseconds.
     pub(super) fn first_arrivals(&self, worker: &Worker, count: u32) -> i128 {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
-        let mut first: Vec<_> = self.lanes_for(worker).flat_map(|lane| lane.waiting.iter().take(count)).collect();
-        first.sort_unstable_by_key(|(key, _)| **key);
-        first.iter().take(count).map(|(_, arrived)| arrived.nanos()).sum()
+        let mut first: Vec<_> = self.lanes_for(worker).flat_map(|lane| lane.line.oldest(count)).collect();
+        first.sort_unstable_by_key(|waiter| waiter.key);
+        first.iter().take(count).map(|waiter| waiter.arrived.nanos()).sum()
     }
 
     /// How much waits altogether.
     pub(super) fn waiting(&self) -> Waiting {
-        let pinned = self.pinned.values().flat_map(BTreeMap::values);
-        total(self.open.values().chain(pinned))
+        total(self.lanes().map(|(_, _, lane)| lane))
     }
 
     /// The lanes of requests that are not pinned, by what they need.
     pub(super) fn open_lanes(&self) -> impl Iterator<Item = (&LaneKey, &Lane)> {
-        self.open.iter()
+        self.all_of(&self.open)
     }
 
-    /// The requests that only this worker may serve.
+    /// The requests that only this worker may serve, in no order.
     pub(super) fn pinned_to(&self, worker: WorkerKey) -> Vec<RequestKey> {
-        self.pinned.get(&worker).into_iter().flat_map(BTreeMap::values).flat_map(Lane::keys).collect()
+        self.lanes_pinned_to(worker).flat_map(|(_, lane)| lane.keys()).collect()
     }
 
     /// The workers that something waits for and nobody else may serve.
@@ -303,51 +278,95 @@ impl ModelQueue {
 
     /// How much waits for this worker alone.
     pub(super) fn pinned_waiting_for(&self, worker: &Worker) -> Waiting {
-        let lanes = self.pinned.get(&worker.key).into_iter().flatten();
+        let lanes = self.lanes_pinned_to(worker.key);
         total(lanes.filter(|(key, _)| key.admits(worker)).map(|(_, lane)| lane))
     }
 
-    /// When the next of its requests runs out of warm or cold time.
-    pub(super) fn next_due(&self) -> Option<Moment> {
-        self.dues.first().map(|(due, _)| *due)
-    }
-
     fn lanes_for<'a>(&'a self, worker: &'a Worker) -> impl Iterator<Item = &'a Lane> {
-        self.open
-            .iter()
-            .chain(self.pinned.get(&worker.key).into_iter().flatten())
+        self.open_lanes()
+            .chain(self.lanes_pinned_to(worker.key))
             .filter(|(key, _)| key.admits(worker))
             .map(|(_, lane)| lane)
+    }
+
+    fn lanes_pinned_to(&self, worker: WorkerKey) -> impl Iterator<Item = (&LaneKey, &Lane)> {
+        self.pinned.get(&worker).into_iter().flat_map(|lanes| self.all_of(lanes))
+    }
+
+    fn all_of<'a>(&'a self, lanes: &'a Lanes) -> impl Iterator<Item = (&'a LaneKey, &'a Lane)> {
+        lanes.iter().filter_map(|(key, number)| Some((key, self.lane(*number)?)))
     }
 }
 
 fn total<'a>(lanes: impl Iterator<Item = &'a Lane>) -> Waiting {
     lanes.fold(Waiting::default(), |sum, lane| Waiting {
-        count: sum.count.saturating_add(u32::try_from(lane.waiting.len()).unwrap_or(u32::MAX)),
-        oldest: lane.waiting.values().next().copied().into_iter().chain(sum.oldest).min(),
-        arrivals: sum.arrivals + lane.arrivals,
+        count: sum.count.saturating_add(u32::try_from(lane.line.len()).unwrap_or(u32::MAX)),
+        oldest: lane.line.first().map(|first| first.arrived).into_iter().chain(sum.oldest).min(),
+        arrivals: sum.arrivals + lane.line.arrivals(),
     })
 }
 
-/// The provider's queue as a whole: its size, its order, and who is due next.
+/// The lane of a model whose front something is.
+pub(super) type LaneRef = (ModelId, LaneNo);
+
+/// The provider's queue as a whole: its size, who is first in each lane, and who is due next.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    /// Everything that waits, oldest first.
-    pub(super) order: BTreeSet<RequestKey>,
+    pub(super) len: usize,
     pub(super) bytes: u64,
-    /// Models for which something waits.
-    pub(super) models: BTreeSet<ModelId>,
-    /// When each model's next deadline on a warm or cold axis comes.
-    pub(super) dues: BTreeSet<(Moment, ModelId)>,
-    /// Deadlines of requests with one waiting clock.
-    pub(super) walls: BTreeSet<(Moment, RequestKey)>,
+    /// The first of each lane that is not pinned, oldest first.
+    pub(super) firsts: BTreeSet<(RequestKey, LaneRef)>,
+    /// The first of each lane that is, by the worker that it waits for.
+    pub(super) pinned_firsts: BTreeSet<(WorkerKey, RequestKey, LaneRef)>,
+    /// When the next of each lane runs out of time.
+    pub(super) dues: BTreeSet<(Moment, LaneRef)>,
 }
 
 impl Queue {
+    /// What waits for this worker alone: the first of each lane, oldest first.
+    pub(super) fn firsts_pinned_to(&self, worker: WorkerKey) -> impl Iterator<Item = (RequestKey, LaneRef)> {
+        let from = (worker, RequestKey(0), (ModelId::FIRST, LaneNo(0)));
+        // Nearly always there is none, and it need not be looked for.
+        let all = (!self.pinned_firsts.is_empty()).then(|| self.pinned_firsts.range(from..));
+        let all = all.into_iter().flatten().take_while(move |(pin, ..)| *pin == worker);
+        all.map(|(_, first, lane)| (*first, *lane))
+    }
+
+    /// The oldest of all that wait.
+    pub(super) fn oldest(&self) -> Option<RequestKey> {
+        let open = self.firsts.first().map(|(key, _)| *key);
+        open.into_iter().chain(self.pinned_firsts.iter().map(|(_, key, _)| *key)).min()
+    }
+
     /// The next deadline of anything that waits.
     pub(super) fn next_due(&self) -> Option<Moment> {
-        let due = self.dues.first().map(|(due, _)| *due);
-        let wall = self.walls.first().map(|(due, _)| *due);
-        due.into_iter().chain(wall).min()
+        self.dues.first().map(|(due, _)| *due)
+    }
+
+    /// Takes note of a lane's new front.
+    pub(super) fn note(&mut self, lane: LaneRef, FrontChange { pin, old, new }: FrontChange) {
+        if old.first != new.first {
+            if let Some(old) = old.first {
+                self.forget_first(pin, old, lane);
+            }
+            match (pin, new.first) {
+                (_, None) => {}
+                (None, Some(new)) => _ = self.firsts.insert((new, lane)),
+                (Some(pin), Some(new)) => _ = self.pinned_firsts.insert((pin, new, lane)),
+            }
+        }
+        if old.due != new.due {
+            if let Some(old) = old.due {
+                self.dues.remove(&(old, lane));
+            }
+            self.dues.extend(new.due.map(|due| (due, lane)));
+        }
+    }
+
+    fn forget_first(&mut self, pin: Option<WorkerKey>, first: RequestKey, lane: LaneRef) {
+        match pin {
+            None => self.firsts.remove(&(first, lane)),
+            Some(pin) => self.pinned_firsts.remove(&(pin, first, lane)),
+        };
     }
 }

@@ -3,8 +3,9 @@
 use super::clock::{Moment, Span, span};
 use super::effect::Failure;
 use super::event::{Allowed, DEFAULT_COLD_TIMEOUT, LoadFailure, Model, RequestKey, Settings, WorkerKey};
+use super::line::{Deadlines, Waiter};
 use super::models::ModelId;
-use super::queue::{LaneId, LaneKey};
+use super::queue::{LaneId, LaneKey, Place};
 use super::registry::Worker;
 use std::time::Duration;
 
@@ -58,6 +59,8 @@ impl Scope {
 #[derive(Debug)]
 pub(super) enum State {
     Queued {
+        /// Its place in its model's queue; `None` for the moment before it has one.
+        place: Option<Place>,
         /// Since this arrival or requeue.
         since: Moment,
         /// Where its cold clock stood at zero, on its lane's cold axis.
@@ -121,35 +124,26 @@ impl Limits {
     }
 }
 
-/// When a waiting request must end, on each axis that can end it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Deadlines {
-    /// On its lane's warm axis.
-    pub(super) warm: Option<Span>,
-    /// On its lane's cold axis.
-    pub(super) cold: Option<Span>,
-    /// On the wall.
-    pub(super) wall: Option<Moment>,
-}
-
 impl Request {
+    /// It waits from now on.
+    pub(super) fn waiter(&self, cold_start: Span) -> Waiter {
+        Waiter { key: self.key, arrived: self.arrived, deadlines: self.deadlines(cold_start) }
+    }
+
     /// The deadlines of a wait whose cold clock stood at zero at `cold_start`.
     ///
     /// Warm time since arrival is all time less cold waiting: `(now - arrived) - (cold(now) - cold_start)`, which is
     /// `warm(now) - (arrived - cold_start)` on the lane's warm axis. Running time is in it, as it must be.
-    pub(super) fn deadlines(&self, cold_start: Span) -> Deadlines {
+    fn deadlines(&self, cold_start: Span) -> Deadlines {
         let Limits { queue, cold, request } = self.limits;
         let warm_zero = i64::try_from(self.arrived.nanos()).unwrap_or(0) - cold_start;
         match cold {
-            Some(cold) => {
-                Deadlines { warm: Some(warm_zero + queue.min(request)), cold: Some(cold_start + cold), wall: None }
-            }
+            Some(cold) => Deadlines::new(Some(warm_zero + queue.min(request)), Some(cold_start + cold), None),
             // The wall ends it first unless the request timeout is the shorter one.
-            None => Deadlines {
-                warm: (request < queue).then(|| warm_zero + request),
-                cold: None,
-                wall: Some(self.arrived.plus(queue)),
-            },
+            None => {
+                let warm = (request < queue).then(|| warm_zero + request);
+                Deadlines::new(warm, None, Some(self.arrived.plus(queue)))
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use super::event::{AttemptFailure, RequestKey, WorkerKey};
 use super::models::ModelId;
 use super::queue::LaneKey;
 use super::request::{FailedOn, MAX_REQUEUES, MAX_SEVERED, Trouble};
-use super::{Dispatch, Phase};
+use super::{Dispatch, Phase, RequestPlace};
 
 impl Dispatch {
     pub(super) fn handle_attempt_failed(
@@ -177,7 +177,7 @@ impl Dispatch {
     }
 
     pub(super) fn place_if_queued(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
-        if self.queue.order.contains(&key) {
+        if self.place_of(key) == Some(RequestPlace::Queued) {
             self.place(key, now, out);
         }
     }

@@ -74,7 +74,7 @@ pub enum RequestPlace {
 impl Dispatch {
     /// How many requests wait.
     pub fn queue_len(&self) -> usize {
-        self.queue.order.len()
+        self.queue.len
     }
 
     /// How many body bytes wait.
@@ -94,7 +94,7 @@ impl Dispatch {
 
     /// The age of the oldest request that waits.
     pub fn oldest_age(&self, now: Now) -> Option<Duration> {
-        let oldest = self.requests.get(self.queue.order.first()?)?;
+        let oldest = self.requests.get(&self.queue.oldest()?)?;
         Some(duration(self.clock.moment(now).since(oldest.arrived)))
     }
 
@@ -113,7 +113,10 @@ impl Dispatch {
 
     /// What waits, oldest first.
     pub fn queued(&self) -> impl Iterator<Item = RequestKey> {
-        self.queue.order.iter().copied()
+        let lanes = self.models.iter().flat_map(|group| group.queue.lanes());
+        let mut queued: Vec<_> = lanes.flat_map(|(_, _, lane)| lane.keys()).collect();
+        queued.sort_unstable();
+        queued.into_iter()
     }
 
     /// Every model that a worker serves or a request asks for, sorted by name.
@@ -141,7 +144,7 @@ impl Dispatch {
 
     /// Every connected worker, in the order in which they came.
     pub fn workers(&self) -> impl Iterator<Item = WorkerSnapshot> {
-        self.workers.values().map(|worker| self.snapshot(worker))
+        self.worker_keys().into_iter().filter_map(|key| self.worker(key))
     }
 
     /// One worker; `None` once it is lost.

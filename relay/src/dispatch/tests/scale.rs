@@ -1,13 +1,17 @@
 //! Sizes at which anything that looks at everything would not come to an end in the time of a test.
 
-use super::harness::{Provider, settings};
+use super::harness::{Provider, secs, settings};
 use super::slots::empty;
 use crate::dispatch::{Event, Settings, WorkerKey};
 
 const MANY: u64 = 100_000;
 
+fn unbounded() -> Settings {
+    Settings { max_queue_len: usize::MAX, max_queue_bytes: u64::MAX, ..settings() }
+}
+
 fn roomy() -> Provider {
-    Provider::with(Settings { max_queue_len: usize::MAX, max_queue_bytes: u64::MAX, ..settings() })
+    Provider::with(unbounded())
 }
 
 #[test]
@@ -83,4 +87,48 @@ fn five_thousand_multiplexers_are_asked_for_fifty_models_and_serve_them() {
     for key in MANY..MANY + MANY / 4 {
         p.submit(key, models[key as usize % 50]);
     }
+}
+
+#[test]
+fn a_worker_takes_the_oldest_of_what_it_serves_where_most_waits_for_others() {
+    let mut p = roomy();
+    let names: Vec<_> = (0..2_000).map(|number| format!("m{number}")).collect();
+    for key in 0..MANY {
+        p.submit(key, &names[key as usize % 2_000]);
+    }
+    // Few of many models, and the last ones; one lane pinned to each of many others beside them.
+    for worker in 1..=1_000 {
+        p.join_core1(worker, &["pinned"]);
+        p.submit_pinned(MANY + worker, "pinned", worker);
+    }
+    let few = [names[1_998].as_str(), names[1_999].as_str()];
+    assert_eq!(p.join(2_000, &few, 1), ["send r1998 to w2000 #1"]);
+    let (mut running, mut expected) = (1_998, 1_999);
+    for _ in 0..95 {
+        let lines = p.complete(running);
+        assert_eq!(lines[1], format!("send r{expected} to w2000 #1"));
+        (running, expected) = (expected, if expected % 2_000 == 1_999 { expected + 1_999 } else { expected + 1 });
+    }
+    assert_eq!(p.grant(7, 1, 0, 1), [format!("send r{} to w7 #1", MANY + 7)]);
+    for worker in 8..=1_000 {
+        assert_eq!(p.lose(worker, &[]), [format!("fail r{}: AffinityLost", MANY + worker)]);
+    }
+}
+
+#[test]
+fn requests_with_other_deadlines_come_and_go_behind_hundred_thousand() {
+    let mut p = roomy();
+    for key in 0..MANY {
+        p.submit(key, "a");
+    }
+    // Nearer than those of all who came before.
+    p.handle(Event::SettingsChanged(Settings { queue_timeout: secs(10.0), ..unbounded() }));
+    for key in MANY..2 * MANY {
+        p.submit(key, "a");
+    }
+    assert_eq!(p.pass(10.0).len(), MANY as usize);
+    assert_eq!(p.join(1, &["a"], 1), ["send r0 to w1 #1"]);
+    assert_eq!(p.lose(1, &[]), ["requeued r0 #1: WorkerLost"], "it comes back before all others");
+    assert_eq!(p.join(2, &["a"], 1), ["send r0 to w2 #2"]);
+    assert_eq!(p.pass(20.0).len(), MANY as usize - 1);
 }

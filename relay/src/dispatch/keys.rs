@@ -1,0 +1,91 @@
+//! Maps by our own keys in which neighbours are neighbours.
+//!
+//! Keys of requests come from one counter, so nobody can choose them to collide. Requests end mostly in the order in which they came:
+//! where a map keeps keys in the order of their numbers, each request is found beside the one before, which the
+//! processor has at hand; a hash that scatters them finds each in a place of its own that it has to wait for, the more so
+//! the more requests wait. That was most of what a long queue cost.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use super::event::{RequestKey, WorkerKey};
+use super::registry::Worker;
+use super::request::Request;
+
+/// Requests are boxed: a map of pointers is small where most of it is passed over, and quickly grown.
+pub(super) type Requests = HashMap<RequestKey, Box<Request>, BuildHasherDefault<KeyHasher>>;
+
+/// Workers, whose keys come from a counter of ours, too.
+pub(super) type Workers = HashMap<WorkerKey, Worker, BuildHasherDefault<KeyHasher>>;
+
+/// After so many keys in a row there is a gap, so that keys do not meet which are multiples of a large power of two.
+const RUN_BITS: u32 = 12;
+
+/// Odd, and more than the standard library's map looks at in one step.
+const GAP: u64 = 17;
+
+/// Not for names that come from anyone else. The standard library's map finds the place by the low bits, and tells the
+/// keys in a place from each other by the highest seven.
+#[derive(Default)]
+pub(super) struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn write_u64(&mut self, key: u64) {
+        const HIGHEST: u64 = 0x7f << 57;
+        const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+        let place = key.wrapping_add((key >> RUN_BITS).wrapping_mul(GAP));
+        self.0 = (place & !HIGHEST) | (key.wrapping_mul(GOLDEN) & HIGHEST);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        // A key is one number; whatever else comes is hashed right, if slowly.
+        for byte in bytes {
+            self.write_u64(self.0.wrapping_mul(257).wrapping_add(u64::from(*byte)));
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::hash::BuildHasher;
+
+    use super::*;
+
+    fn hash(key: u64) -> u64 {
+        BuildHasherDefault::<KeyHasher>::default().hash_one(RequestKey(key))
+    }
+
+    /// The most of 100,000 keys that meet in one of the 16-slot groups of a map of their size.
+    fn most_in_a_group(stride: u64) -> usize {
+        let mut groups: BTreeMap<u64, usize> = BTreeMap::new();
+        for number in 0..100_000 {
+            *groups.entry((hash(number * stride) & 0x1_ffff) >> 4).or_default() += 1;
+        }
+        groups.into_values().max().unwrap_or_default()
+    }
+
+    #[test]
+    fn keys_in_a_row_stand_in_a_row() {
+        let beside = (1..100_000).filter(|key| hash(*key) & 0xffff == (hash(key - 1) + 1) & 0xffff).count();
+        assert!(beside > 99_900, "{beside}");
+    }
+
+    #[test]
+    fn keys_of_one_provider_among_many_do_not_pile_up() {
+        for stride in [1, 2, 3, 10, 16, 64, 100, 256, 1000, 1024, 4096, 8192] {
+            let most = most_in_a_group(stride);
+            assert!(most <= 24, "every {stride}th key: {most} in one place");
+        }
+    }
+
+    #[test]
+    fn keys_in_one_place_are_told_apart() {
+        let tags: BTreeSet<_> = (0..16).map(|key| hash(key) >> 57).collect();
+        assert_eq!(tags.len(), 16);
+    }
+}

@@ -8,13 +8,13 @@
 //! No redirects, no proxy from the environment, no cookies, no decompression: what arrives is what the client gets.
 
 mod connection;
+mod idle;
 mod upload;
 
 pub use connection::Answer;
 pub use upload::{Upload, UploadError};
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
@@ -26,12 +26,7 @@ use url::Url;
 use crate::config::BackendSettings;
 use crate::net::Trust;
 use connection::{Connection, ExchangeError};
-
-/// Kept connections. More are closed after their request: dialling on the same machine costs less than a request's body.
-const MAX_IDLE: usize = 64;
-
-/// Backends keep an idle connection for 5 s (uvicorn, cpp-httplib); a shorter time avoids most races with their close.
-const MAX_IDLE_TIME: Duration = Duration::from_secs(3);
+use idle::Idle;
 
 /// A kept connection is only used for a request that could be sent again on a fresh one, so its body must be kept that long.
 const MAX_REPLAY_BYTES: u64 = 1 << 20;
@@ -65,8 +60,7 @@ pub struct Backend {
     settings: BackendSettings,
     host_header: HeaderValue,
     trust: Arc<Trust>,
-    /// Connections without a request, newest last. Never held over an await.
-    idle: Mutex<Vec<(Connection, Instant)>>,
+    idle: Idle,
 }
 
 impl Backend {
@@ -75,7 +69,7 @@ impl Backend {
         let authority = settings.url.authority();
         // A parsed URL's authority is ASCII.
         let host_header = HeaderValue::from_str(authority).unwrap_or_else(|_| HeaderValue::from_static("localhost"));
-        Self { settings, host_header, trust, idle: Mutex::new(Vec::new()) }
+        Self { settings, host_header, trust, idle: Idle::default() }
     }
 
     /// What it was made from.
@@ -104,7 +98,7 @@ impl Backend {
     /// connection.
     pub async fn send(&self, head: Request<()>, upload: &Upload) -> Result<Answer, BackendError> {
         if upload.length() <= MAX_REPLAY_BYTES
-            && let Some(kept) = self.take_idle()
+            && let Some(kept) = self.idle.take()
         {
             upload.keep_for_replay();
             match kept.exchange(clone_head(&head), upload).await {
@@ -121,7 +115,9 @@ impl Backend {
             }
         }
         upload.forget_replay();
-        let fresh = Connection::dial(&self.settings.url, &self.trust).await.map_err(BackendError::Unreachable)?;
+        // On the heap: what a connection needs to begin would otherwise be a part of each request's task, and moved with it.
+        let dialled = Box::pin(Connection::dial(&self.settings.url, &self.trust)).await;
+        let fresh = dialled.map_err(BackendError::Unreachable)?;
         fresh.exchange(head, upload).await.map_err(|error| match error {
             ExchangeError::Broken(detail) => BackendError::Reset(detail),
             ExchangeError::Garbage(detail) => BackendError::BadAnswer(detail),
@@ -144,33 +140,9 @@ impl Backend {
 
     /// Takes a connection back whose answer was read to its end.
     pub async fn recycle(&self, answer: Answer) {
-        let Some(connection) = answer.into_reusable().await else { return };
-        let now = Instant::now();
-        let mut idle = self.lock_idle();
-        idle.retain(|(connection, since)| !connection.is_closed() && now.duration_since(*since) < MAX_IDLE_TIME);
-        if idle.len() < MAX_IDLE {
-            idle.push((connection, now));
+        if let Some(connection) = answer.into_reusable().await {
+            self.idle.put(connection);
         }
-    }
-
-    fn take_idle(&self) -> Option<Connection> {
-        let now = Instant::now();
-        let mut idle = self.lock_idle();
-        while let Some((connection, since)) = idle.pop() {
-            if now.duration_since(since) >= MAX_IDLE_TIME {
-                // Those below are older still.
-                idle.clear();
-                return None;
-            }
-            if connection.is_ready() {
-                return Some(connection);
-            }
-        }
-        None
-    }
-
-    fn lock_idle(&self) -> std::sync::MutexGuard<'_, Vec<(Connection, Instant)>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn headers<'a>(&self, of: impl Iterator<Item = (&'a str, &'a str)>, dialect: Dialect) -> HeaderMap {

@@ -170,8 +170,12 @@ impl Job {
         self.rename();
         let path = self.path();
         tracing::info!(request_id = %self.key.id, model = %self.request.model, path, relay = %self.link.relay, "forwarding request");
-        let passed =
-            if self.link.core1 { frames::answer(&self, &backend).await } else { texts::answer(&self, &backend).await };
+        let passed = if self.link.core1 {
+            frames::answer(&self, &backend).await
+        } else {
+            // On the heap, so that the usual request's task is not as large as this.
+            Box::pin(texts::answer(&self, &backend)).await
+        };
         match passed {
             Ok(passed) => self.finish(&backend, passed).await,
             Err(failure) => self.fail(&failure).await,
@@ -345,5 +349,20 @@ impl Job {
 
     fn say(&self, message: &WorkerToRelay) {
         self.link.say(&self.key, message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It is moved to its place when it begins, which showed in the profile: 8 % of a short answer.
+    #[test]
+    fn a_requests_task_is_small() {
+        fn size<A, F>(_: impl FnOnce(A) -> F) -> usize {
+            size_of::<F>()
+        }
+        let bytes = size(|job: Job| job.run(Start::Now));
+        assert!(bytes <= 2048, "{bytes} bytes");
     }
 }

@@ -1,8 +1,9 @@
 //! One HTTP/1.1 connection to the backend, owned by whoever waits for its answer.
 
+use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,7 +14,6 @@ use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::task::AbortHandle;
 use url::Url;
 
 use super::upload::{Upload, UploadBody};
@@ -37,17 +37,33 @@ pub(super) enum ExchangeError {
 #[derive(Debug)]
 pub(super) struct Connection {
     sender: SendRequest<UploadBody>,
-    // Held for its drop.
-    _driver: Driver,
+    driver: Driver,
 }
 
-/// The task that moves bytes; it ends with its owner.
+/// What moves the connection's bytes, for as long as it is open. It has no task of its own, which each piece of an answer
+/// would wake only to wake the request's: whoever waits for the connection drives it.
 #[derive(Debug)]
-struct Driver(AbortHandle);
+struct Driver(Option<Pin<Box<http1::Connection<TokioIo<ReadWins>, UploadBody>>>>);
 
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.0.abort();
+impl Driver {
+    /// Does something that may need bytes to move.
+    async fn drive<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        poll_fn(|cx| {
+            if let Poll::Ready(done) = work.as_mut().poll(cx) {
+                return Poll::Ready(done);
+            }
+            self.poll(cx);
+            work.as_mut().poll(cx)
+        })
+        .await
+    }
+
+    /// Moves what can be moved now. The connection's end shows in the exchange that it carries.
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        if self.0.as_mut().is_some_and(|connection| connection.as_mut().poll(cx).is_ready()) {
+            self.0 = None;
+        }
     }
 }
 
@@ -71,14 +87,13 @@ impl Connection {
         let io = TokioIo::new(ReadWins { stream, write_broken: false });
         let (sender, driver) =
             http1::Builder::new().max_buf_size(MAX_READ_BUFFER).handshake(io).await.map_err(io::Error::other)?;
-        // Its end shows in the exchange that it carries.
-        let driver = tokio::spawn(async move { drop(driver.await) });
-        Ok(Self { sender, _driver: Driver(driver.abort_handle()) })
+        Ok(Self { sender, driver: Driver(Some(Box::pin(driver))) })
     }
 
     pub(super) async fn exchange(mut self, head: Request<()>, upload: &Upload) -> Result<Answer, ExchangeError> {
         let request = head.map(|()| upload.body());
-        match self.sender.send_request(request).await {
+        let sending = self.sender.send_request(request);
+        match self.driver.drive(sending).await {
             Ok(response) => {
                 let (head, body) = response.into_parts();
                 Ok(Answer { head, body, connection: self, upload: upload.clone(), ended: false })
@@ -88,11 +103,15 @@ impl Connection {
         }
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    /// Whether the connection ended while nobody used it. From now on `cx` hears of its end.
+    pub(super) fn poll_closed(&mut self, cx: &mut Context<'_>) -> bool {
+        self.driver.poll(cx);
         self.sender.is_closed()
     }
 
-    pub(super) fn is_ready(&self) -> bool {
+    /// Whether a request can be sent now. From now on nobody hears of its end but who drives it.
+    pub(super) fn is_ready(&mut self) -> bool {
+        self.driver.poll(&mut Context::from_waker(Waker::noop()));
         self.sender.is_ready()
     }
 }
@@ -108,7 +127,7 @@ impl Answer {
     /// The next bytes of the body, `None` at its end; an error when the backend broke off.
     pub async fn next(&mut self) -> Option<Result<Bytes, String>> {
         while !self.ended {
-            match self.body.frame().await {
+            match self.connection.driver.drive(self.body.frame()).await {
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
                         return Some(Ok(data));
@@ -122,6 +141,11 @@ impl Answer {
             }
         }
         None
+    }
+
+    /// Does something else while the request goes on to the backend: it may still be on its way when its answer begins.
+    pub async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
+        self.connection.driver.drive(work).await
     }
 
     /// Reads the rest of a body that we asked for ourselves, up to `limit` bytes.
@@ -138,13 +162,13 @@ impl Answer {
 
     /// The connection, when both bodies went to their end and the backend keeps it open.
     pub(super) async fn into_reusable(self) -> Option<Connection> {
-        let mut connection = self.connection;
+        let Connection { mut sender, mut driver } = self.connection;
         if !self.ended || !self.upload.is_sent() {
             return None;
         }
         drop(self.body);
-        match tokio::time::timeout(REUSE_TIMEOUT, connection.sender.ready()).await {
-            Ok(Ok(())) => Some(connection),
+        match tokio::time::timeout(REUSE_TIMEOUT, driver.drive(sender.ready())).await {
+            Ok(Ok(())) => Some(Connection { sender, driver }),
             Ok(Err(_)) | Err(_) => None,
         }
     }
@@ -152,6 +176,7 @@ impl Answer {
 
 /// A backend that refuses a request early may answer, close, and reset our half-sent body. hyper would report the failed
 /// write and lose the answer, so writes pretend to succeed from then on: what there is to know comes from reading.
+#[derive(Debug)]
 struct ReadWins {
     stream: Stream,
     write_broken: bool,

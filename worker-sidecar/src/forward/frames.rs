@@ -18,7 +18,7 @@ pub(super) async fn answer(job: &Job, backend: &Backend) -> Result<Passed, Failu
     let mut usage = job.usage_reader(&answer);
     while let Some(bytes) = job.next_bytes(&mut answer).await? {
         usage.push(&bytes);
-        let waited = job.unless_ended(job.link.send_body(&job.key, bytes)).await?;
+        let waited = job.unless_ended(answer.beside(job.link.send_body(&job.key, bytes))).await?;
         job.worker.metrics.waited(waited);
     }
     let usage = usage.finish();

@@ -75,7 +75,7 @@ async fn stream(job: &Job, mut answer: Answer) -> Passed {
             Ok(text) if text.is_empty() => {}
             Ok(text) => {
                 within_event = !text.ends_with("\n\n") && !text.ends_with("\r\n\r\n");
-                if let Err(failure) = job.unless_ended(chunk(job, text)).await {
+                if let Err(failure) = job.unless_ended(answer.beside(chunk(job, text))).await {
                     break Some(failure);
                 }
             }

@@ -144,6 +144,19 @@ async fn a_kept_connection_that_the_backend_closed_costs_no_request() {
 }
 
 #[tokio::test]
+async fn a_kept_connection_ends_with_its_backend_though_no_request_comes() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let mut call = rig.backend.call().await;
+    call.read_body().await;
+    call.head(200, &[("content-length", "2")]).await;
+    call.write_raw(b"{}").await;
+    assert!(rig.link.reply(&asked).await.is_complete());
+    call.hang_up().await;
+    call.closed().await;
+}
+
+#[tokio::test]
 async fn an_error_names_its_request_and_says_why() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));

@@ -96,6 +96,20 @@ async fn a_stream_without_credit_stops_reading_from_its_backend() {
     receive(&mut rig.link, &asked, WINDOW).await;
 }
 
+/// A client that sends all before it reads anything would wait for ever, and its backend with it.
+#[tokio::test]
+async fn a_body_goes_on_while_its_answer_waits_for_credit() {
+    let mut rig = Rig::core1().await;
+    rig.link.withhold_credit();
+    let body = vec![b'p'; 8 << 20];
+    let asked = rig.link.ask(&Ask::stream("m").body(&body));
+    let mut call = rig.backend.call().await;
+    call.start_stream().await;
+    call.chunk(&vec![b'x'; 2 * usize::try_from(WINDOW).expect("a small number")]).await;
+    receive(&mut rig.link, &asked, WINDOW).await;
+    assert_eq!(call.read_body().await.len(), body.len());
+}
+
 #[tokio::test]
 async fn a_stream_without_credit_can_be_cancelled() {
     let mut rig = Rig::core1().await;

@@ -179,6 +179,11 @@ impl Call {
         socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO)).expect("SO_LINGER");
     }
 
+    /// Ends its own direction, as a backend does with a connection that it no longer keeps.
+    pub async fn hang_up(&mut self) {
+        self.stream.shutdown().await.expect("an open connection");
+    }
+
     /// Waits until the peer closes or resets; says when it was seen. Body bytes that still come are thrown away.
     ///
     /// # Panics

@@ -4,9 +4,10 @@
 //! A window is the most that may be on its way or unread at once. It starts small, because a reader
 //! that stops costs what it was granted, and doubles for a reader that keeps up with a fast sender:
 //! 256 KiB allow 21 Mbit/s at a round trip of 100 ms. The receiver cannot see whether the sender waits
-//! for credit or for its backend, so speed decides: a reader that has read a whole window within
-//! [`FAST`] and has nothing left to read gets more. That covers every round trip up to that time, and a
-//! chat's tokens (some 10 kB/s) never get there.
+//! for credit or for its backend, so speed decides: a reader that has read a whole window within two
+//! round trips and has nothing left to read gets more; where the round trip is not known, [`FAST`] covers
+//! every one up to that time. A chat's tokens (some 10 kB/s) never get there, and where credit is back in
+//! no time more of it would be nothing but memory for a reader that stops.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Credit goes back in portions of this size: one message per piece at most.
 pub const RETURN_AFTER: u64 = 65_536;
 
-/// Who reads a whole window in this time reads fast.
+/// Who reads a whole window in this time reads fast, where the round trip is not known.
 pub const FAST: Duration = Duration::from_secs(1);
 
 /// The sender sent more than it was granted; its stream fails.
@@ -37,6 +38,7 @@ impl std::error::Error for Overrun {}
 pub struct ReceiveWindow {
     window: u64,
     max: u64,
+    fast: Duration,
     granted: u64,
     received: u64,
     consumed: u64,
@@ -53,12 +55,19 @@ impl ReceiveWindow {
         Self {
             window,
             max: max.max(window),
+            fast: FAST,
             granted: window,
             received: 0,
             consumed: 0,
             fast_since: None,
             fast_consumed: 0,
         }
+    }
+
+    /// Credit takes so long to the sender, and what it sends on it to us.
+    #[must_use]
+    pub fn with_round_trip(self, round_trip: Duration) -> Self {
+        Self { fast: (2 * round_trip).min(FAST), ..self }
     }
 
     /// A piece of `len` bytes has arrived.
@@ -107,9 +116,13 @@ impl ReceiveWindow {
 
     /// A slow reader with a backlog never grows, however fast the sender: it has unread bytes at every look.
     fn grow_if_fast(&mut self, len: u64, now: Instant) -> bool {
-        let since = *self.fast_since.get_or_insert(now);
+        let Some(since) = self.fast_since else {
+            // What is there at once was not read in any time.
+            self.fast_since = Some(now);
+            return false;
+        };
         self.fast_consumed += len;
-        if now.saturating_duration_since(since) > FAST {
+        if now.saturating_duration_since(since) > self.fast {
             self.fast_since = Some(now);
             self.fast_consumed = 0;
             return false;
@@ -268,6 +281,29 @@ mod tests {
         }
         assert_eq!(window.window(), 1_024 * KIB);
         assert!(credit > 900 * KIB);
+    }
+
+    /// What becomes of a window whose sender waits for nothing but its credit, for so long each time.
+    fn saturated(window: ReceiveWindow, round_trip: Duration) -> u64 {
+        let (mut window, mut now) = (window, Instant::now());
+        let mut credit = window.window();
+        for _ in 0..100 {
+            now += round_trip;
+            window.on_piece(credit).unwrap();
+            credit = window.on_consumed(credit, now).expect("all was used");
+        }
+        window.window()
+    }
+
+    #[test]
+    fn a_window_grows_to_what_its_round_trip_needs_and_not_beyond() {
+        let window = ReceiveWindow::new(256 * KIB, 4_096 * KIB);
+        let far = Duration::from_millis(50);
+        assert_eq!(saturated(window.clone().with_round_trip(far), far), 4_096 * KIB);
+        // 256 KiB in 5 ms is 50 MB/s: the backend is what limits it, not a round trip of 1 ms.
+        let near = Duration::from_millis(1);
+        assert_eq!(saturated(window.clone().with_round_trip(near), Duration::from_millis(5)), 256 * KIB);
+        assert_eq!(saturated(window, Duration::from_millis(5)), 4_096 * KIB, "an unknown one may be long");
     }
 
     #[test]

@@ -148,6 +148,7 @@ impl WorkerLink {
             let window = usual.min(self.info.max_unread_bytes).max(1);
             let told = (window != STREAM_WINDOW_BYTES).then_some(window);
             let flow = ReceiveWindow::new(window, self.info.max_unread_bytes.max(window));
+            let flow = flow.with_round_trip(self.info.round_trip);
             record.exchange.begin(attempt, Some((flow, CreditTarget { link: Arc::clone(self), stream })));
             let text = record.core1_text(&request_id, stream, told);
             let body = record.outline.body.clone();
@@ -476,6 +477,7 @@ mod tests {
             slots1: false,
             secret: [0; 32],
             request_window: 10,
+            round_trip: std::time::Duration::from_millis(1),
             max_unread_bytes: 1 << 20,
             connected_at: SystemTime::now(),
         };

@@ -37,6 +37,9 @@ use crate::shared::Phase;
 const BATCH_FRAMES: usize = 64;
 const BATCH_BYTES: usize = 128 << 10;
 
+/// Below this other things take longer than the way to a worker.
+const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(1);
+
 /// How long a peer may take to answer our close frame.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -91,7 +94,9 @@ async fn admit<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
+    let upgraded_at = Instant::now();
     let first = tokio::time::timeout(REGISTER_TIMEOUT, first_message(&mut socket)).await;
+    let round_trip = upgraded_at.elapsed().max(SHORTEST_ROUND_TRIP);
     let register = match first {
         Ok(Ok(register)) => register,
         Ok(Err(end)) => return rejected(socket, provider, end).await,
@@ -102,7 +107,7 @@ where
         return rejected(socket, provider, PROTOCOL_ERROR).await;
     }
     let accepted = register::sanitize(&register, &config);
-    let link = new_link(provider, &register, &accepted, &admission);
+    let link = new_link(provider, &register, &accepted, &admission, round_trip);
     let mut ack = acknowledge(provider, &link, &register, &accepted);
     if register.have.contains(&provider.shared.relay_id) {
         ack.duplicate = true;
@@ -209,7 +214,13 @@ where
     None
 }
 
-fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admission: &Admission) -> Arc<WorkerLink> {
+fn new_link(
+    provider: &Provider,
+    register: &Register,
+    accepted: &Accepted,
+    admission: &Admission,
+    round_trip: Duration,
+) -> Arc<WorkerLink> {
     let ours = Capabilities::new([Capability::Slots1]);
     let both = ours.intersection(&Capabilities::from_names(&register.capabilities));
     let info = WorkerInfo {
@@ -225,6 +236,7 @@ fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admis
         slots1: both.has(Capability::Slots1),
         secret: admission.secret,
         request_window: register.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes.max(1)),
+        round_trip,
         max_unread_bytes: provider.shared.config.load().max_unread_bytes,
         connected_at: std::time::SystemTime::now(),
     };

@@ -18,6 +18,8 @@
 mod fields;
 mod window;
 
+use std::sync::LazyLock;
+
 use memchr::{memchr, memmem::Finder};
 
 use self::fields::Found;
@@ -36,14 +38,16 @@ pub struct Usage {
     pub response_id: Option<String>,
 }
 
+// Made once: that costs more than most searches, and each is as large as the rest of a reader.
+static USAGE_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
+static RESPONSE_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"response\""));
+
 /// Reads one successful answer.
 #[derive(Debug)]
 pub struct UsageReader {
     body: Body,
     /// Whether the answer has an id worth reading.
     with_id: bool,
-    usage_key: Finder<'static>,
-    response_key: Finder<'static>,
     found: Found,
 }
 
@@ -68,13 +72,7 @@ impl UsageReader {
         let with_id = method == "POST" && path == "/v1/responses";
         let counted = with_id || endpoint(method, path).is_some_and(counts_tokens);
         let body = if counted { Body::of_type(content_type) } else { Body::Skipped };
-        Self {
-            body,
-            with_id,
-            usage_key: Finder::new(b"\"usage\""),
-            response_key: Finder::new(b"\"response\""),
-            found: Found::default(),
-        }
+        Self { body, with_id, found: Found::default() }
     }
 
     /// The next bytes of the answer.
@@ -97,7 +95,7 @@ impl UsageReader {
         match std::mem::replace(&mut self.body, Body::Skipped) {
             Body::Skipped | Body::Unknown => {}
             Body::Json(document) => match document.whole() {
-                Some(json) if self.with_id || self.has_object(&self.usage_key, json) => {
+                Some(json) if self.with_id || has_object(&USAGE_KEY, json) => {
                     self.found.read_document(json, self.with_id);
                 }
                 Some(_) => {}
@@ -143,15 +141,15 @@ impl UsageReader {
             return;
         };
         let wants_id = self.with_id && !self.found.has_id();
-        if self.has_object(&self.usage_key, data) || (wants_id && self.has_object(&self.response_key, data)) {
+        if has_object(&USAGE_KEY, data) || (wants_id && has_object(&RESPONSE_KEY, data)) {
             self.found.read_document(data, self.with_id);
         }
     }
+}
 
-    /// Whether `key` has an object as its value: with `include_usage`, every event has `"usage":null`.
-    fn has_object(&self, key: &Finder<'_>, json: &[u8]) -> bool {
-        key.find_iter(json).any(|at| fields::object_at_key(json, at, key.needle().len()).is_some())
-    }
+/// Whether `key` has an object as its value: with `include_usage`, every event has `"usage":null`.
+fn has_object(key: &Finder<'_>, json: &[u8]) -> bool {
+    key.find_iter(json).any(|at| fields::object_at_key(json, at, key.needle().len()).is_some())
 }
 
 impl Body {

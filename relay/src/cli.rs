@@ -94,6 +94,10 @@ pub struct Args {
     #[arg(long, env = "MAX_CONNECTIONS", value_name = "N", default_value = "65536", value_parser = values::connections)]
     pub max_connections: usize,
 
+    /// Threads that move requests. [default: half of the machine's processors, at least 1; the others are the network's]
+    #[arg(long, env = "THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+
     /// Addresses or networks of proxies whose X-Forwarded-For is believed: a list such as 10.0.0.0/8,192.168.1.1.
     /// [default: none]
     #[arg(long, env = "TRUSTED_PROXIES", value_name = "CIDRS", default_value = "", hide_default_value = true, value_parser = values::proxies)]

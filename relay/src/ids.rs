@@ -1,10 +1,39 @@
 //! Random names. An id on the wire cannot be guessed, so a worker cannot answer for another's request.
 
-/// `bytes` random bytes in hexadecimal.
+use std::cell::RefCell;
+
+/// Random bytes that are asked for at once: each request has two ids, and a system call for each shows.
+const POOL_BYTES: usize = 1024;
+
+/// Bytes of the operating system that nobody has yet, at the end.
+struct Pool {
+    bytes: [u8; POOL_BYTES],
+    used: usize,
+}
+
+impl Pool {
+    const EMPTY: Self = Self { bytes: [0; POOL_BYTES], used: POOL_BYTES };
+
+    fn take<const BYTES: usize>(&mut self) -> [u8; BYTES] {
+        const { assert!(BYTES <= POOL_BYTES) };
+        if POOL_BYTES - self.used < BYTES {
+            // Without a source of randomness nothing here can be safe; every system we run on has one.
+            getrandom::fill(&mut self.bytes).expect("the operating system gives random bytes");
+            self.used = 0;
+        }
+        let mut taken = [0; BYTES];
+        let left = &mut self.bytes[self.used..self.used + BYTES];
+        taken.copy_from_slice(left);
+        left.fill(0);
+        self.used += BYTES;
+        taken
+    }
+}
+
+/// `BYTES` random bytes in hexadecimal.
 pub fn random_hex<const BYTES: usize>() -> String {
-    let mut bytes = [0u8; BYTES];
-    // Without a source of randomness nothing here can be safe; every system we run on has one.
-    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+    thread_local!(static POOL: RefCell<Pool> = const { RefCell::new(Pool::EMPTY) });
+    let bytes: [u8; BYTES] = POOL.with_borrow_mut(Pool::take);
     let mut text = String::with_capacity(2 * BYTES);
     for byte in bytes {
         for nibble in [byte >> 4, byte & 15] {
@@ -32,4 +61,25 @@ pub fn operation_id() -> String {
 /// An id for a client's request that brought none.
 pub fn client_request_id() -> String {
     format!("req_{}", random_hex::<12>())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn no_id_comes_twice_not_even_where_the_pool_is_filled_anew() {
+        let ids: HashSet<String> = (0..10 * POOL_BYTES / 16).map(|_| random_hex::<16>()).collect();
+        assert_eq!(ids.len(), 10 * POOL_BYTES / 16);
+        assert!(ids.iter().all(|id| id.len() == 32 && id.bytes().all(|c| c.is_ascii_hexdigit())));
+    }
+
+    #[test]
+    fn what_was_taken_does_not_stay_in_memory() {
+        let mut pool = Pool::EMPTY;
+        let taken = pool.take::<16>();
+        assert!(taken != [0; 16] && !pool.bytes.windows(16).any(|window| window == taken));
+    }
 }

@@ -29,8 +29,9 @@ use crate::{probe, relays, telemetry};
 /// Between two looks for a secret that is not there, or not good.
 const SECRET_INTERVAL: Duration = Duration::from_secs(1);
 
-/// More threads than this only wake one another.
-const MAX_THREADS: usize = 4;
+/// One thread passes on more tokens than any model writes; with a second they wake one another, and each token costs more.
+/// What takes its time, such as a driver's commands, has threads of its own.
+const THREADS: usize = 1;
 
 /// What all parts share.
 #[derive(Debug)]
@@ -94,8 +95,7 @@ pub fn run_demo(args: &Args, demo: DemoArgs) -> ExitCode {
 }
 
 fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
-    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&SettingError::hidden("runtime", error.to_string())),
     };

@@ -12,8 +12,8 @@ use crate::load::{Load, Until};
 use crate::programs::{Program, ProgramError};
 use crate::usage::Usage;
 
-/// No line for each request, as everybody's logs are turned down here; but the address.
-const QUIET: &str = "warn,modelrelay_relay::relay=info";
+/// No line for each request, as everybody's logs are turned down here; but the relay's address, and that a worker is there.
+const QUIET: &str = "warn,modelrelay_relay::relay=info,modelrelay_worker::relay_link=info";
 
 /// Requests that a worker runs at once, unless a scenario says otherwise: more than any has.
 const CONCURRENCY: u32 = 4096;
@@ -113,6 +113,7 @@ impl Stack {
             ("MODELS", MODEL.to_owned()),
             ("MAX_CONCURRENCY", CONCURRENCY.to_string()),
             ("PROBE_ADDR", "127.0.0.1:0".to_owned()),
+            ("LOG_LEVEL", QUIET.to_owned()),
         ];
         let env = [&common[..], how.env].concat();
         let binary = programs.join("modelrelay-worker");

@@ -31,6 +31,9 @@ use crate::relay::Relay;
 use crate::request::{Outline, RequestRecord};
 use crate::shared::Phase;
 
+/// From here on a body is read beside the requests of others: half a millisecond.
+const LONG_READ_BYTES: usize = 512 << 10;
+
 /// `POST` to a route whose body names the model.
 pub async fn by_model(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
     let (client, endpoint) = opening(&relay, &request);
@@ -93,7 +96,7 @@ async fn prepare_by_model(
     let body = read_body(relay, endpoint, &parts.headers, body).await?;
     let read_at = Instant::now();
     let content_type = text_header(&parts.headers, "content-type");
-    let routed = parse::parse(content_type, &body)?;
+    let routed = read_route(content_type, &body).await?;
     let route = relay.providers.route(named_provider(&parts.headers).as_deref(), &routed.model)?;
     let allowed = caller.check_model(&route.provider, &[&routed.model, &route.model])?;
     let body = if *route.model == *routed.model { body } else { rename(relay, &body, &routed, &route.model)? };
@@ -171,6 +174,16 @@ async fn read_body(relay: &Relay, endpoint: Endpoint, headers: &HeaderMap, body:
     let body = intake::read(headers, body, &relay.shared.budget, limit).await?;
     relay.shared.metrics.request_body_received(endpoint, body.len() as u64);
     Ok(body)
+}
+
+/// Reads what the body says about its way. A large one takes milliseconds, in which its thread would pass on no token.
+async fn read_route(content_type: Option<&str>, body: &Bytes) -> Result<parse::Routed, ApiError> {
+    if body.len() < LONG_READ_BYTES {
+        return parse::parse(content_type, body);
+    }
+    let (content_type, body) = (content_type.map(str::to_owned), body.clone());
+    let reading = tokio::task::spawn_blocking(move || parse::parse(content_type.as_deref(), &body));
+    reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "the request body could not be read")))
 }
 
 /// Replaces an alias; the copy is charged to the budget like the original, which is dropped.

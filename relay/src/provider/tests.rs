@@ -38,7 +38,7 @@ fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
         slots1: false,
         secret: *provider.config().worker_secrets[0].secret.digest(),
         request_window: 1 << 20,
-        round_trip: std::time::Duration::from_millis(1),
+        round_trip: Duration::from_millis(1),
         max_unread_bytes: 1 << 20,
         connected_at: SystemTime::now(),
     };

@@ -477,7 +477,7 @@ mod tests {
             slots1: false,
             secret: [0; 32],
             request_window: 10,
-            round_trip: std::time::Duration::from_millis(1),
+            round_trip: Duration::from_millis(1),
             max_unread_bytes: 1 << 20,
             connected_at: SystemTime::now(),
         };

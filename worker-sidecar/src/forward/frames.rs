@@ -18,8 +18,11 @@ pub(super) async fn answer(job: &Job, backend: &Backend) -> Result<Passed, Failu
     let mut usage = job.usage_reader(&answer);
     while let Some(bytes) = job.next_bytes(&mut answer).await? {
         usage.push(&bytes);
-        let waited = job.unless_ended(answer.beside(job.link.send_body(&job.key, bytes))).await?;
-        job.worker.metrics.waited(waited);
+        if job.link.send_body(&job.key, bytes) {
+            // On the heap, as most answers never wait.
+            let room = answer.beside(job.link.wait_for_room(&job.key));
+            job.worker.metrics.waited(Box::pin(job.unless_ended(room)).await?);
+        }
     }
     let usage = usage.finish();
     let complete = WorkerToRelay::ResponseComplete(ResponseComplete {

@@ -32,7 +32,8 @@ async fn answer(job: &Job, error: &ApiError) {
         headers: of_error.chain([content_type]).collect(),
         content_length: Some(body.len() as u64),
     }));
-    job.link.send_body(&job.key, body).await;
+    // However much waits, an error is all there is.
+    let _ = job.link.send_body(&job.key, body);
     let complete = ResponseComplete { request_id, ..ResponseComplete::default() };
     job.link.finish(&job.key, &WorkerToRelay::ResponseComplete(complete)).await;
 }

@@ -113,26 +113,32 @@ impl Link {
         }
     }
 
-    /// Queues the next bytes of an answer and waits while too many wait already. Gives the time waited.
-    pub async fn send_body(&self, key: &RequestKey, bytes: Bytes) -> Duration {
-        let Some(number) = key.stream else { return Duration::ZERO };
-        let (mut waiting, written) = {
-            let mut state = self.lock();
-            if state.running(key).is_none() {
-                return Duration::ZERO;
-            }
-            let waiting = state.outbox.push_body(number, bytes);
-            let written = state.streams.get(&number).map(|stream| Arc::clone(&stream.written));
-            (waiting, written)
-        };
-        self.work.notify_one();
-        let Some(written) = written.filter(|_| waiting >= STREAM_HIGH_WATER) else { return Duration::ZERO };
-        let since = Instant::now();
-        while waiting >= STREAM_HIGH_WATER {
-            written.notified().await;
-            waiting = self.lock().outbox.waiting_bytes(number);
+    /// Queues the next bytes of an answer. Whether so many wait now that no more should be read.
+    #[must_use]
+    pub fn send_body(&self, key: &RequestKey, bytes: Bytes) -> bool {
+        let Some(number) = key.stream else { return false };
+        let mut state = self.lock();
+        if state.running(key).is_none() {
+            return false;
         }
-        since.elapsed()
+        let waiting = state.outbox.push_body(number, bytes);
+        drop(state);
+        self.work.notify_one();
+        waiting >= STREAM_HIGH_WATER
+    }
+
+    /// Waits while too many bytes of an answer wait. Gives the time waited.
+    pub async fn wait_for_room(&self, key: &RequestKey) -> Duration {
+        let since = Instant::now();
+        loop {
+            let written = {
+                let state = self.lock();
+                let stream = key.stream.filter(|number| state.outbox.waiting_bytes(*number) >= STREAM_HIGH_WATER);
+                stream.and_then(|number| state.streams.get(&number)).map(|stream| Arc::clone(&stream.written))
+            };
+            let Some(written) = written else { return since.elapsed() };
+            written.notified().await;
+        }
     }
 
     /// Waits while too many texts wait: the only brake towards a relay without credits.

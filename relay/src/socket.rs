@@ -47,6 +47,8 @@ pub struct Admission {
     pub address: IpAddr,
     /// SHA-256 of the secret that admitted it.
     pub secret: [u8; 32],
+    /// When it came.
+    pub at: Instant,
 }
 
 /// `GET /v1/worker/connect`
@@ -140,7 +142,7 @@ fn admit(relay: &Relay, request: &Request<Body>) -> Result<(Arc<Provider>, Admis
         return Err(Box::new(refuse(StatusCode::FORBIDDEN, "Provider is currently disabled")));
     }
     let secret = modelrelay_protocol::secret::Secret::new(presented);
-    Ok((provider, Admission { address, secret: *secret.digest() }))
+    Ok((provider, Admission { address, secret: *secret.digest(), at: Instant::now() }))
 }
 
 /// Whether the secret is the provider's; for an unknown provider, whether it is anybody's, so that who has no secret

@@ -11,17 +11,29 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::problem_in;
 use super::residency::{self, Messages};
+use super::{problem, problem_in};
 use crate::dispatch::{RequestPlace, WorkerKey};
 use crate::provider::{LiveRequest, Provider, WorkerState};
 use crate::relay::{Relay, gauges};
 
 /// `GET /admin/workers`
-pub(super) async fn workers(State(relay): State<Arc<Relay>>) -> Json<Value> {
-    let workers = relay.all_providers().into_iter().flat_map(|p| p.snapshot().workers);
-    let workers: Vec<Value> = workers.map(|w| worker(&w, Messages::Told)).collect();
-    Json(json!({ "workers": workers }))
+pub(super) async fn workers(State(relay): State<Arc<Relay>>) -> Response {
+    aside(move || {
+        let workers = relay.all_providers().into_iter().flat_map(|p| p.snapshot().workers);
+        let workers: Vec<Value> = workers.map(|w| worker(&w, Messages::Told)).collect();
+        json!({ "workers": workers })
+    })
+    .await
+}
+
+/// Builds what may tell of ten thousand workers, on none of the threads that pass on tokens.
+async fn aside(build: impl FnOnce() -> Value + Send + 'static) -> Response {
+    let text = tokio::task::spawn_blocking(move || build().to_string()).await;
+    match text {
+        Ok(text) => ([(http::header::CONTENT_TYPE, "application/json")], text).into_response(),
+        Err(_) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the answer could not be written"),
+    }
 }
 
 /// `GET /admin/stats`
@@ -62,9 +74,13 @@ pub(super) async fn state(State(relay): State<Arc<Relay>>, wanted: Result<Query<
         let why = "residency must be true or false";
         return problem_in(StatusCode::BAD_REQUEST, "invalid_query", why, Some("residency"));
     };
+    aside(move || state_of(&relay, residency)).await
+}
+
+fn state_of(relay: &Relay, residency: bool) -> Value {
     let status = relay.config_watch.status();
-    let providers: Vec<Value> = relay.providers.all().iter().map(|p| provider(&relay, p, residency)).collect();
-    let body = json!({
+    let providers: Vec<Value> = relay.providers.all().iter().map(|p| provider(relay, p, residency)).collect();
+    json!({
         "relay_id": relay.shared.relay_id,
         "version": env!("CARGO_PKG_VERSION"),
         "config_hash": status.hash,
@@ -73,14 +89,17 @@ pub(super) async fn state(State(relay): State<Arc<Relay>>, wanted: Result<Query<
         "api_keys_error": relay.keys.error(),
         "phase": format!("{:?}", relay.shared.phase()).to_lowercase(),
         "providers": providers,
-    });
-    Json(body).into_response()
+    })
 }
 
 /// `GET /admin/requests`
-pub(super) async fn requests(State(relay): State<Arc<Relay>>) -> Json<Value> {
-    let live: Vec<Value> = relay.all_providers().iter().flat_map(|p| p.live_requests()).map(|r| request(&r)).collect();
-    Json(json!({ "requests": live }))
+pub(super) async fn requests(State(relay): State<Arc<Relay>>) -> Response {
+    aside(move || {
+        let live = relay.all_providers();
+        let live: Vec<Value> = live.iter().flat_map(|p| p.live_requests()).map(|r| request(&r)).collect();
+        json!({ "requests": live })
+    })
+    .await
 }
 
 fn worker(worker: &WorkerState, messages: Messages) -> Value {

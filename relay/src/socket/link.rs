@@ -83,6 +83,8 @@ struct State {
     meaningless: BTreeSet<String>,
     gates_refused: Refusals,
     heard_at: SystemTime,
+    /// How long its last heartbeat took, or its registration if that was longer.
+    round_trip: Duration,
     ws_ping: bool,
     draining_since: Option<Instant>,
     /// How long the drain may last, where the worker asked for a time of its own.
@@ -122,6 +124,7 @@ impl WorkerLink {
             meaningless: BTreeSet::new(),
             gates_refused: Refusals::default(),
             heard_at: SystemTime::now(),
+            round_trip: info.round_trip,
             ws_ping: false,
             draining_since: None,
             drain_allowed: None,
@@ -148,7 +151,7 @@ impl WorkerLink {
             let window = usual.min(self.info.max_unread_bytes).max(1);
             let told = (window != STREAM_WINDOW_BYTES).then_some(window);
             let flow = ReceiveWindow::new(window, self.info.max_unread_bytes.max(window));
-            let flow = flow.with_round_trip(self.info.round_trip);
+            let flow = flow.with_round_trip(state.round_trip);
             record.exchange.begin(attempt, Some((flow, CreditTarget { link: Arc::clone(self), stream })));
             let text = record.core1_text(&request_id, stream, told);
             let body = record.outline.body.clone();
@@ -391,9 +394,11 @@ impl WorkerLink {
         self.lock().heard_at
     }
 
-    /// The worker answered a heartbeat.
-    pub fn mark_heard(&self) {
-        self.lock().heard_at = SystemTime::now();
+    /// The worker answered a heartbeat, and took so long for it.
+    pub fn mark_heard(&self, took: Option<Duration>) {
+        let mut state = self.lock();
+        state.heard_at = SystemTime::now();
+        state.round_trip = took.unwrap_or_default().max(self.info.round_trip);
     }
 
     /// Whether nearly all stream numbers are used.

@@ -94,9 +94,8 @@ async fn admit<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let upgraded_at = Instant::now();
     let first = tokio::time::timeout(REGISTER_TIMEOUT, first_message(&mut socket)).await;
-    let round_trip = upgraded_at.elapsed().max(SHORTEST_ROUND_TRIP);
+    let round_trip = admission.at.elapsed().max(SHORTEST_ROUND_TRIP);
     let register = match first {
         Ok(Ok(register)) => register,
         Ok(Err(end)) => return rejected(socket, provider, end).await,

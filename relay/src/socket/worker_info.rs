@@ -32,7 +32,7 @@ pub struct WorkerInfo {
     pub secret: [u8; 32],
     /// What it may be sent of a request body before it gives credit.
     pub request_window: u64,
-    /// How long its registration took to come, once it could: hardly longer than a round trip.
+    /// How long its registration took to come, once it was let in: hardly longer than a round trip.
     pub round_trip: Duration,
     /// An answer's unread bytes at most.
     pub max_unread_bytes: u64,

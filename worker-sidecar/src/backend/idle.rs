@@ -54,11 +54,15 @@ impl Idle {
     /// Keeps one whose answer was read to its end.
     pub(super) fn put(&self, mut connection: Connection) {
         self.watcher.get_or_init(|| tokio::spawn(watch(Arc::downgrade(&self.kept))).abort_handle());
+        let now = Instant::now();
         let mut connections = self.kept.lock();
+        // Nobody takes these any more, as long as there are newer ones.
+        let too_old = connections.partition_point(|(_, since)| now.duration_since(*since) >= MAX_IDLE_TIME);
+        connections.drain(..too_old);
         // Until the task has begun nobody is there to be told; it looks at all of them when it does.
         let waker = self.kept.waker.get().unwrap_or(Waker::noop());
         if connections.len() < MAX_IDLE && !connection.poll_closed(&mut Context::from_waker(waker)) {
-            connections.push((connection, Instant::now()));
+            connections.push((connection, now));
         }
     }
 }

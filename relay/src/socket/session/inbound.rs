@@ -249,10 +249,11 @@ fn failure_of(code: &str, retry_after: Option<Duration>) -> AttemptFailure {
 }
 
 fn handle_pong(provider: &Provider, link: &WorkerLink, pong: Pong) {
-    link.mark_heard();
-    if let Some(sent) = pong.timestamp_unix_ms {
-        // The worker echoes our own clock; one that sends something else shows in nothing but this histogram.
-        provider.series.heartbeat_answered(Duration::from_millis(unix_ms().saturating_sub(sent)));
+    // The worker echoes our own clock; one that sends something else shows in a histogram, and may leave more unread.
+    let took = pong.timestamp_unix_ms.map(|sent| Duration::from_millis(unix_ms().saturating_sub(sent)));
+    link.mark_heard(took);
+    if let Some(took) = took {
+        provider.series.heartbeat_answered(took);
     }
     if let Some(load) = pong.current_load {
         provider.load_reported(link, load);

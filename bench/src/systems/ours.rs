@@ -13,7 +13,8 @@ use crate::programs::{Program, ProgramError};
 use crate::usage::Usage;
 
 /// No line for each request, as everybody's logs are turned down here; but the relay's address, and that a worker is there.
-const QUIET: &str = "warn,modelrelay_relay::relay=info,modelrelay_worker::relay_link=info,modelrelay_worker::probe=info";
+const QUIET: &str =
+    "warn,modelrelay_relay::relay=info,modelrelay_worker::relay_link=info,modelrelay_worker::probe=info";
 
 /// Requests that a worker runs at once, unless a scenario says otherwise: more than any has.
 const CONCURRENCY: u32 = 4096;

@@ -43,7 +43,9 @@ pub(super) struct Connection {
 /// What moves the connection's bytes, for as long as it is open. It has no task of its own, which each piece of an answer
 /// would wake only to wake the request's: whoever waits for the connection drives it.
 #[derive(Debug)]
-struct Driver(Option<Pin<Box<http1::Connection<TokioIo<ReadWins>, UploadBody>>>>);
+struct Driver(Option<Pin<Box<Http>>>);
+
+type Http = http1::Connection<TokioIo<ReadWins>, UploadBody>;
 
 impl Driver {
     /// Does something that may need bytes to move.

@@ -24,7 +24,7 @@ test-backends: ## The multiplexer against real llama-server and Ollama, which ar
 test-cluster: ## The programs on a real Kubernetes cluster, on Linux as root; its binaries take ten minutes the first time
 	@scripts/test images cluster
 
-bench: ## How fast it is beside nginx, haproxy and other routers; QUICK=1, ROUNDS=, ONLY= and SYSTEMS= ask for less
+bench: ## How fast it is beside nginx, haproxy and other routers; QUICK=1, ROUNDS=, ONLY= and SYSTEMS= ask for less, ONLY=scale how far it goes
 	@scripts/bench
 
 images: ## Container images of the three programs in target/images, without a container engine

@@ -6,20 +6,20 @@ use std::time::{Duration, SystemTime};
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::residency::{self, Messages};
-use super::{problem, problem_in};
+use super::{aside, problem_in};
 use crate::dispatch::{RequestPlace, WorkerKey};
 use crate::provider::{LiveRequest, Provider, WorkerState};
 use crate::relay::{Relay, gauges};
 
 /// `GET /admin/workers`
 pub(super) async fn workers(State(relay): State<Arc<Relay>>) -> Response {
-    aside(move || {
+    json_aside(move || {
         let workers = relay.all_providers().into_iter().flat_map(|p| p.snapshot().workers);
         let workers: Vec<Value> = workers.map(|w| worker(&w, Messages::Told)).collect();
         json!({ "workers": workers })
@@ -27,13 +27,8 @@ pub(super) async fn workers(State(relay): State<Arc<Relay>>) -> Response {
     .await
 }
 
-/// Builds what may tell of ten thousand workers, on none of the threads that pass on tokens.
-async fn aside(build: impl FnOnce() -> Value + Send + 'static) -> Response {
-    let text = tokio::task::spawn_blocking(move || build().to_string()).await;
-    match text {
-        Ok(text) => ([(http::header::CONTENT_TYPE, "application/json")], text).into_response(),
-        Err(_) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the answer could not be written"),
-    }
+async fn json_aside(build: impl FnOnce() -> Value + Send + 'static) -> Response {
+    aside("application/json", move || build().to_string()).await
 }
 
 /// `GET /admin/stats`
@@ -74,7 +69,7 @@ pub(super) async fn state(State(relay): State<Arc<Relay>>, wanted: Result<Query<
         let why = "residency must be true or false";
         return problem_in(StatusCode::BAD_REQUEST, "invalid_query", why, Some("residency"));
     };
-    aside(move || state_of(&relay, residency)).await
+    json_aside(move || state_of(&relay, residency)).await
 }
 
 fn state_of(relay: &Relay, residency: bool) -> Value {
@@ -94,7 +89,7 @@ fn state_of(relay: &Relay, residency: bool) -> Value {
 
 /// `GET /admin/requests`
 pub(super) async fn requests(State(relay): State<Arc<Relay>>) -> Response {
-    aside(move || {
+    json_aside(move || {
         let live = relay.all_providers();
         let live: Vec<Value> = live.iter().flat_map(|p| p.live_requests()).map(|r| request(&r)).collect();
         json!({ "requests": live })

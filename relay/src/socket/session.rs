@@ -95,7 +95,6 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let first = tokio::time::timeout(REGISTER_TIMEOUT, first_message(&mut socket)).await;
-    let round_trip = admission.at.elapsed().max(SHORTEST_ROUND_TRIP);
     let register = match first {
         Ok(Ok(register)) => register,
         Ok(Err(end)) => return rejected(socket, provider, end).await,
@@ -106,7 +105,7 @@ where
         return rejected(socket, provider, PROTOCOL_ERROR).await;
     }
     let accepted = register::sanitize(&register, &config);
-    let link = new_link(provider, &register, &accepted, &admission, round_trip);
+    let link = new_link(provider, &register, &accepted, &admission);
     let mut ack = acknowledge(provider, &link, &register, &accepted);
     if register.have.contains(&provider.shared.relay_id) {
         ack.duplicate = true;
@@ -213,13 +212,7 @@ where
     None
 }
 
-fn new_link(
-    provider: &Provider,
-    register: &Register,
-    accepted: &Accepted,
-    admission: &Admission,
-    round_trip: Duration,
-) -> Arc<WorkerLink> {
+fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admission: &Admission) -> Arc<WorkerLink> {
     let ours = Capabilities::new([Capability::Slots1]);
     let both = ours.intersection(&Capabilities::from_names(&register.capabilities));
     let info = WorkerInfo {
@@ -235,7 +228,7 @@ fn new_link(
         slots1: both.has(Capability::Slots1),
         secret: admission.secret,
         request_window: register.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes.max(1)),
-        round_trip,
+        round_trip: admission.at.elapsed().max(SHORTEST_ROUND_TRIP),
         max_unread_bytes: provider.shared.config.load().max_unread_bytes,
         connected_at: std::time::SystemTime::now(),
     };

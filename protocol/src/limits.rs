@@ -15,11 +15,12 @@ pub const MAX_CONTROL_BYTES: usize = 1 << 20;
 /// Largest encoded `request` that the published worker reads (its library's frame limit).
 pub const MAX_OLD_WORKER_MESSAGE_BYTES: usize = 16 << 20;
 
-/// Body bytes that each side may send per stream before it is given more.
+/// Body bytes that each side may send per stream before it is given more, where nobody says otherwise.
 pub const STREAM_WINDOW_BYTES: u64 = 262_144;
 
-/// The window of a new stream while unread answers fill a quarter of the memory budget.
-pub const SMALL_STREAM_WINDOW_BYTES: u64 = 65_536;
+/// The same for an answer, as the relay states it: what a client costs that stops reading. It grows for those who read fast;
+/// TCP itself begins with a tenth of it.
+pub const ANSWER_WINDOW_BYTES: u64 = 65_536;
 
 /// What the worker lets be outstanding of one request body at most (256 KiB is 21 Mbit/s at 100 ms).
 pub const WORKER_MAX_OUTSTANDING_BYTES: u64 = 4 << 20;
@@ -74,5 +75,6 @@ pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two `demand` messages to one worker.
 pub const DEMAND_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Kernel send buffer of a worker socket that may be unsent: a cancel must not sit behind megabytes.
+/// What may be unsent in the kernel on a worker's or a client's socket: a cancel must not sit behind megabytes, and a client
+/// that reads nothing must not look like one that reads fast.
 pub const NOTSENT_LOWAT_BYTES: u32 = 128 << 10;

@@ -45,7 +45,7 @@ impl Budget {
         self.unread.load(Ordering::Relaxed)
     }
 
-    /// Whether unread answers fill a quarter of the budget, so that new streams get a small window.
+    /// Whether unread answers fill a quarter of the budget, so that no window grows.
     pub fn is_tight(&self) -> bool {
         self.unread() > self.limit() / 4
     }

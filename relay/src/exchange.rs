@@ -19,8 +19,8 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use crate::budget::Budget;
 use crate::socket::link::WorkerLink;
 
-/// Below this, a piece that arrives behind unread bytes is copied to their end: a backlog of tiny pieces then costs
-/// what its bytes cost, and is written to the client in few writes.
+/// Below this, a piece that arrives behind unread bytes is copied to their end, into blocks of this size: a backlog of tiny
+/// pieces then costs what its bytes cost, and is written to the client in few writes.
 const COALESCE_BYTES: usize = 16 << 10;
 
 /// The head of an answer.
@@ -322,15 +322,18 @@ impl Drop for Exchange {
 fn store(state: &mut State, bytes: Bytes) {
     state.unread += bytes.len() as u64;
     let backlog = !state.chunks.is_empty() || !state.tail.is_empty();
-    if backlog && bytes.len() < COALESCE_BYTES {
-        state.tail.extend_from_slice(&bytes);
-        return;
-    }
-    if !state.tail.is_empty() {
-        let tail = state.tail.split().freeze();
+    let small = backlog && bytes.len() < COALESCE_BYTES;
+    // One block that doubles would take up to twice of what it holds, and leave half of that behind each time.
+    let fits = small && state.tail.len() + bytes.len() <= COALESCE_BYTES;
+    if !fits && !state.tail.is_empty() {
+        let tail = std::mem::take(&mut state.tail).freeze();
         state.chunks.push_back(tail);
     }
-    state.chunks.push_back(bytes);
+    if small {
+        state.tail.extend_from_slice(&bytes);
+    } else {
+        state.chunks.push_back(bytes);
+    }
 }
 
 fn holds_only_the_last(state: &State) -> bool {
@@ -393,6 +396,25 @@ mod tests {
         }
         exchange.finish(1).unwrap();
         assert_eq!(all(&exchange), (b"abcdef".to_vec(), Some(Ok(()))));
+    }
+
+    #[test]
+    fn a_backlog_of_tiny_pieces_is_kept_in_blocks_of_their_size() {
+        let exchange = Exchange::new(Budget::new(1 << 20), 1 << 20, 1 << 20);
+        exchange.begin(1, None);
+        exchange.push_head(1, head(None)).unwrap();
+        let pieces: Vec<Bytes> = (0..500_u16).map(|number| number.to_be_bytes().repeat(100).into()).collect();
+        for piece in &pieces {
+            exchange.push_piece(1, piece.clone()).unwrap();
+        }
+        let held: usize = {
+            let state = exchange.lock();
+            assert!(state.chunks.len() < 10, "{} blocks", state.chunks.len());
+            assert!(state.chunks.iter().all(|block| block.len() <= COALESCE_BYTES));
+            state.chunks.iter().map(Bytes::len).sum::<usize>() + state.tail.capacity()
+        };
+        assert!(held <= 100_000 + COALESCE_BYTES, "{held} bytes for 100,000");
+        assert_eq!(all(&exchange), (pieces.concat(), None));
     }
 
     #[test]

@@ -16,6 +16,8 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use modelrelay_protocol::limits::NOTSENT_LOWAT_BYTES;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
@@ -86,6 +88,11 @@ async fn connection(
 ) {
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "TCP_NODELAY could not be set");
+    }
+    // Best effort. Without it a cancel may sit behind megabytes on a worker's socket, and a client's kernel buffers look like
+    // a client that reads fast: its window grows, and it stops with all of that unread.
+    if let Err(error) = SockRef::from(&stream).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES) {
+        debug!(%error, "TCP_NOTSENT_LOWAT is not available");
     }
     let io = ClientIo::new(stream, WRITE_PATIENCE, place);
     let flushed = io.flushed();

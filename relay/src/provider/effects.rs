@@ -66,7 +66,7 @@ impl Provider {
             progress.attempts = attempt;
         }
         self.series.queue_wait_ended(QueueOutcome::Dispatched, waited);
-        link.send(record, attempt, self.shared.budget.is_tight());
+        link.send(record, attempt);
         info!(
             request_id = record.outline.id,
             provider = %self.name,

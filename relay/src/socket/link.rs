@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use modelrelay_protocol::credit::ReceiveWindow;
 use modelrelay_protocol::frame::BodyKind;
-use modelrelay_protocol::limits::{SMALL_STREAM_WINDOW_BYTES, STREAM_WINDOW_BYTES};
+use modelrelay_protocol::limits::ANSWER_WINDOW_BYTES;
 use modelrelay_protocol::message::{
     self as wire, Cancel, Credit, Demand, GracefulShutdown, RelayToWorker, Slot, encode,
 };
@@ -27,6 +27,9 @@ pub use super::worker_info::WorkerInfo;
 
 /// Stream numbers are never used twice; a link that has used nearly all of them is drained and dialled anew.
 const LAST_STREAM: u32 = u32::MAX - 1_000_000;
+
+/// Below this other things take longer than the way to a worker.
+const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(1);
 
 /// How a socket is to be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +86,7 @@ struct State {
     meaningless: BTreeSet<String>,
     gates_refused: Refusals,
     heard_at: SystemTime,
-    /// How long its last heartbeat took, or its registration if that was longer.
+    /// How long its registration took, or the quickest of its heartbeats.
     round_trip: Duration,
     ws_ping: bool,
     draining_since: Option<Instant>,
@@ -136,7 +139,7 @@ impl WorkerLink {
     }
 
     /// Queues a request.
-    pub fn send(self: &Arc<Self>, record: &Arc<RequestRecord>, attempt: u32, small_window: bool) {
+    pub fn send(self: &Arc<Self>, record: &Arc<RequestRecord>, attempt: u32) {
         let mut state = self.lock();
         let stream = state.next_stream;
         state.next_stream = stream.saturating_add(1);
@@ -147,11 +150,10 @@ impl WorkerLink {
         state.by_request_id.insert(Arc::clone(&request_id), stream);
         state.by_key.insert(record.key, stream);
         if self.info.core1 {
-            let usual = if small_window { SMALL_STREAM_WINDOW_BYTES } else { STREAM_WINDOW_BYTES };
-            let window = usual.min(self.info.max_unread_bytes).max(1);
-            let told = (window != STREAM_WINDOW_BYTES).then_some(window);
+            let window = ANSWER_WINDOW_BYTES.min(self.info.max_unread_bytes).max(1);
+            let told = (window != ANSWER_WINDOW_BYTES).then_some(window);
             let flow = ReceiveWindow::new(window, self.info.max_unread_bytes.max(window));
-            let flow = flow.with_round_trip(state.round_trip);
+            let flow = flow.with_round_trip(state.round_trip.max(SHORTEST_ROUND_TRIP));
             record.exchange.begin(attempt, Some((flow, CreditTarget { link: Arc::clone(self), stream })));
             let text = record.core1_text(&request_id, stream, told);
             let body = record.outline.body.clone();
@@ -398,7 +400,8 @@ impl WorkerLink {
     pub fn mark_heard(&self, took: Option<Duration>) {
         let mut state = self.lock();
         state.heard_at = SystemTime::now();
-        state.round_trip = took.unwrap_or_default().max(self.info.round_trip);
+        // The shortest is the way itself; all others had to wait for something.
+        state.round_trip = took.map_or(state.round_trip, |took| took.min(state.round_trip));
     }
 
     /// Whether nearly all stream numbers are used.
@@ -511,12 +514,12 @@ mod tests {
     #[test]
     fn a_link_that_was_given_up_writes_nothing_of_what_others_have_now() {
         let unwritten = link();
-        unwritten.send(&record(), 1, false);
+        unwritten.send(&record(), 1);
         assert_eq!(unwritten.release_all().len(), 1);
         assert!(matches!(unwritten.next_output(), Output::Nothing));
 
         let half_written = link();
-        half_written.send(&record(), 1, false);
+        half_written.send(&record(), 1);
         assert!(matches!(half_written.next_output(), Output::Frame(Frame::Text(_))));
         half_written.release_all();
         assert!(matches!(half_written.next_output(), Output::Nothing));

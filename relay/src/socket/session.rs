@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
-use modelrelay_protocol::limits::{HEARTBEATS_UNTIL_LOST, MAX_CONTROL_BYTES, REGISTER_TIMEOUT, STREAM_WINDOW_BYTES};
+use modelrelay_protocol::limits::{
+    ANSWER_WINDOW_BYTES, HEARTBEATS_UNTIL_LOST, MAX_CONTROL_BYTES, REGISTER_TIMEOUT, STREAM_WINDOW_BYTES,
+};
 use modelrelay_protocol::message::{
     GracefulShutdown, Parsed, Ping, Register, RegisterAck, RelayLimits, RelayToWorker, WorkerToRelay, encode,
 };
@@ -36,9 +38,6 @@ use crate::shared::Phase;
 /// Frames and bytes of one batch; then what was written is flushed, so that a long queue cannot hold back its first frame.
 const BATCH_FRAMES: usize = 64;
 const BATCH_BYTES: usize = 128 << 10;
-
-/// Below this other things take longer than the way to a worker.
-const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(1);
 
 /// How long a peer may take to answer our close frame.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -228,7 +227,7 @@ fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admis
         slots1: both.has(Capability::Slots1),
         secret: admission.secret,
         request_window: register.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes.max(1)),
-        round_trip: admission.at.elapsed().max(SHORTEST_ROUND_TRIP),
+        round_trip: admission.at.elapsed(),
         max_unread_bytes: provider.shared.config.load().max_unread_bytes,
         connected_at: std::time::SystemTime::now(),
     };
@@ -258,7 +257,7 @@ fn acknowledge(provider: &Provider, link: &WorkerLink, register: &Register, acce
             .names(),
         limits: Some(RelayLimits {
             max_request_bytes: config.max_request_bytes,
-            stream_window_bytes: STREAM_WINDOW_BYTES,
+            stream_window_bytes: ANSWER_WINDOW_BYTES,
             heartbeat_ms: config.heartbeat_interval.as_millis() as u64,
             cold_timeout_ms: settings.cold_timeout_for(link.info.slots1).as_millis() as u64,
         }),

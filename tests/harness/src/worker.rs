@@ -27,8 +27,10 @@ mod slots;
 
 /// The most payload of one binary piece.
 pub const PIECE_MAX: usize = 65_536;
-/// The stream window that this worker states and is given.
+/// The window of request bodies that this worker states.
 pub const WINDOW: usize = 262_144;
+/// The window of answers that a relay states.
+pub const ANSWER_WINDOW: usize = 65_536;
 
 /// One frame of the socket.
 #[derive(Debug, Clone, PartialEq)]

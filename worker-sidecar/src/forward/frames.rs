@@ -1,5 +1,6 @@
 //! The answer towards a relay with `core1`: its head, its bytes as they come, its end.
 
+use http::HeaderMap;
 use modelrelay_protocol::headers::response_pairs;
 use modelrelay_protocol::message::{ResponseComplete, ResponseStart, WorkerToRelay};
 
@@ -16,6 +17,8 @@ pub(super) async fn answer(job: &Job, backend: &Backend) -> Result<Passed, Failu
         content_length: answer.content_length(),
     }));
     let mut usage = job.usage_reader(&answer);
+    // Each of them is a part of the buffer that the head was read into, which would be held for as long as the stream.
+    answer.head.headers = HeaderMap::new();
     while let Some(bytes) = job.next_bytes(&mut answer).await? {
         usage.push(&bytes);
         if job.link.send_body(&job.key, bytes) {

@@ -13,7 +13,7 @@ use crate::backend::Upload;
 use crate::capacity::{Held, Slot};
 
 /// A request stops reading its backend while so much of its answer waits here.
-const STREAM_HIGH_WATER: u64 = 64 << 10;
+const STREAM_HIGH_WATER: u64 = 32 << 10;
 
 /// The same for all answers to a relay without credits, where only the socket itself slows us.
 const TEXT_HIGH_WATER: usize = 1 << 20;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use modelrelay_harness::{
     relay::Relay,
-    worker::{PIECE_MAX, WINDOW, response_piece},
+    worker::{ANSWER_WINDOW, PIECE_MAX, WINDOW, response_piece},
 };
 use serde_json::json;
 
@@ -114,7 +114,7 @@ async fn credit_returns_as_the_client_reads() {
     let reader = tokio::spawn(pending.reply());
     // Far more than the window, never more than was granted.
     while sent < 8 << 20 {
-        let needed = (sent + PIECE_MAX as u64).saturating_sub(WINDOW as u64);
+        let needed = (sent + PIECE_MAX as u64).saturating_sub(ANSWER_WINDOW as u64);
         worker.expect_credit(job.stream, needed).await;
         worker.pieces(&job, &piece).await;
         sent += PIECE_MAX as u64;

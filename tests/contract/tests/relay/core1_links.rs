@@ -20,7 +20,7 @@ async fn the_acknowledgement_tells_who_and_how() {
     assert_eq!(ack["relay_count"], 2);
     assert_eq!(ack["capabilities"], json!(["core1"]));
     assert_eq!(ack["limits"]["max_request_bytes"], 33_554_432);
-    assert_eq!(ack["limits"]["stream_window_bytes"], 262_144);
+    assert_eq!(ack["limits"]["stream_window_bytes"], 65_536);
     assert_eq!(ack["limits"]["heartbeat_ms"], 7000);
     assert!(ack["limits"]["cold_timeout_ms"].is_u64(), "{ack}");
     assert_ne!(ack["duplicate"], true);

@@ -24,6 +24,7 @@ pub mod provider;
 pub mod relay;
 pub mod request;
 pub mod routing;
+pub mod scheduling;
 pub mod server;
 pub mod shared;
 pub mod shutdown;

@@ -1,12 +1,13 @@
 //! The relay's program: read the settings, run, and say in one line what is wrong with them.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::num::NonZero;
 use std::process::ExitCode;
 
 use modelrelay_relay::cli::{Args, CliError};
 use modelrelay_relay::config::Config;
-use modelrelay_relay::{open_files, relay, shutdown, telemetry};
+use modelrelay_relay::{open_files, relay, scheduling, shutdown, telemetry};
+use tokio::runtime::{Builder, Runtime};
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -35,12 +36,21 @@ fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
         tracing::warn!("{warning}");
     }
     open_files::raise_limit();
+    scheduling::take_turns();
     let threads = args.threads.map_or_else(default_threads, usize::from);
-    tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?.block_on(async {
+    runtime(threads)?.block_on(async {
         let signal = shutdown::listen()?;
         relay::run(args, config, signal).await?;
         Ok(())
     })
+}
+
+/// For one thread the simpler scheduler: it runs what is ready in turn, so that a writer finds all there is to write.
+fn runtime(threads: usize) -> io::Result<Runtime> {
+    match threads {
+        1 => Builder::new_current_thread().enable_all().build(),
+        _ => Builder::new_multi_thread().worker_threads(threads).enable_all().build(),
+    }
 }
 
 /// What one thread does not wake another for is done sooner and costs less, and the kernel's share of a relay's work is as
@@ -53,7 +63,7 @@ fn refuse_arguments(error: &CliError) -> ExitCode {
     match error {
         CliError::Information(text) => {
             // Whoever reads it may have seen enough before its end.
-            let _ = writeln!(std::io::stdout(), "{text}");
+            let _ = writeln!(io::stdout(), "{text}");
         }
         CliError::Invalid(text) => eprintln!("modelrelay-relay: {text}"),
     }

@@ -6,6 +6,7 @@
 pub mod failures;
 pub mod io;
 pub mod link;
+mod read_ahead;
 pub mod register;
 pub mod session;
 pub mod slots;
@@ -22,8 +23,7 @@ use http::header::{CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBS
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
-use modelrelay_protocol::limits::{MAX_MESSAGE_BYTES, NOTSENT_LOWAT_BYTES};
-use socket2::SockRef;
+use modelrelay_protocol::limits::MAX_MESSAGE_BYTES;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
@@ -36,9 +36,11 @@ use crate::provider::Provider;
 use crate::relay::Relay;
 use crate::shared::Phase;
 use io::{Pulse, PulsedIo};
+use read_ahead::ReadAhead;
 
-/// A worker's read buffer: messages are small or stream through, and thousands of workers are idle.
-const READ_BUFFER_BYTES: usize = 8 << 10;
+/// What tungstenite reads of a message at a time. It clears so much before each read, and an idle worker holds it; the
+/// system calls are larger, see [`ReadAhead`].
+const READ_BUFFER_BYTES: usize = 2 << 10;
 
 /// What a worker showed at the door.
 #[derive(Clone, Copy)]
@@ -83,22 +85,18 @@ pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>
 }
 
 async fn serve(upgraded: Upgraded, provider: Arc<Provider>, admission: Admission) {
-    // Always plain TCP of our own listener; taken out of hyper's boxes, it costs less and can be tuned.
+    // Always plain TCP of our own listener; taken out of hyper's boxes, it costs less.
     let Ok(parts) = upgraded.downcast::<TokioIo<ClientIo>>() else {
         warn!("a worker's connection is of an unexpected kind");
         return;
     };
     let (stream, _place) = parts.io.into_inner().into_parts();
-    // Best effort: without it a cancel may sit behind megabytes in the kernel, and all else is the same.
-    if let Err(error) = SockRef::from(&stream).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES) {
-        debug!(%error, "TCP_NOTSENT_LOWAT is not available");
-    }
     let pulse = Pulse::new();
     let config = WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER_BYTES)
         .max_message_size(Some(MAX_MESSAGE_BYTES))
         .max_frame_size(Some(MAX_MESSAGE_BYTES));
-    let io = PulsedIo::new(stream, Arc::clone(&pulse));
+    let io = ReadAhead::new(PulsedIo::new(stream, Arc::clone(&pulse)));
     let socket = WebSocketStream::from_partially_read(io, parts.read_buf.to_vec(), Role::Server, Some(config)).await;
     session::serve(socket, pulse, provider, admission).await;
 }

@@ -24,14 +24,10 @@ use crate::net::Trust;
 use crate::relay_link::Link;
 use crate::shutdown::{self, Cause, Drain, Order};
 use crate::swapping::Swapping;
-use crate::{probe, relays, telemetry};
+use crate::{probe, relays, scheduling, telemetry};
 
 /// Between two looks for a secret that is not there, or not good.
 const SECRET_INTERVAL: Duration = Duration::from_secs(1);
-
-/// One thread passes on more tokens than any model writes; with a second they wake one another, and each token costs more.
-/// What takes its time, such as a driver's commands, has threads of its own.
-const THREADS: usize = 1;
 
 /// What all parts share.
 #[derive(Debug)]
@@ -94,8 +90,12 @@ pub fn run_demo(args: &Args, demo: DemoArgs) -> ExitCode {
     })
 }
 
+/// One thread passes on more tokens than any model writes; with a second they wake one another, and each token costs more.
+/// What takes its time, such as a driver's commands, has threads of its own. tokio's scheduler of many threads, made to have
+/// one, would run a link's writer after each token, where this one has it write all that are there.
 fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build() {
+    scheduling::take_turns();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&SettingError::hidden("runtime", error.to_string())),
     };

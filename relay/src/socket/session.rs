@@ -28,6 +28,7 @@ use tracing::{debug, info, warn};
 use super::Admission;
 use super::io::{Pulse, PulsedIo};
 use super::link::{Close, Output, WorkerInfo, WorkerLink};
+use super::read_ahead::ReadAhead;
 use super::register::{self, Accepted};
 use crate::dispatch::LossCause;
 use crate::ids;
@@ -54,7 +55,7 @@ pub const RELAY_STOPPING: Close = Close { code: 1001, reason: "relay shutting do
 /// Closed because the worker's secret was removed.
 pub const SECRET_REMOVED: Close = Close { code: 1008, reason: "worker authentication failed" };
 
-type Socket<S> = WebSocketStream<PulsedIo<S>>;
+type Socket<S> = WebSocketStream<ReadAhead<PulsedIo<S>>>;
 type Sink<S> = SplitSink<Socket<S>, Message>;
 type Source<S> = SplitStream<Socket<S>>;
 

@@ -6,6 +6,7 @@ use bytes::BytesMut;
 use futures_util::stream::SplitSink;
 use futures_util::{Sink, SinkExt};
 use modelrelay_protocol::outbox::Frame;
+use tokio::io::BufReader;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
@@ -20,7 +21,7 @@ use crate::net::Stream;
 const BATCH_FRAMES: usize = 64;
 const BATCH_BYTES: usize = 64 << 10;
 
-pub(super) type WebSocket = WebSocketStream<Counted<Stream>>;
+pub(super) type WebSocket = WebSocketStream<BufReader<Counted<Stream>>>;
 
 /// Writes until the link is closed or its socket fails.
 pub(super) async fn run(

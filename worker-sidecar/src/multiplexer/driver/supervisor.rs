@@ -28,6 +28,8 @@ use tokio::io::AsyncReadExt;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::scheduling;
+
 /// The hidden subcommand.
 pub const SUBCOMMAND: &str = "supervise";
 
@@ -60,6 +62,7 @@ pub struct SuperviseArgs {
 /// Runs the command to its end, or until standard input closes.
 #[allow(clippy::print_stderr)] // Its standard error is the worker's log.
 pub fn run(args: &SuperviseArgs) -> ExitCode {
+    scheduling::be_usual();
     #[cfg(target_os = "linux")]
     if let Some(parent) = args.with_parent {
         let error = become_command(parent, &args.command);

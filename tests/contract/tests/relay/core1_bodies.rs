@@ -3,7 +3,7 @@
 use modelrelay_harness::{
     client::Pending,
     relay::Relay,
-    worker::{FakeWorker, Job, PIECE_MAX, response_piece},
+    worker::{ANSWER_WINDOW, FakeWorker, Job, PIECE_MAX, response_piece},
 };
 use serde_json::json;
 
@@ -50,11 +50,12 @@ async fn a_response_body_of_any_bytes_passes() {
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
     let job = worker.expect_request().await;
-    let body: Vec<u8> = (0..=255_u8).cycle().take(200_001).collect();
+    let body: Vec<u8> = (0..=255_u8).cycle().take(ANSWER_WINDOW).collect();
     worker.response_start(&job, 206, &[("content-type", "audio/wav"), ("content-encoding", "gzip")]).await;
     worker.pieces(&job, &body[..1]).await;
     worker.send_binary(response_piece(job.stream, b"")).await;
-    worker.pieces(&job, &body[1..]).await;
+    worker.pieces(&job, &body[1..20_001]).await;
+    worker.pieces(&job, &body[20_001..]).await;
     worker.finish(&job).await;
     let reply = pending.reply().await.with_status(206);
     assert!(reply.body == body && !reply.aborted, "the body changed on its way");

@@ -3,7 +3,7 @@
 //!
 //! A window is the most that may be on its way or unread at once. It starts small, because a reader
 //! that stops costs what it was granted, and doubles for a reader that keeps up with a fast sender:
-//! 256 KiB allow 21 Mbit/s at a round trip of 100 ms. The receiver cannot see whether the sender waits
+//! 64 KiB allow 5 Mbit/s at a round trip of 100 ms. The receiver cannot see whether the sender waits
 //! for credit or for its backend, so speed decides: a reader that has read a whole window within two
 //! round trips and has nothing left to read gets more; where the round trip is not known, [`FAST`] covers
 //! every one up to that time. A chat's tokens (some 10 kB/s) never get there, and where credit is back in

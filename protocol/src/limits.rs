@@ -19,7 +19,7 @@ pub const MAX_OLD_WORKER_MESSAGE_BYTES: usize = 16 << 20;
 pub const STREAM_WINDOW_BYTES: u64 = 262_144;
 
 /// The same for an answer, as the relay states it: what a client costs that stops reading. It grows for those who read fast;
-/// TCP itself begins with a tenth of it.
+/// TCP itself begins with a fifth of it.
 pub const ANSWER_WINDOW_BYTES: u64 = 65_536;
 
 /// What the worker lets be outstanding of one request body at most (256 KiB is 21 Mbit/s at 100 ms).

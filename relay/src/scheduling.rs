@@ -5,30 +5,36 @@
 //! the work on a token. As `SCHED_BATCH` it has the same share of the processor, and waits until its turn comes: what has come
 //! meanwhile is done in one go.
 
+#[cfg(target_os = "linux")]
+use thread_priority::unix::NormalThreadSchedulePolicy;
+
 /// Has this thread, and all that it starts from now on, wait for its turn when it is woken. Best effort: where the kernel
-/// refuses, or somebody chose how nice we are to be, everything stays as it is.
+/// refuses, or somebody chose another policy or nice value for us, everything stays as it is.
 pub fn take_turns() {
     #[cfg(target_os = "linux")]
-    linux::set(thread_priority::unix::NormalThreadSchedulePolicy::Batch);
+    linux::change(NormalThreadSchedulePolicy::Other, NormalThreadSchedulePolicy::Batch);
 }
 
 #[cfg(target_os = "linux")]
 mod linux {
     use thread_priority::unix::{
         NormalThreadSchedulePolicy, ThreadSchedulePolicy, set_thread_priority_and_policy, thread_native_id,
+        thread_schedule_policy,
     };
     use thread_priority::{ThreadPriority, ThreadPriorityOsValue};
     use tracing::debug;
 
-    pub(super) fn set(policy: NormalThreadSchedulePolicy) {
+    pub(super) fn change(from: NormalThreadSchedulePolicy, to: NormalThreadSchedulePolicy) {
         // The library sets the nice value too.
-        if rustix::process::getpriority_process(None) != Ok(0) {
+        let is_nice = rustix::process::getpriority_process(None) != Ok(0);
+        if is_nice || thread_schedule_policy().ok() != Some(ThreadSchedulePolicy::Normal(from)) {
             return;
         }
         let same_nice = ThreadPriority::Os(ThreadPriorityOsValue::default());
-        let policy = ThreadSchedulePolicy::Normal(policy);
-        if let Err(error) = set_thread_priority_and_policy(thread_native_id(), same_nice, policy) {
-            debug!(%error, "SCHED_BATCH is not available");
+        if let Err(error) =
+            set_thread_priority_and_policy(thread_native_id(), same_nice, ThreadSchedulePolicy::Normal(to))
+        {
+            debug!(%error, "the scheduling policy cannot be set");
         }
     }
 }

@@ -71,11 +71,10 @@ pub struct DemoArgs {
 pub async fn run(args: DemoArgs) -> io::Result<()> {
     let listener = TcpListener::bind(args.listen).await?;
     tracing::info!(address = %listener.local_addr()?, model = args.model, "demo backend listening; it is no model");
+    let first_signal = shutdown::first_signal()?;
     let shutdown = async {
-        match shutdown::first_signal().await {
-            Ok(signal) => tracing::info!(signal, "graceful shutdown"),
-            Err(error) => tracing::error!(%error, "signals cannot be heard"),
-        }
+        let signal = first_signal.await;
+        tracing::info!(signal, "graceful shutdown");
     };
     serve_demo(listener, Demo::new(&args.model, args.delay), shutdown).await
 }

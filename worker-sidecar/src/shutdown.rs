@@ -117,24 +117,26 @@ impl DrainState {
     }
 }
 
-/// Waits for the first SIGTERM or SIGINT. From then on a second one ends the process at once, with the code that a shell
-/// gives for it.
-pub async fn first_signal() -> std::io::Result<&'static str> {
+/// Hears of SIGTERM and SIGINT from now on, and waits for the first of them. From then on a second one ends the process at
+/// once, with the code that a shell gives for it.
+pub fn first_signal() -> std::io::Result<impl Future<Output = &'static str>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let first = tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
-    };
-    tokio::spawn(async move {
-        let code = tokio::select! {
-            _ = terminate.recv() => 143,
-            _ = interrupt.recv() => 130,
+    Ok(async move {
+        let first = tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
         };
-        tracing::warn!("second signal, ending at once");
-        std::process::exit(code);
-    });
-    Ok(first)
+        tokio::spawn(async move {
+            let code = tokio::select! {
+                _ = terminate.recv() => 143,
+                _ = interrupt.recv() => 130,
+            };
+            tracing::warn!("second signal, ending at once");
+            std::process::exit(code);
+        });
+        first
+    })
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ fn fail(error: &SettingError) -> ExitCode {
 }
 
 async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
-    let signals = tokio::spawn(shutdown::first_signal());
+    let first_signal = shutdown::first_signal().map_err(|error| SettingError::hidden("signals", error.to_string()))?;
     let listener = probe::bind(settings.probe).await?;
     let worker = Arc::new(Worker::new(settings)?);
     tokio::spawn(probe::serve(listener, Arc::clone(&worker)));
@@ -136,11 +136,7 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
             config::watch(args, path, |settings| apply.apply(settings), |error| refuse.refuse(error)).await;
         });
     }
-    match signals.await {
-        Ok(Ok(signal)) => worker.stop(signal).await,
-        Ok(Err(error)) => return Err(SettingError::hidden("signals", error.to_string())),
-        Err(error) => return Err(SettingError::hidden("signals", error.to_string())),
-    }
+    worker.stop(first_signal.await).await;
     Ok(())
 }
 

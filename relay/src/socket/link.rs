@@ -86,7 +86,7 @@ struct State {
     meaningless: BTreeSet<String>,
     gates_refused: Refusals,
     heard_at: SystemTime,
-    /// How long its registration took, or the quickest of its heartbeats.
+    /// How long its last heartbeat took, or its registration, while there was none.
     round_trip: Duration,
     ws_ping: bool,
     draining_since: Option<Instant>,
@@ -400,8 +400,7 @@ impl WorkerLink {
     pub fn mark_heard(&self, took: Option<Duration>) {
         let mut state = self.lock();
         state.heard_at = SystemTime::now();
-        // The shortest is the way itself; all others had to wait for something.
-        state.round_trip = took.map_or(state.round_trip, |took| took.min(state.round_trip));
+        state.round_trip = took.unwrap_or(state.round_trip);
     }
 
     /// Whether nearly all stream numbers are used.

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What one system call reads at most: some 60 tokens. Whoever asks for as much is served directly.
+/// What one system call reads at most: some 60 tokens.
 const READ_AHEAD_BYTES: usize = 16 << 10;
 
 /// A stream that is read ahead of who asks; writing passes.
@@ -44,9 +44,6 @@ impl<S: AsyncRead + Unpin> AsyncRead for ReadAhead<S> {
         if !self.unread.is_empty() {
             self.take_unread(buf);
             return Poll::Ready(Ok(()));
-        }
-        if buf.remaining() >= READ_AHEAD_BYTES {
-            return Pin::new(&mut self.inner).poll_read(cx, buf);
         }
         let mut space = [MaybeUninit::uninit(); READ_AHEAD_BYTES];
         let mut ahead = ReadBuf::uninit(&mut space);
@@ -114,17 +111,5 @@ mod tests {
         // 40,000 bytes, then the end.
         assert_eq!(reader.inner.calls, 4);
         assert_eq!(reader.unread.len(), 0);
-    }
-
-    #[tokio::test]
-    async fn a_large_read_goes_past_it_once_nothing_is_left() {
-        let (mut peer, ours) = tokio::io::duplex(1 << 20);
-        peer.write_all(&[7; 60_000]).await.unwrap();
-        let mut reader = ReadAhead::new(Calls { inner: ours, calls: 0 });
-        assert_eq!(reader.read(&mut [0; 2]).await.unwrap(), 2);
-        let mut large = vec![0; 60_000];
-        assert_eq!(reader.read(&mut large).await.unwrap(), READ_AHEAD_BYTES - 2);
-        assert_eq!(reader.read(&mut large).await.unwrap(), 60_000 - READ_AHEAD_BYTES);
-        assert_eq!(reader.inner.calls, 2);
     }
 }

@@ -295,6 +295,8 @@ where
             warn!(provider = %provider.name, worker = %link.info.name, problem, "worker protocol error");
             return End::closing(PROTOCOL_ERROR, DisconnectReason::ProtocolError);
         }
+        // What was read ahead counts as little as a system call: others on this thread wait no longer for it than for one.
+        tokio::task::coop::consume_budget().await;
     }
 }
 

@@ -96,6 +96,8 @@ impl<'a> Session<'a> {
                 () = self.link.changed() => self.handle_successor(),
                 () = &mut timer => {}
             }
+            // Messages that were read ahead cost no system call, and would hold up all others on this thread.
+            tokio::task::coop::consume_budget().await;
             let now = Instant::now();
             if timer.is_elapsed() || self.drain.is_some() || self.closing.is_some() {
                 match self.handle_time(&traffic, now) {

@@ -249,7 +249,8 @@ fn failure_of(code: &str, retry_after: Option<Duration>) -> AttemptFailure {
 }
 
 fn handle_pong(provider: &Provider, link: &WorkerLink, pong: Pong) {
-    // The worker echoes our own clock; one that sends something else shows in a histogram, and may leave more unread.
+    // The worker echoes our own clock; one that sends something else shows in a histogram, and in how far
+    // its windows grow until the next.
     let took = pong.timestamp_unix_ms.map(|sent| Duration::from_millis(unix_ms().saturating_sub(sent)));
     link.mark_heard(took);
     if let Some(took) = took {

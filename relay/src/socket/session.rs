@@ -295,7 +295,7 @@ where
             warn!(provider = %provider.name, worker = %link.info.name, problem, "worker protocol error");
             return End::closing(PROTOCOL_ERROR, DisconnectReason::ProtocolError);
         }
-        // What was read ahead counts as little as a system call: others on this thread wait no longer for it than for one.
+        // Messages that were read ahead cost no system call, and would hold up all others on this thread.
         tokio::task::coop::consume_budget().await;
     }
 }

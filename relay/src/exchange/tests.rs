@@ -1,0 +1,142 @@
+use super::*;
+
+fn exchange() -> Arc<Exchange> {
+    let exchange = Exchange::new(Budget::new(1 << 20), 1_000, 100);
+    exchange.begin(1, None);
+    exchange
+}
+
+fn head(content_length: Option<u64>) -> Head {
+    Head { status: StatusCode::OK, headers: HeaderMap::new(), content_length }
+}
+
+fn all(exchange: &Exchange) -> (Vec<u8>, Option<Result<(), ApiError>>) {
+    let cx = Context::from_waker(Waker::noop());
+    let mut bytes = Vec::new();
+    loop {
+        match exchange.poll_chunk(&cx) {
+            Poll::Ready(Some(Ok(chunk))) => bytes.extend_from_slice(&chunk),
+            Poll::Ready(Some(Err(error))) => return (bytes, Some(Err(error))),
+            Poll::Ready(None) => return (bytes, Some(Ok(()))),
+            Poll::Pending => return (bytes, None),
+        }
+    }
+}
+
+#[test]
+fn bytes_come_out_in_the_order_in_which_they_went_in() {
+    let exchange = exchange();
+    exchange.push_head(1, head(None)).unwrap();
+    for piece in ["a", "bc", "", "def"] {
+        exchange.push_piece(1, Bytes::from_static(piece.as_bytes())).unwrap();
+    }
+    exchange.finish(1).unwrap();
+    assert_eq!(all(&exchange), (b"abcdef".to_vec(), Some(Ok(()))));
+}
+
+#[test]
+fn a_backlog_of_tiny_pieces_is_kept_in_blocks_of_their_size() {
+    let exchange = Exchange::new(Budget::new(1 << 20), 1 << 20, 1 << 20);
+    exchange.begin(1, None);
+    exchange.push_head(1, head(None)).unwrap();
+    let pieces: Vec<Bytes> = (0..500_u16).map(|number| number.to_be_bytes().repeat(100).into()).collect();
+    for piece in &pieces {
+        exchange.push_piece(1, piece.clone()).unwrap();
+    }
+    let held: usize = {
+        let state = exchange.lock();
+        assert!(state.chunks.len() < 10, "{} blocks", state.chunks.len());
+        assert!(state.chunks.iter().all(|block| block.len() <= COALESCE_BYTES));
+        state.chunks.iter().map(Bytes::len).sum::<usize>() + state.tail.capacity()
+    };
+    assert!(held <= 100_000 + COALESCE_BYTES, "{held} bytes for 100,000");
+    assert_eq!(all(&exchange), (pieces.concat(), None));
+}
+
+#[test]
+fn an_attempt_that_is_not_the_current_one_cannot_push() {
+    let exchange = exchange();
+    assert_eq!(exchange.detach(1), Detached::Unbegun);
+    assert_eq!(exchange.push_head(1, head(None)), Err(PushError::Stale));
+    exchange.begin(2, None);
+    assert_eq!(exchange.detach(1), Detached::Unbegun, "the older attempt's end leaves the newer one alone");
+    assert_eq!(exchange.push_head(1, head(None)), Err(PushError::Stale));
+    assert_eq!(exchange.push_head(2, head(None)), Ok(()));
+    assert_eq!(exchange.push_piece(1, Bytes::from_static(b"x")), Err(PushError::Stale));
+    assert_eq!(all(&exchange), (vec![], None));
+}
+
+#[test]
+fn an_answer_that_began_is_not_taken_away() {
+    let exchange = exchange();
+    exchange.push_head(1, head(None)).unwrap();
+    assert_eq!(exchange.detach(1), Detached::Begun);
+    exchange.push_piece(1, Bytes::from_static(b"abc")).unwrap();
+    assert_eq!(all(&exchange), (b"abc".to_vec(), None));
+}
+
+#[test]
+fn the_last_bytes_of_an_announced_length_come_with_the_end() {
+    let exchange = exchange();
+    exchange.push_head(1, head(Some(2))).unwrap();
+    let cx = Context::from_waker(Waker::noop());
+    assert!(exchange.poll_head(&cx).is_ready());
+    exchange.push_piece(1, Bytes::from_static(b"a")).unwrap();
+    assert_eq!(all(&exchange), (b"a".to_vec(), None));
+    exchange.push_piece(1, Bytes::from_static(b"b")).unwrap();
+    assert_eq!(all(&exchange), (vec![], None));
+    exchange.finish(1).unwrap();
+    assert_eq!(all(&exchange), (b"b".to_vec(), Some(Ok(()))));
+}
+
+#[test]
+fn the_head_of_an_empty_answer_comes_with_the_end() {
+    let exchange = exchange();
+    exchange.push_head(1, head(Some(0))).unwrap();
+    let cx = Context::from_waker(Waker::noop());
+    assert!(exchange.poll_head(&cx).is_pending());
+    exchange.finish(1).unwrap();
+    assert!(matches!(exchange.poll_head(&cx), Poll::Ready(Ok(_))));
+}
+
+#[test]
+fn totals_must_match_what_was_announced() {
+    let long = exchange();
+    long.push_head(1, head(Some(2))).unwrap();
+    assert!(matches!(long.push_piece(1, Bytes::from_static(b"abc")), Err(PushError::Broken(_))));
+    let short = exchange();
+    short.push_head(1, head(Some(2))).unwrap();
+    short.push_piece(1, Bytes::from_static(b"a")).unwrap();
+    assert!(matches!(short.finish(1), Err(PushError::Broken(_))));
+}
+
+#[test]
+fn the_ceiling_and_an_unread_backlog_are_refused() {
+    let exchange = exchange();
+    exchange.push_head(1, head(None)).unwrap();
+    exchange.push_uncredited(1, Bytes::from(vec![0; 90])).unwrap();
+    assert_eq!(exchange.push_uncredited(1, Bytes::from(vec![0; 11])), Err(PushError::SlowClient));
+    assert_eq!(exchange.push_whole(1, Bytes::from(vec![0; 911])), Err(PushError::StreamLimit));
+}
+
+#[test]
+fn an_error_comes_after_the_bytes_before_it_and_the_first_end_counts() {
+    let exchange = exchange();
+    exchange.push_head(1, head(None)).unwrap();
+    exchange.push_piece(1, Bytes::from_static(b"abc")).unwrap();
+    let lost = ApiError::new(ErrorKind::WorkerLost, "gone");
+    exchange.fail(lost.clone());
+    exchange.fail(ApiError::new(ErrorKind::RequestTimeout, "late"));
+    assert_eq!(all(&exchange), (b"abc".to_vec(), Some(Err(lost))));
+}
+
+#[test]
+fn unread_bytes_are_given_back_when_the_client_goes() {
+    let exchange = exchange();
+    exchange.push_head(1, head(None)).unwrap();
+    exchange.push_piece(1, Bytes::from_static(b"abc")).unwrap();
+    assert_eq!(exchange.budget.unread(), 3);
+    exchange.close();
+    assert_eq!(exchange.budget.unread(), 0);
+    assert_eq!(exchange.push_piece(1, Bytes::from_static(b"abc")), Err(PushError::Stale));
+}

@@ -37,9 +37,11 @@ impl DemandState {
         self.believed.keys().any(is_such)
     }
 
-    /// The worker could not load the model, and has forgotten that anything waits for it.
-    pub(super) fn handle_forgotten(&mut self, model: &Model) {
-        self.doubtful |= self.believed.remove(model).is_some();
+    /// The worker could not load such models, and has forgotten that anything waits for them, whether it serves them now or not.
+    pub(super) fn handle_forgotten(&mut self, is_such: impl Fn(&Model) -> bool) {
+        let before = self.believed.len();
+        self.believed.retain(|model, _| !is_such(model));
+        self.doubtful |= self.believed.len() < before;
     }
 
     /// The worker was sent a request, and counts one less. Returns whether it now takes nothing to be waiting for the model

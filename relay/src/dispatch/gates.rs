@@ -79,11 +79,8 @@ impl Dispatch {
             return;
         };
         let are_renamed = multiplexer.set_slots(slots, now);
+        worker.demand.handle_forgotten(|name| multiplexer.has_forgotten(name) && multiplexer.gate(name).is_none());
         for model in &worker.models {
-            let name = &self.models[*model].name;
-            if multiplexer.has_forgotten(name) && multiplexer.gate(name).is_none() {
-                worker.demand.handle_forgotten(name);
-            }
             self.models[*model].note_asked(key, multiplexer);
             self.models.touch_told(*model);
         }

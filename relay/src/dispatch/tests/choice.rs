@@ -352,6 +352,17 @@ fn what_a_failed_worker_forgot_is_told_again_later() {
 }
 
 #[test]
+fn what_a_worker_forgot_while_it_did_not_serve_the_model_is_told_again() {
+    let mut p = workers(vec![empty(&["a", "b"])]);
+    p.submit(1, "b");
+    p.models(1, &["a"]);
+    let failing = failed(empty(&["a", "b"]), "b", "backend_unavailable", Some(0));
+    p.slots(1, vec![failing, empty(&["a", "b"])]);
+    p.models(1, &["a", "b"]);
+    assert_eq!(p.pass(0.05), ["demand w1: b 1 50 50"]);
+}
+
+#[test]
 fn worker_that_serves_without_a_multiplexer_leaves_nothing_to_choose() {
     for core1 in [false, true] {
         let mut p = workers(vec![empty(&["a", "b"])]);

@@ -18,6 +18,7 @@ pub mod ids;
 pub mod keys;
 pub mod lockout;
 pub mod metrics;
+pub mod net;
 pub mod open_files;
 pub mod operations;
 pub mod provider;

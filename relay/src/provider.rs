@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 use arc_swap::ArcSwap;
 use modelrelay_protocol::message::{GracefulShutdown, ModelsUpdate, RegisterAck, RelayToWorker};
 use tokio::sync::Notify;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::config::ProviderConfig;
 use crate::dispatch::{
@@ -112,6 +112,7 @@ impl Provider {
             allowed: record.outline.allowed.clone(),
         };
         state.requests.insert(record.key, Arc::clone(record));
+        debug!(request_id = record.outline.id, provider = %self.name, model = &*record.outline.model, "request submitted");
         self.handle(&mut state, Event::Submit(request));
     }
 

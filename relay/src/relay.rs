@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use modelrelay_protocol::message::{RelayToWorker, Relays};
-use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 use tracing::{error, info};
 
@@ -21,6 +20,7 @@ use crate::http::{self, Parts};
 use crate::keys::{FileKeyStore, KeyStore, KeyStoreError, SecretKeyStore, flush_regularly};
 use crate::lockout::Lockout;
 use crate::metrics::Metrics;
+use crate::net::{self, TcpListener};
 use crate::provider::Provider;
 use crate::routing::Providers;
 use crate::server;
@@ -68,7 +68,7 @@ pub enum StartError {
 pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Result<(), StartError> {
     let keys = open_keys(&config.api_keys)?;
     let admin_token = AdminToken::start(&config.admin_token)?;
-    let listeners = Listeners::bind(&config)?;
+    let listeners = Listeners::bind(&config).await?;
     let metrics = Arc::new(Metrics::new());
     let shared = Shared::new(config.clone(), Arc::clone(&metrics));
     let limit = config.max_connections;
@@ -181,28 +181,28 @@ impl Relay {
 struct Listeners(Vec<(TcpListener, Parts)>);
 
 impl Listeners {
-    fn bind(config: &Config) -> Result<Self, StartError> {
+    async fn bind(config: &Config) -> Result<Self, StartError> {
         let mut listeners = Vec::new();
         let clients = Parts {
             clients: true,
             workers: config.workers_on_client_port || config.worker_listen_addr.is_none(),
             admin: config.admin_listen_addr.is_none(),
         };
-        listeners.push((bind("LISTEN_ADDR", config.listen_addr, "")?, clients));
+        listeners.push((bind("LISTEN_ADDR", config.listen_addr, "").await?, clients));
         if let Some(address) = config.worker_listen_addr {
             let parts = Parts { workers: true, ..Parts::default() };
-            listeners.push((bind("WORKER_LISTEN_ADDR", address, "worker ")?, parts));
+            listeners.push((bind("WORKER_LISTEN_ADDR", address, "worker ").await?, parts));
         }
         if let Some(address) = config.admin_listen_addr {
             let parts = Parts { admin: true, ..Parts::default() };
-            listeners.push((bind("ADMIN_LISTEN_ADDR", address, "admin ")?, parts));
+            listeners.push((bind("ADMIN_LISTEN_ADDR", address, "admin ").await?, parts));
         }
         Ok(Self(listeners))
     }
 }
 
-fn bind(setting: &'static str, address: SocketAddr, name: &str) -> Result<TcpListener, StartError> {
-    let listener = server::listen(address).map_err(|source| StartError::Listen { setting, address, source })?;
+async fn bind(setting: &'static str, address: SocketAddr, name: &str) -> Result<TcpListener, StartError> {
+    let listener = net::listen(address).await.map_err(|source| StartError::Listen { setting, address, source })?;
     match listener.local_addr() {
         Ok(local) => info!("{name}listening on http://{local}"),
         Err(problem) => error!(%problem, "a listener has no address"),

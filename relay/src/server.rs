@@ -4,7 +4,6 @@
 //! may take for ever; so connections are accepted here.
 
 use std::convert::Infallible;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +15,6 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use modelrelay_protocol::limits::NOTSENT_LOWAT_BYTES;
-use socket2::SockRef;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
@@ -27,6 +23,7 @@ use crate::http::{
     self,
     peer::{ClientIo, Peer, WRITE_PATIENCE},
 };
+use crate::net::{self, TcpListener, TcpStream};
 use crate::shared::{Phase, Shared};
 
 /// From the end of one answer, or the connection's begin, to the end of the next headers: hyper has one timer for a slow
@@ -42,19 +39,6 @@ const MAX_HEADERS: usize = 128;
 
 /// When no descriptor is left, accepting again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
-/// Connections that the kernel holds until they are accepted; it cuts this to its own limit. When it holds no more,
-/// clients that believe themselves connected are reset, and a thousand workers do come back at once after a restart.
-const BACKLOG: u32 = 65_535;
-
-/// Listens on `address`.
-pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // Otherwise the port of a relay that just ended could not be taken for a minute.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
-}
 
 /// Serves `router` on `listener` until the process stops; connections are tracked until their last byte.
 pub async fn serve(listener: TcpListener, router: Router, shared: Arc<Shared>, limit: usize, tracker: TaskTracker) {
@@ -86,14 +70,7 @@ async fn connection(
     router: Router,
     shared: Arc<Shared>,
 ) {
-    if let Err(error) = stream.set_nodelay(true) {
-        debug!(%error, "TCP_NODELAY could not be set");
-    }
-    // Best effort. Without it a cancel may sit behind megabytes on a worker's socket, and a client's kernel buffers look like
-    // a client that reads fast: its window grows, and it stops with all of that unread.
-    if let Err(error) = SockRef::from(&stream).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES) {
-        debug!(%error, "TCP_NOTSENT_LOWAT is not available");
-    }
+    net::tune(&stream);
     let io = ClientIo::new(stream, WRITE_PATIENCE, place);
     let flushed = io.flushed();
     let service = service_fn(move |mut request: Request<Incoming>| {

@@ -58,6 +58,11 @@ pub fn listen() -> io::Result<ShutdownSignal> {
 }
 
 impl ShutdownSignal {
+    /// For a relay that another signal stops than the process's: it is sent here.
+    pub fn sent_by(seen: watch::Receiver<Option<StopSignal>>) -> Self {
+        Self { seen }
+    }
+
     /// Waits for the first signal.
     pub async fn recv(&mut self) -> StopSignal {
         loop {

@@ -12,9 +12,10 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+
+pub use network::{TcpStream, look_up, tune_for_relay};
 
 /// From the first packet to the end of the TLS handshake.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -106,6 +107,47 @@ impl Stream {
             Self::Tls(tls) => tls.get_ref().0,
         }
     }
+}
+
+/// The network, which a simulation replaces: the feature `simulation` puts turmoil's in the place of the kernel's, and all
+/// else stays the code that runs in production.
+#[cfg(not(feature = "simulation"))]
+mod network {
+    use std::io;
+    use std::net::SocketAddr;
+
+    use modelrelay_protocol::limits::NOTSENT_LOWAT_BYTES;
+    use socket2::SockRef;
+    pub use tokio::net::TcpStream;
+
+    /// Every address behind a name.
+    pub async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        Ok(tokio::net::lookup_host((host, port)).await?.collect())
+    }
+
+    /// A cancel must not sit behind megabytes in the kernel. Not every system knows the option.
+    pub fn tune_for_relay(stream: &TcpStream) {
+        let _ = SockRef::from(stream).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES);
+    }
+}
+
+#[cfg(feature = "simulation")]
+mod network {
+    use std::io;
+    use std::net::SocketAddr;
+
+    pub use turmoil::net::TcpStream;
+
+    /// The hosts of that name: `relay` stands for `relay-0`, `relay-1` and so on, as a headless Service's does.
+    // Async as its twin is.
+    #[allow(clippy::unused_async)]
+    pub async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        let name = regex::Regex::new(&format!("^{}(-[0-9]+)?$", regex::escape(host))).map_err(io::Error::other)?;
+        Ok(turmoil::lookup_many(name).into_iter().map(|address| SocketAddr::new(address, port)).collect())
+    }
+
+    /// There is no kernel to tell.
+    pub fn tune_for_relay(_stream: &TcpStream) {}
 }
 
 impl AsyncRead for Stream {

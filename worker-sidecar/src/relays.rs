@@ -25,6 +25,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Interval;
 
 use crate::config::RelayUrl;
+use crate::net;
 use crate::relay_link::{self, Backoff, End, EndKind, Endpoint, Link, Linked};
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
@@ -335,8 +336,8 @@ fn spread(random: f64) -> Duration {
 /// Waits for the next time and looks the name up. A lookup may take long, so whoever waits for it waits for a drain too.
 async fn look_up(relay: &RelayUrl, lookups: &mut Interval) -> io::Result<BTreeSet<SocketAddr>> {
     lookups.tick().await;
-    let found = tokio::net::lookup_host((relay.host.as_str(), relay.port)).await?;
-    Ok(found.take(MAX_RELAYS).collect())
+    let found = net::look_up(&relay.host, relay.port).await?;
+    Ok(found.into_iter().take(MAX_RELAYS).collect())
 }
 
 /// Waits for a drain; its sender outlives all who wait.

@@ -120,15 +120,6 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
     let listener = probe::bind(settings.probe).await?;
     let worker = Arc::new(Worker::new(settings)?);
     tokio::spawn(probe::serve(listener, Arc::clone(&worker)));
-    if worker.swapping.is_none() {
-        tokio::spawn(Arc::clone(&worker.capacity).run());
-        let catalogue = Arc::clone(&worker);
-        tokio::spawn(async move { catalogue.catalogue.run(&catalogue).await });
-    }
-    tokio::spawn(relays::run(Arc::clone(&worker)));
-    tokio::spawn(undo::undo_drains(Arc::clone(&worker)));
-    let secret = Arc::clone(&worker);
-    tokio::spawn(async move { secret.watch_secret().await });
     if let Some(path) = args.config.clone() {
         let (apply, refuse) = (Arc::clone(&worker), Arc::clone(&worker));
         let args = args.clone();
@@ -136,7 +127,7 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
             config::watch(args, path, |settings| apply.apply(settings), |error| refuse.refuse(error)).await;
         });
     }
-    worker.stop(first_signal.await).await;
+    worker.work(first_signal).await;
     Ok(())
 }
 
@@ -181,6 +172,20 @@ impl Worker {
             }
             tokio::time::sleep(SECRET_INTERVAL).await;
         }
+    }
+
+    /// Links to the relays and serves them, until `stop` resolves with the name of a signal and what runs has had its time.
+    pub async fn work(self: &Arc<Self>, stop: impl Future<Output = &'static str>) {
+        if self.swapping.is_none() {
+            tokio::spawn(Arc::clone(&self.capacity).run());
+            let worker = Arc::clone(self);
+            tokio::spawn(async move { worker.catalogue.run(&worker).await });
+        }
+        tokio::spawn(relays::run(Arc::clone(self)));
+        tokio::spawn(undo::undo_drains(Arc::clone(self)));
+        let worker = Arc::clone(self);
+        tokio::spawn(async move { worker.watch_secret().await });
+        self.stop(stop.await).await;
     }
 
     /// Waits until there is another secret than one that a relay refused.

@@ -9,9 +9,10 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
+
+use crate::net::TcpStream;
 
 /// How long a client may take no byte of what is there for it.
 pub const WRITE_PATIENCE: Duration = Duration::from_secs(120);
@@ -107,7 +108,8 @@ impl AsyncWrite for ClientIo {
     }
 }
 
-#[cfg(test)]
+// They speak to the kernel.
+#[cfg(all(test, not(feature = "simulation")))]
 mod tests {
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;

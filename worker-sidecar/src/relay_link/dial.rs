@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderValue, StatusCode};
-use modelrelay_protocol::limits::{MAX_MESSAGE_BYTES, NOTSENT_LOWAT_BYTES};
+use modelrelay_protocol::limits::MAX_MESSAGE_BYTES;
 use modelrelay_protocol::secret::Secret;
-use socket2::SockRef;
 use tokio::io::BufReader;
 use tokio_tungstenite::client_async_with_config;
 use tokio_tungstenite::tungstenite::Error;
@@ -79,8 +78,7 @@ pub(super) async fn dial(
     let io = |error: std::io::Error| DialError::Io(error.to_string());
     let url = &endpoint.url;
     let stream = net::connect(&url.host, url.port, endpoint.addr, url.tls.then_some(trust)).await.map_err(io)?;
-    // A cancel must not sit behind megabytes in the kernel. Not every system knows the option.
-    let _ = SockRef::from(stream.tcp()).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES);
+    net::tune_for_relay(stream.tcp());
     let mut request = url.connect_url(provider).into_client_request().map_err(|e| DialError::Io(e.to_string()))?;
     let mut secret =
         HeaderValue::from_str(secret.expose()).map_err(|_| DialError::Io("the secret is no header value".into()))?;

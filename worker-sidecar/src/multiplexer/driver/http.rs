@@ -107,8 +107,8 @@ impl Client {
     async fn check_address(&self) -> Result<SocketAddr, DriverError> {
         let forbidden = |why: String| DriverError::Forbidden { url: self.base.to_string(), why };
         let (host, port) = host_and_port(&self.base);
-        let found = tokio::net::lookup_host((host, port)).await;
-        let addresses: Vec<_> = found.map_err(|error| self.unreachable(&self.base, &error))?.collect();
+        let found = net::look_up(host, port).await;
+        let addresses = found.map_err(|error| self.unreachable(&self.base, &error))?;
         if let Some(stranger) = addresses.iter().find(|address| !is_local_network(address.ip())) {
             return Err(forbidden(format!(
                 "{} is neither a loopback nor a private network address; put the backend beside the worker",

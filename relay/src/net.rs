@@ -1,0 +1,62 @@
+//! The network, which a simulation replaces: the feature `simulation` puts turmoil's in the place of the kernel's, and all
+//! else stays the code that runs in production.
+
+#[cfg(not(feature = "simulation"))]
+pub use kernel::*;
+#[cfg(feature = "simulation")]
+pub use simulated::*;
+
+#[cfg(not(feature = "simulation"))]
+mod kernel {
+    use std::io;
+    use std::net::SocketAddr;
+
+    use modelrelay_protocol::limits::NOTSENT_LOWAT_BYTES;
+    use socket2::SockRef;
+    use tokio::net::TcpSocket;
+    pub use tokio::net::{TcpListener, TcpStream};
+    use tracing::debug;
+
+    /// Connections that the kernel holds until they are accepted; it cuts this to its own limit. When it holds no more,
+    /// clients that believe themselves connected are reset, and a thousand workers do come back at once after a restart.
+    const BACKLOG: u32 = 65_535;
+
+    /// Listens on `address`.
+    // Async as its twin is.
+    #[allow(clippy::unused_async)]
+    pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        // Otherwise the port of a relay that just ended could not be taken for a minute.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    }
+
+    /// Sets what every accepted connection needs.
+    pub fn tune(stream: &TcpStream) {
+        if let Err(error) = stream.set_nodelay(true) {
+            debug!(%error, "TCP_NODELAY could not be set");
+        }
+        // Best effort. Without it a cancel may sit behind megabytes on a worker's socket, and a client's kernel buffers look
+        // like a client that reads fast: its window grows, and it stops with all of that unread.
+        if let Err(error) = SockRef::from(stream).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES) {
+            debug!(%error, "TCP_NOTSENT_LOWAT is not available");
+        }
+    }
+}
+
+#[cfg(feature = "simulation")]
+mod simulated {
+    use std::io;
+    use std::net::SocketAddr;
+
+    pub use turmoil::net::{TcpListener, TcpStream};
+
+    /// Listens on `address`.
+    pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+        TcpListener::bind(address).await
+    }
+
+    /// There is no kernel to tell.
+    pub fn tune(_stream: &TcpStream) {}
+}

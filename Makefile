@@ -1,7 +1,7 @@
 # What people and CI run. Everything works from a fresh clone; tools that are missing are fetched into
 # $XDG_CACHE_HOME/modelrelay (default ~/.cache/modelrelay), never into the repository.
 
-.PHONY: help run check test test-backends test-clients test-cluster bench images cluster cluster-down generate
+.PHONY: help run check test test-backends test-clients test-cluster simulation bench images cluster cluster-down generate
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -13,7 +13,7 @@ check: ## The quick inner loop: format, lints, unit tests
 	@scripts/test fmt clippy unit
 
 test: ## Everything that CI runs
-	@scripts/test fmt clippy build unit histories contract backends clients chart images cluster
+	@scripts/test fmt clippy build unit histories simulation contract backends clients chart images cluster
 
 test-clients: ## The real OpenAI and Anthropic SDKs against relay and worker
 	@scripts/test build clients
@@ -23,6 +23,9 @@ test-backends: ## The multiplexer against real llama-server and Ollama, which ar
 
 test-cluster: ## The programs on a real Kubernetes cluster, on Linux as root; its binaries take ten minutes the first time
 	@scripts/test images cluster
+
+simulation: ## Relay and worker on a simulated network under faults: seeds of chance for MINUTES= (10), or SEED= and all that happens
+	@MINUTES=$(or $(MINUTES),10) scripts/simulation run
 
 bench: ## How fast it is beside nginx, haproxy and other routers; QUICK=1, ROUNDS=, ONLY= and SYSTEMS= ask for less, ONLY=scale how far it goes
 	@scripts/bench

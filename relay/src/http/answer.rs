@@ -190,6 +190,7 @@ impl Answer {
     /// The answer is broken: say so in the stream, where it is one, then abort.
     fn break_off(&mut self, error: &ApiError, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         self.stage = Stage::Flushing { since: tokio::time::Instant::now(), look: None };
+        self.ticket.mark_broken(error);
         if !self.is_event_stream {
             return self.poll_abort(cx);
         }

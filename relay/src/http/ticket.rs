@@ -28,6 +28,8 @@ pub struct Ticket {
     last_byte_at: Option<Instant>,
     bytes: u64,
     delivered: bool,
+    /// Why the answer was broken off.
+    broken: Option<Outcome>,
     _lease: Option<KeyLease>,
 }
 
@@ -52,6 +54,7 @@ impl Ticket {
             last_byte_at: None,
             bytes: 0,
             delivered: false,
+            broken: None,
             _lease: lease,
         }
     }
@@ -101,7 +104,15 @@ impl Ticket {
         self.delivered = true;
     }
 
+    /// The answer was broken off for this reason, whether or not a worker had ended it by then.
+    pub fn mark_broken(&mut self, error: &ApiError) {
+        self.broken = Some(Outcome::of_error(error.kind()));
+    }
+
     fn outcome(&self, end: Option<&Result<(), ApiError>>) -> (Outcome, u16) {
+        if let Some(outcome) = self.broken {
+            return (outcome, self.status.unwrap_or(200));
+        }
         match end {
             Some(Err(error)) => (Outcome::of_error(error.kind()), self.status.unwrap_or_else(|| error.status())),
             _ if !self.delivered => (Outcome::Cancelled, CLIENT_CLOSED_REQUEST),

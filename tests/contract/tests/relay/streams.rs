@@ -160,6 +160,8 @@ async fn after_a_keep_alive_an_answer_that_is_no_stream_is_a_failure() {
     worker.answer(&job, &json!({"not": "a stream"})).await;
     let reply = response.read_to_end().await;
     assert!(reply.text().contains("\"error\"") && reply.aborted, "{}", reply.text());
+    // It is the backend that failed, and not the client that left.
+    relay.log().wait_for_line("outcome=\"upstream_error\" code=200").await;
 }
 
 #[tokio::test]

@@ -1,0 +1,60 @@
+//! What a request and its answer are, byte for byte: both sides know it from the plan.
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use crate::plan::RequestPlan;
+use crate::secrets;
+
+/// What a backend says that refuses.
+pub const BACKEND_ERROR: &str = r#"{"error":{"message":"planned","type":"server_error","code":"planned"}}"#;
+
+/// The request's body.
+pub fn prompt(plan: &RequestPlan) -> Bytes {
+    let content = format!("{} {}", secrets::PROMPT, filler(plan.nonce, plan.prompt_bytes));
+    let body = json!({
+        "model": plan.model,
+        "stream": plan.answer.streams,
+        "nonce": plan.nonce,
+        "messages": [{ "role": "user", "content": content }],
+    });
+    Bytes::from(body.to_string())
+}
+
+/// Which request a body is of.
+pub fn nonce_of(body: &[u8]) -> Option<usize> {
+    let body: Value = serde_json::from_slice(body).ok()?;
+    usize::try_from(body.get("nonce")?.as_u64()?).ok()
+}
+
+/// The answer, as the backend writes it.
+pub fn pieces(plan: &RequestPlan) -> Vec<Bytes> {
+    let answer = &plan.answer;
+    let texts = (0..answer.pieces).map(|index| filler(plan.nonce * 1000 + index, answer.piece_bytes));
+    if answer.streams {
+        let event =
+            |(index, text)| format!("data: {}\n\n", json!({ "nonce": plan.nonce, "index": index, "text": text }));
+        let end = "data: [DONE]\n\n".to_owned();
+        texts.enumerate().map(event).chain([end]).map(Bytes::from).collect()
+    } else {
+        let whole = json!({ "nonce": plan.nonce, "text": texts.collect::<String>() }).to_string();
+        let size = whole.len().div_ceil(answer.pieces);
+        whole.as_bytes().chunks(size).map(Bytes::copy_from_slice).collect()
+    }
+}
+
+/// The answer as a whole.
+pub fn whole(plan: &RequestPlan) -> Vec<u8> {
+    pieces(plan).concat()
+}
+
+/// Text of that length that no other seed of it has.
+fn filler(seed: usize, bytes: usize) -> String {
+    const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz012345";
+    let mut state = seed as u64 + 1;
+    let letter = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        char::from(LETTERS[(state >> 59) as usize])
+    };
+    (0..bytes).map(letter).collect()
+}

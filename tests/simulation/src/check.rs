@@ -1,0 +1,445 @@
+//! Whether what happened is allowed: six invariants, each with its number here, and that nobody overtakes.
+//!
+//! 1. A request ends exactly once: answered, failed for a stated reason, or cancelled. None hangs past its deadline.
+//! 2. No byte of an answer reaches a client twice, nor another client (a client compares each byte itself).
+//! 3. A worker never holds more than it acknowledged, in models (a backend looks itself) or in number.
+//! 4. A truncated answer never looks complete.
+//! 5. Nothing that a peer does stops a process (a panic anywhere fails the seed).
+//! 6. Nothing secret is logged, or forwarded to a party it is not for (a backend looks itself).
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use crate::client;
+use crate::ledger::{Ending, Entry, Event};
+use crate::log::Line;
+use crate::plan::{FaultKind, Plan, RequestPlan, Trouble};
+use crate::secrets;
+
+/// Codes that a relay may end a request with here.
+const REASONS: [&str; 9] = [
+    "queue_full",
+    "queue_timeout",
+    "request_timeout",
+    "requeue_exhausted",
+    "backend_unreachable",
+    "backend_reset",
+    "backend_unavailable",
+    "draining",
+    "worker_lost",
+];
+
+/// Those of them that need nothing to go wrong.
+const REASONS_OF_LOAD: [&str; 3] = ["queue_full", "queue_timeout", "request_timeout"];
+
+/// A request is begun so often at most before its first byte: it is sent to a worker once and three times again, and a worker
+/// asks its backend once more when a connection that it had kept turns out to be closed.
+const MAX_EXECUTIONS: usize = 8;
+
+/// How late the end of a request may be: timers, and the way to its client.
+const SLACK: Duration = Duration::from_secs(8);
+
+/// A backend hears so late that its worker has let go of a request, besides the time that a packet takes.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// Everything that is not allowed; one line each.
+pub fn check(plan: &Plan, entries: &[Entry], lines: &[Line]) -> Vec<String> {
+    let history = History::new(plan, entries);
+    let mut wrong: Vec<String> = entries
+        .iter()
+        .filter_map(|entry| match &entry.event {
+            Event::Wrong(what) => Some(what.clone()),
+            _ => None,
+        })
+        .collect();
+    for request in &plan.requests {
+        wrong.extend(history.check_ending(request).map(|what| format!("request {}: {what}", request.nonce)));
+        wrong.extend(history.check_executions(request).map(|what| format!("request {}: {what}", request.nonce)));
+        wrong.extend(history.check_log(request, lines).map(|what| format!("request {}: {what}", request.nonce)));
+    }
+    wrong.extend((0..plan.workers.len()).filter_map(|worker| history.check_capacity(worker)));
+    wrong.extend(check_order(lines));
+    wrong.extend(check_secrets(lines));
+    wrong
+}
+
+struct History<'a> {
+    plan: &'a Plan,
+    sent: HashMap<usize, Duration>,
+    first_byte: HashMap<usize, Duration>,
+    ended: HashMap<usize, Vec<(Duration, &'a Ending)>>,
+    executions: HashMap<usize, Vec<Duration>>,
+    /// Begin and end of each execution, by worker.
+    work: BTreeMap<usize, BTreeMap<usize, (Duration, Option<Duration>)>>,
+    /// When a host was gone, until it was there again.
+    gone: HashMap<&'a str, Vec<(Duration, Duration)>>,
+}
+
+impl<'a> History<'a> {
+    fn new(plan: &'a Plan, entries: &'a [Entry]) -> Self {
+        let mut history = Self {
+            plan,
+            sent: HashMap::new(),
+            first_byte: HashMap::new(),
+            ended: HashMap::new(),
+            executions: HashMap::new(),
+            work: BTreeMap::new(),
+            gone: HashMap::new(),
+        };
+        for Entry { at, event } in entries {
+            history.handle(*at, event);
+        }
+        history
+    }
+
+    fn handle(&mut self, at: Duration, event: &'a Event) {
+        match event {
+            Event::Sent { nonce } => drop(self.sent.insert(*nonce, at)),
+            Event::FirstByte { nonce } => drop(self.first_byte.insert(*nonce, at)),
+            Event::Ended { nonce, how } => self.ended.entry(*nonce).or_default().push((at, how)),
+            Event::Began { nonce, worker, execution } => {
+                self.executions.entry(*nonce).or_default().push(at);
+                self.work.entry(*worker).or_default().insert(*execution, (at, None));
+            }
+            Event::Finished { worker, execution } => {
+                if let Some((_, end)) = self.work.entry(*worker).or_default().get_mut(execution) {
+                    *end = Some(at);
+                }
+            }
+            Event::Gone(host) => self.gone.entry(host).or_default().push((at, Duration::MAX)),
+            Event::Started(host) => {
+                if let Some((_, back)) = self.gone.entry(host).or_default().last_mut() {
+                    *back = at;
+                }
+            }
+            Event::Fault(_) | Event::Wrong(_) => {}
+        }
+    }
+
+    /// 1: a request ends exactly once, in time, and for a reason. 4: what breaks off says so.
+    fn check_ending(&self, request: &RequestPlan) -> Option<String> {
+        let ends = self.ended.get(&request.nonce).map_or(&[][..], Vec::as_slice);
+        let (Some(sent), [(at, how)]) = (self.sent.get(&request.nonce), ends) else {
+            return Some(format!("ended {} times", ends.len()));
+        };
+        let relay_went = self.relay_went(request.relay, *sent, *at);
+        let has_excuse = relay_went || self.is_hard_to_reach(request.relay);
+        match how {
+            Ending::Hung if self.lost_power(request.relay, *sent, *at) => return None,
+            Ending::Hung => return Some("hung".to_owned()),
+            Ending::Unconnected if !relay_went => return Some("lost its relay, which was there".to_owned()),
+            Ending::BrokenOff if request.answer.streams && !has_excuse && request.reads_each.is_none() => {
+                return Some("its stream broke off without a reason".to_owned());
+            }
+            Ending::BackendError if request.answer.trouble != Trouble::Refuses => {
+                return Some("got an error that its backend did not make".to_owned());
+            }
+            Ending::Failed(code) | Ending::BrokenStream(code) => {
+                if let Some(why) = self.check_reason(request, code) {
+                    return Some(why);
+                }
+            }
+            Ending::Answered if !matches!(request.answer.trouble, Trouble::None) => {
+                return Some("was answered by a backend that failed".to_owned());
+            }
+            _ => {}
+        }
+        let took = *at - *sent;
+        let most = self.longest(request);
+        (took > most).then(|| format!("took {took:?}, and {most:?} at most are allowed"))
+    }
+
+    fn check_reason(&self, request: &RequestPlan, code: &str) -> Option<String> {
+        // A stream that has begun with a comment has said 200, and says the backend's error in-band.
+        let own_error = request.answer.trouble == Trouble::Refuses && code == "backend_error";
+        let is_quiet = self.plan.faults.is_empty() && request.answer.trouble == Trouble::None;
+        if own_error {
+            None
+        } else if !REASONS.contains(&code) {
+            Some(format!("ended for the reason {code:?}, which is none"))
+        } else if is_quiet && !REASONS_OF_LOAD.contains(&code) {
+            Some(format!("failed with {code}, and nothing had gone wrong"))
+        } else {
+            None
+        }
+    }
+
+    fn longest(&self, request: &RequestPlan) -> Duration {
+        let settings = &self.plan.settings;
+        let held: Duration = self.faults_of(request.relay).map(|fault| fault.1).sum();
+        let read = request.reads_each.map_or(Duration::ZERO, |each| each * 2 * (request.answer.pieces as u32 + 10));
+        Duration::from_secs(settings.queue_timeout + settings.request_timeout) + SLACK + held + read
+    }
+
+    /// Faults between clients and that relay, and how long they may delay a packet.
+    fn faults_of(&self, relay: usize) -> impl Iterator<Item = (Duration, Duration)> {
+        let relay = format!("relay-{relay}");
+        self.plan.faults.iter().filter_map(move |fault| match &fault.kind {
+            FaultKind::Hold(a, b) if *a == relay && b == "clients" => Some((fault.at, fault.lasts)),
+            FaultKind::Slow(a, b, by) if *a == relay && b == "clients" => Some((fault.at, *by * 6)),
+            _ => None,
+        })
+    }
+
+    fn is_hard_to_reach(&self, relay: usize) -> bool {
+        self.faults_of(relay).next().is_some()
+    }
+
+    fn relay_went(&self, relay: usize, from: Duration, to: Duration) -> bool {
+        let host = format!("relay-{relay}");
+        let gone = self.gone.get(host.as_str()).map_or(&[][..], Vec::as_slice);
+        // A relay that ends takes no connection for a while before it is gone.
+        let early = Duration::from_secs(self.plan.settings.drain_timeout + 2);
+        gone.iter().any(|(begin, back)| begin.saturating_sub(early) <= to && *back + self.plan.latency * 4 >= from)
+    }
+
+    fn lost_power(&self, relay: usize, from: Duration, to: Duration) -> bool {
+        let host = format!("relay-{relay}");
+        self.plan.faults.iter().any(|fault| match &fault.kind {
+            FaultKind::PowerLoss(name) => *name == host && fault.at <= to && fault.at + fault.lasts + GRACE >= from,
+            _ => false,
+        })
+    }
+
+    /// What a relay logs, and counts, of a request is what its client saw.
+    fn check_log(&self, request: &RequestPlan, lines: &[Line]) -> Option<String> {
+        let (_, how) = self.ended.get(&request.nonce)?.first()?;
+        let id = client::id(request.nonce);
+        let said = lines.iter().find(|line| {
+            line.message == "response complete" && line.request_id.as_deref() == Some(&id) && !line.host.is_empty()
+        })?;
+        let outcome = said.text.split(" outcome=").nth(1)?.split(' ').next()?;
+        let is_told = match how {
+            Ending::Answered => outcome == "ok",
+            Ending::BackendError | Ending::Failed(_) | Ending::BrokenStream(_) => {
+                !["ok", "cancelled"].contains(&outcome)
+            }
+            Ending::BrokenOff | Ending::Left | Ending::Unconnected | Ending::Hung => true,
+        };
+        (!is_told).then(|| format!("its client saw {how:?}, and the log says {outcome}"))
+    }
+
+    /// 2: nobody works on a request once its client has a part of the answer, and not too many do before.
+    fn check_executions(&self, request: &RequestPlan) -> Option<String> {
+        let begun = self.executions.get(&request.nonce).map_or(&[][..], Vec::as_slice);
+        if begun.len() > MAX_EXECUTIONS {
+            return Some(format!("was worked on {} times", begun.len()));
+        }
+        let first = self.first_byte.get(&request.nonce)?;
+        begun.iter().any(|begin| begin > first).then(|| "was begun again behind its first byte".to_owned())
+    }
+
+    /// 3: a worker never has more than it acknowledged. Its backend hears a little later that it let go of something, and
+    /// later still when it is killed or cannot be reached.
+    fn check_capacity(&self, worker: usize) -> Option<String> {
+        let host = format!("worker-{worker}");
+        if self.gone.contains_key(host.as_str()) {
+            return None;
+        }
+        let capacity = self.plan.workers[worker].capacity;
+        let work: Vec<_> = self.work.get(&worker)?.values().collect();
+        let grace = GRACE + self.plan.tick * 4 + self.plan.latency * 4;
+        work.iter().find_map(|(begin, _)| {
+            let later = *begin + grace;
+            let running =
+                work.iter().filter(|(began, end)| began <= begin && end.is_none_or(|end| end > later)).count();
+            (running > capacity).then(|| format!("{host} had {running} requests at {later:?} and may have {capacity}"))
+        })
+    }
+}
+
+/// Requests for the same model are sent to workers in the order in which they came; a requeue has its place of before.
+fn check_order(lines: &[Line]) -> Vec<String> {
+    let mut submitted: HashMap<(&str, &str), usize> = HashMap::new();
+    // The latest request that was sent of each model, by relay.
+    let mut latest: HashMap<(&str, &str), (usize, &str)> = HashMap::new();
+    let mut sent: HashMap<(&str, &str), ()> = HashMap::new();
+    let mut wrong = Vec::new();
+    // What is logged without a host is a killed process being taken apart, in which nothing would run any more.
+    for (place, line) in lines.iter().enumerate().filter(|(_, line)| !line.host.is_empty()) {
+        let Some(id) = line.request_id.as_deref() else { continue };
+        let key = (line.host.as_str(), id);
+        match line.message.as_str() {
+            "request submitted" => drop(submitted.insert(key, place)),
+            "request dispatched" if sent.insert(key, ()).is_none() => {
+                let Some(came) = submitted.get(&key) else {
+                    wrong.push(format!("{id} was dispatched and never submitted"));
+                    continue;
+                };
+                let before = latest.entry((key.0, line.model.as_deref().unwrap_or_default())).or_insert((0, ""));
+                if *came < before.0 {
+                    wrong.push(format!("{} overtook {id} at {}", before.1, key.0));
+                } else {
+                    *before = (*came, id);
+                }
+            }
+            _ => {}
+        }
+    }
+    wrong
+}
+
+/// 6: nothing secret is logged.
+fn check_secrets(lines: &[Line]) -> Option<String> {
+    lines.iter().find_map(|line| {
+        let secret = secrets::NOT_FOR_LOGS.iter().find(|secret| line.text.contains(**secret))?;
+        Some(format!("{} logged {secret}: {}", line.host, line.text))
+    })
+}
+
+/// How many requests ended how, for people.
+pub fn outcomes(entries: &[Entry]) -> BTreeMap<String, usize> {
+    let mut outcomes = BTreeMap::new();
+    for entry in entries {
+        let Event::Ended { how, .. } = &entry.event else { continue };
+        let name = match how {
+            Ending::Answered => "answered".to_owned(),
+            Ending::BackendError => "error of the backend".to_owned(),
+            Ending::Failed(code) => format!("failed: {code}"),
+            Ending::BrokenStream(code) => format!("stream broken: {code}"),
+            Ending::BrokenOff => "broken off".to_owned(),
+            Ending::Left => "client left".to_owned(),
+            Ending::Unconnected => "relay was gone".to_owned(),
+            Ending::Hung => "relay lost power".to_owned(),
+        };
+        *outcomes.entry(name).or_default() += 1;
+    }
+    outcomes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One request for a stream to the only relay, and nothing goes wrong.
+    fn plan() -> Plan {
+        let seeds = (0..).map(Plan::new).find(|plan| plan.relays == 1 && plan.requests[0].answer.streams);
+        let mut plan = seeds.expect("there is one");
+        plan.requests.truncate(1);
+        let request = &mut plan.requests[0];
+        request.answer.trouble = Trouble::None;
+        (request.leaves_after, request.reads_each) = (None, None);
+        plan.faults.clear();
+        (plan.tick, plan.latency) = (Duration::from_millis(1), Duration::from_millis(1));
+        plan.workers[0].capacity = 1;
+        plan
+    }
+
+    fn judged(plan: &Plan, events: &[(u64, Event)]) -> Vec<String> {
+        let entry = |(at, event): &(u64, Event)| Entry { at: Duration::from_secs(*at), event: event.clone() };
+        check(plan, &events.iter().map(entry).collect::<Vec<_>>(), &[])
+    }
+
+    fn sent() -> (u64, Event) {
+        (0, Event::Sent { nonce: 0 })
+    }
+
+    fn ended(at: u64, how: Ending) -> (u64, Event) {
+        (at, Event::Ended { nonce: 0, how })
+    }
+
+    fn began(at: u64, execution: usize) -> (u64, Event) {
+        (at, Event::Began { nonce: 0, worker: 0, execution })
+    }
+
+    fn line(host: &str, message: &str, id: &str) -> Line {
+        Line {
+            at: Duration::ZERO,
+            host: host.to_owned(),
+            message: message.to_owned(),
+            request_id: Some(id.to_owned()),
+            model: Some("alpha".to_owned()),
+            text: message.to_owned(),
+        }
+    }
+
+    #[test]
+    fn an_answer_is_allowed_and_so_are_stated_reasons_of_load() {
+        for how in
+            [Ending::Answered, Ending::Failed("queue_full".into()), Ending::BrokenStream("request_timeout".into())]
+        {
+            assert_eq!(judged(&plan(), &[sent(), began(1, 0), ended(2, how)]), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn what_never_ends_ends_twice_or_too_late_is_found() {
+        assert!(judged(&plan(), &[sent()])[0].contains("ended 0 times"));
+        let twice = [sent(), ended(1, Ending::Answered), ended(2, Ending::Answered)];
+        assert!(judged(&plan(), &twice)[0].contains("ended 2 times"));
+        assert!(judged(&plan(), &[sent(), ended(9, Ending::Hung)])[0].contains("hung"));
+        assert!(judged(&plan(), &[sent(), ended(80, Ending::Answered)])[0].contains("took 80s"));
+    }
+
+    #[test]
+    fn an_end_without_a_reason_or_for_none_that_there_was_is_found() {
+        let one = |how| judged(&plan(), &[sent(), ended(1, how)]).join(" ");
+        assert!(one(Ending::BrokenOff).contains("without a reason"));
+        assert!(one(Ending::Unconnected).contains("lost its relay"));
+        assert!(one(Ending::Failed("oops".into())).contains("which is none"));
+        assert!(one(Ending::Failed("worker_lost".into())).contains("nothing had gone wrong"));
+        assert!(one(Ending::BackendError).contains("did not make"));
+    }
+
+    #[test]
+    fn a_relay_that_was_gone_excuses_its_clients_and_nobody_elses() {
+        let with = |host: &str| {
+            let gone = [(1, Event::Gone(host.into())), (3, Event::Started(host.into()))];
+            judged(&plan(), &[vec![sent()], gone.into(), vec![ended(2, Ending::Unconnected)]].concat())
+        };
+        assert_eq!(with("relay-0"), Vec::<String>::new());
+        assert!(with("worker-0")[0].contains("lost its relay"));
+    }
+
+    #[test]
+    fn work_behind_the_first_byte_and_too_much_work_are_found() {
+        let doubled =
+            [sent(), began(1, 0), (2, Event::FirstByte { nonce: 0 }), began(3, 1), ended(4, Ending::Answered)];
+        assert!(judged(&plan(), &doubled).join(" ").contains("begun again behind its first byte"));
+        let many: Vec<_> = (0..9).map(|execution| (1, Event::Began { nonce: 0, worker: 1, execution })).collect();
+        let many = [vec![sent()], many, vec![ended(9, Ending::Answered)]].concat();
+        assert!(judged(&plan(), &many).join(" ").contains("was worked on 9 times"));
+    }
+
+    #[test]
+    fn more_than_a_worker_may_have_is_found_unless_it_is_over_at_once() {
+        let second_ends = |at| {
+            let work = [began(1, 0), began(2, 1), (at, Event::Finished { worker: 0, execution: 0 })];
+            judged(&plan(), &[vec![sent()], work.into(), vec![ended(9, Ending::Answered)]].concat()).join(" ")
+        };
+        assert!(second_ends(8).contains("worker-0 had 2 requests"));
+        assert_eq!(second_ends(2), "");
+    }
+
+    #[test]
+    fn who_overtakes_is_found_at_each_relay() {
+        let of = |host| [line(host, "request submitted", "a"), line(host, "request submitted", "b")].to_vec();
+        let sent = |host, id| line(host, "request dispatched", id);
+        let right = [of("r"), vec![sent("r", "a"), sent("r", "b"), sent("r", "a")]].concat();
+        assert_eq!(check_order(&right), Vec::<String>::new());
+        assert!(check_order(&[of("r"), vec![sent("r", "b"), sent("r", "a")]].concat())[0].contains("b overtook a"));
+        assert!(check_order(&[sent("r", "c")])[0].contains("never submitted"));
+    }
+
+    #[test]
+    fn a_log_that_says_something_else_than_the_client_saw_is_found() {
+        let judged = |how, outcome: &str| {
+            let mut line = line("relay-0", "response complete", "n-0");
+            line.text = format!("INFO response complete outcome={outcome} code=200");
+            let events = [Event::Sent { nonce: 0 }, Event::Ended { nonce: 0, how }];
+            let entries = events.map(|event| Entry { at: Duration::ZERO, event });
+            check(&plan(), &entries, &[line]).join(" ")
+        };
+        assert_eq!(judged(Ending::Answered, "ok"), "");
+        assert!(judged(Ending::Answered, "cancelled").contains("the log says cancelled"));
+        assert!(judged(Ending::BrokenStream("queue_timeout".into()), "cancelled").contains("the log says cancelled"));
+        assert_eq!(judged(Ending::BrokenStream("queue_timeout".into()), "queue_timeout"), "");
+    }
+
+    #[test]
+    fn a_logged_secret_is_found() {
+        let mut line = line("r", "request submitted", "a");
+        line.text.push_str(secrets::PROMPT);
+        assert!(check_secrets(&[line]).is_some_and(|wrong| wrong.contains(secrets::PROMPT)));
+    }
+}

@@ -1,0 +1,195 @@
+//! Clients: each request on a connection of its own.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+use turmoil::net::TcpStream;
+
+use crate::answer;
+use crate::ledger::{Ending, Event, Ledger};
+use crate::plan::RequestPlan;
+use crate::secrets;
+
+/// Where relays listen.
+pub const RELAY_PORT: u16 = 8080;
+
+/// After so long without an end a client gives up. Every deadline of a relay is over long before.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Sends one request as it is planned, and notes how it ends.
+pub async fn ask(plan: Rc<RequestPlan>, ledger: Ledger) {
+    let nonce = plan.nonce;
+    ledger.note(Event::Sent { nonce });
+    let mut exchange = Exchange { plan: &plan, ledger: &ledger, received: Vec::new() };
+    let patience = plan.leaves_after.unwrap_or(PATIENCE);
+    let how = match timeout(patience, exchange.run()).await {
+        Ok(how) => how,
+        Err(_) if plan.leaves_after.is_some() => {
+            exchange.check_part();
+            Ending::Left
+        }
+        Err(_) => Ending::Hung,
+    };
+    ledger.note(Event::Ended { nonce, how });
+}
+
+struct Exchange<'a> {
+    plan: &'a RequestPlan,
+    ledger: &'a Ledger,
+    received: Vec<u8>,
+}
+
+impl Exchange<'_> {
+    async fn run(&mut self) -> Ending {
+        let Some(response) = self.send().await else { return Ending::Unconnected };
+        let status = response.status().as_u16();
+        let is_complete = self.read(response.into_body(), status).await;
+        match (status, is_complete) {
+            (200, true) => self.handle_complete(),
+            (200, false) => self.handle_broken(),
+            (_, true) => self.handle_error(),
+            (_, false) => Ending::BrokenOff,
+        }
+    }
+
+    async fn send(&self) -> Option<Response<Incoming>> {
+        let relay = format!("relay-{}", self.plan.relay);
+        let stream = TcpStream::connect((relay.as_str(), RELAY_PORT)).await.ok()?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.ok()?;
+        tokio::task::spawn_local(connection);
+        let request = Request::post("/v1/chat/completions")
+            .header("host", relay)
+            .header("content-type", "application/json")
+            .header("authorization", format!("Bearer {}", secrets::CLIENT_KEY))
+            .header("x-request-id", id(self.plan.nonce))
+            .body(Full::new(answer::prompt(self.plan)));
+        sender.send_request(request.expect("a fixed head")).await.ok()
+    }
+
+    /// Whether it came to its end.
+    async fn read(&mut self, mut body: Incoming, status: u16) -> bool {
+        loop {
+            let frame = match body.frame().await {
+                None => return true,
+                Some(Err(_)) => return false,
+                Some(Ok(frame)) => frame,
+            };
+            let data = frame.into_data().unwrap_or_default();
+            if status == 200 && self.received.is_empty() && !data.is_empty() && !data.starts_with(b":") {
+                self.ledger.note(Event::FirstByte { nonce: self.plan.nonce });
+            }
+            self.received.extend_from_slice(&data);
+            if let Some(pause) = self.plan.reads_each {
+                sleep(pause).await;
+            }
+        }
+    }
+
+    fn handle_complete(&self) -> Ending {
+        if self.body() != answer::whole(self.plan) {
+            self.wrong("an answer looks complete and is not what the backend wrote");
+        }
+        Ending::Answered
+    }
+
+    fn handle_error(&self) -> Ending {
+        if self.received == answer::BACKEND_ERROR.as_bytes() {
+            return Ending::BackendError;
+        }
+        let body: Value = serde_json::from_slice(&self.received).unwrap_or_default();
+        match body["error"]["code"].as_str() {
+            Some(code) => Ending::Failed(code.to_owned()),
+            None => {
+                self.wrong("an error without a code");
+                Ending::Failed(String::new())
+            }
+        }
+    }
+
+    fn handle_broken(&self) -> Ending {
+        let body = self.body();
+        let (part, error) = split_error(&body);
+        if !answer::whole(self.plan).starts_with(part) {
+            self.wrong("a broken answer is no part of what the backend wrote");
+        }
+        error.map_or(Ending::BrokenOff, Ending::BrokenStream)
+    }
+
+    fn check_part(&self) {
+        if self.received.is_empty() {
+            return;
+        }
+        let body = self.body();
+        // What was read so far may end anywhere, also in a comment or in an error frame.
+        let (part, _) = split_error(&body);
+        let part = &part[..part.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1)];
+        let whole = answer::whole(self.plan);
+        if self.plan.answer.streams && !whole.starts_with(part) && !part.starts_with(b"{\"error\"") {
+            self.wrong("what a client read that left is no part of what the backend wrote");
+        }
+    }
+
+    /// What was received without the comments that keep a connection alive.
+    fn body(&self) -> Vec<u8> {
+        if !self.plan.answer.streams {
+            return self.received.clone();
+        }
+        let mut rest = self.received.as_slice();
+        let mut body = Vec::with_capacity(rest.len());
+        while !rest.is_empty() {
+            let end = rest.windows(2).position(|two| two == b"\n\n").map_or(rest.len(), |at| at + 2);
+            let (event, later) = rest.split_at(end);
+            if !event.starts_with(b":") {
+                body.extend_from_slice(event);
+            }
+            rest = later;
+        }
+        body
+    }
+
+    fn wrong(&self, what: &str) {
+        let tail = String::from_utf8_lossy(&self.received[self.received.len().saturating_sub(200)..]).into_owned();
+        self.ledger.note(Event::Wrong(format!("request {}: {what}; it ends with {tail:?}", self.plan.nonce)));
+    }
+}
+
+/// The id that a request has everywhere.
+pub fn id(nonce: usize) -> String {
+    format!("n-{nonce}")
+}
+
+/// The part of the backend's answer, and the code of the error frame behind it.
+fn split_error(body: &[u8]) -> (&[u8], Option<String>) {
+    let marker = b"data: {\"error\"";
+    let Some(at) = body.windows(marker.len()).position(|window| window == marker) else { return (body, None) };
+    let frame = String::from_utf8_lossy(&body[at + "data: ".len()..]).into_owned();
+    let error: Value = serde_json::from_str(frame.trim()).unwrap_or_default();
+    let code = error["error"]["code"].as_str().or(error["error"]["message"].as_str()).unwrap_or("unreadable");
+    // The relay ends a frame of the backend that was cut before it begins its own.
+    let part = body[..at].strip_suffix(b"\n\n").filter(|part| !part.ends_with(b"}")).unwrap_or(&body[..at]);
+    (part, Some(code.to_owned()))
+}
+
+/// Asks until there is an answer: whether there is one in time.
+pub async fn probe(plan: &RequestPlan, patience: Duration) -> Result<(), Ending> {
+    let mut last = Ending::Hung;
+    let trying = async {
+        loop {
+            let ledger = Ledger::default();
+            let mut exchange = Exchange { plan, ledger: &ledger, received: Vec::new() };
+            last = exchange.run().await;
+            if last == Ending::Answered {
+                return;
+            }
+            sleep(Duration::from_millis(300)).await;
+        }
+    };
+    timeout(patience, trying).await.map_err(|_| last)
+}

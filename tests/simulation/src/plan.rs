@@ -1,0 +1,298 @@
+//! What a seed means: who there is, what is asked for, and what goes wrong when.
+
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+/// The models that there may be.
+pub const MODELS: [&str; 3] = ["alpha", "beta", "gamma"];
+
+/// Faults begin in this time, and so do requests.
+const TROUBLE: Duration = Duration::from_secs(20);
+
+/// Everything that a seed decides.
+#[derive(Debug)]
+pub struct Plan {
+    /// The seed.
+    pub seed: u64,
+    /// How finely time passes. What happens within one tick on two hosts has no order.
+    pub tick: Duration,
+    /// Longest time that a packet takes while nothing is wrong.
+    pub latency: Duration,
+    /// Relays, which are `relay-0`, `relay-1` and so on.
+    pub relays: usize,
+    /// Workers, which are `worker-0` and so on.
+    pub workers: Vec<WorkerPlan>,
+    /// Settings of the relays.
+    pub settings: Settings,
+    /// What clients ask for.
+    pub requests: Vec<RequestPlan>,
+    /// What is asked in the end: one request for each model that somebody serves, at each relay.
+    pub probes: Vec<RequestPlan>,
+    /// What goes wrong, by the time that it begins.
+    pub faults: Vec<Fault>,
+}
+
+/// A worker and its backend.
+#[derive(Debug)]
+pub struct WorkerPlan {
+    /// What it serves.
+    pub models: Vec<&'static str>,
+    /// How much of it at once.
+    pub capacity: usize,
+}
+
+/// Settings of the relays.
+#[derive(Debug)]
+pub struct Settings {
+    /// `MAX_QUEUE_LEN`.
+    pub queue_len: usize,
+    /// `QUEUE_TIMEOUT_SECS`.
+    pub queue_timeout: u64,
+    /// `REQUEST_TIMEOUT_SECS`.
+    pub request_timeout: u64,
+    /// `DRAIN_TIMEOUT_SECS`.
+    pub drain_timeout: u64,
+    /// `STREAM_KEEPALIVE_SECS`.
+    pub keepalive: u64,
+}
+
+/// One request of one client.
+#[derive(Debug, Clone)]
+pub struct RequestPlan {
+    /// Its place in [`Plan::requests`].
+    pub nonce: usize,
+    /// When it is sent.
+    pub at: Duration,
+    /// Which relay is asked.
+    pub relay: usize,
+    /// The model.
+    pub model: &'static str,
+    /// Bytes of the prompt.
+    pub prompt_bytes: usize,
+    /// What the backend does with it.
+    pub answer: Answer,
+    /// The client leaves after so long.
+    pub leaves_after: Option<Duration>,
+    /// The client reads a piece each so often, instead of at once.
+    pub reads_each: Option<Duration>,
+}
+
+/// What a backend does with a request.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Server-sent events, or one JSON document.
+    pub streams: bool,
+    /// Pieces of it.
+    pub pieces: usize,
+    /// Bytes of each piece.
+    pub piece_bytes: usize,
+    /// Before the head.
+    pub thinks: Duration,
+    /// Between pieces.
+    pub pause: Duration,
+    /// What goes wrong, each time that it is asked.
+    pub trouble: Trouble,
+}
+
+/// How a backend fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    /// It does not.
+    None,
+    /// It says 500.
+    Refuses,
+    /// It closes the connection without a head.
+    ClosesBeforeHead,
+    /// It closes the connection before the last piece.
+    ClosesMidway,
+    /// It goes silent before the last piece.
+    HangsMidway,
+    /// It never answers.
+    Hangs,
+}
+
+/// One thing that goes wrong.
+#[derive(Debug, Clone)]
+pub struct Fault {
+    /// When.
+    pub at: Duration,
+    /// For how long.
+    pub lasts: Duration,
+    /// What.
+    pub kind: FaultKind,
+}
+
+/// What goes wrong.
+#[derive(Debug, Clone)]
+pub enum FaultKind {
+    /// The process is killed and started again: its peers hear of it.
+    Kill(String),
+    /// The machine loses power and comes back: nobody hears of it.
+    PowerLoss(String),
+    /// SIGTERM; started again when it has ended and the time is over.
+    Terminate(String),
+    /// Packets between two hosts are lost, both ways: connections of before are half open ever after.
+    Partition(String, String),
+    /// Packets from one host to the other are lost.
+    Deaf(String, String),
+    /// Packets between two hosts come later, all of them.
+    Hold(String, String),
+    /// Packets between two hosts take up to so long.
+    Slow(String, String, Duration),
+    /// The backend of a worker closes what is open and takes no connection.
+    BackendDown(usize),
+    /// The wall clock of everybody jumps.
+    ClockJump(i64),
+}
+
+impl Plan {
+    /// What `seed` means.
+    pub fn new(seed: u64) -> Self {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let relays = rng.random_range(1..=2);
+        let models = &MODELS[..rng.random_range(1..=MODELS.len())];
+        let workers: Vec<_> = (0..rng.random_range(1..=3)).map(|_| WorkerPlan::new(&mut rng, models)).collect();
+        let requests = rng.random_range(10..=60);
+        let mut requests: Vec<_> = (0..requests).map(|_| RequestPlan::new(&mut rng, relays, models)).collect();
+        requests.sort_by_key(|request| request.at);
+        requests.iter_mut().enumerate().for_each(|(nonce, request)| request.nonce = nonce);
+        let faults = rng.random_range(0..=6);
+        let mut faults: Vec<_> = (0..faults).map(|_| Fault::new(&mut rng, relays, workers.len())).collect();
+        faults.sort_by_key(|fault| fault.at);
+        let probes = probes(&requests, relays, &workers);
+        Self {
+            seed,
+            probes,
+            tick: Duration::from_millis(*[2, 5, 10].choose(&mut rng).expect("three")),
+            latency: Duration::from_millis(rng.random_range(1..=50)),
+            relays,
+            workers,
+            settings: Settings::new(&mut rng),
+            requests,
+            faults,
+        }
+    }
+
+    /// The request of that nonce, probes too.
+    pub fn request(&self, nonce: usize) -> Option<&RequestPlan> {
+        self.requests.iter().chain(&self.probes).nth(nonce)
+    }
+
+    /// The last fault is over.
+    pub fn healed_at(&self) -> Duration {
+        self.faults.iter().map(|fault| fault.at + fault.lasts).max().unwrap_or_default()
+    }
+}
+
+fn probes(requests: &[RequestPlan], relays: usize, workers: &[WorkerPlan]) -> Vec<RequestPlan> {
+    let served = MODELS.into_iter().filter(|model| workers.iter().any(|worker| worker.models.contains(model)));
+    let places = served.flat_map(|model| (0..relays).map(move |relay| (model, relay)));
+    let probe = |(index, (model, relay))| {
+        let answer = Answer { trouble: Trouble::None, ..requests[0].answer.clone() };
+        let nonce = requests.len() + index;
+        RequestPlan { nonce, relay, model, answer, leaves_after: None, reads_each: None, ..requests[0].clone() }
+    };
+    places.enumerate().map(probe).collect()
+}
+
+impl WorkerPlan {
+    fn new(rng: &mut SmallRng, models: &[&'static str]) -> Self {
+        let count = rng.random_range(1..=models.len());
+        Self { models: models.choose_multiple(rng, count).copied().collect(), capacity: rng.random_range(1..=4) }
+    }
+}
+
+impl Settings {
+    fn new(rng: &mut SmallRng) -> Self {
+        Self {
+            queue_len: *[2, 10, 100].choose(rng).expect("three"),
+            queue_timeout: rng.random_range(2..=10),
+            request_timeout: rng.random_range(12..=30),
+            drain_timeout: rng.random_range(2..=10),
+            keepalive: *[0, 0, 2].choose(rng).expect("three"),
+        }
+    }
+}
+
+impl RequestPlan {
+    fn new(rng: &mut SmallRng, relays: usize, models: &[&'static str]) -> Self {
+        Self {
+            nonce: 0,
+            at: within(rng, TROUBLE),
+            relay: rng.random_range(0..relays),
+            model: models.choose(rng).expect("at least one"),
+            prompt_bytes: *[10, 500, 20_000, 200_000].choose(rng).expect("four"),
+            answer: Answer::new(rng),
+            leaves_after: rng.random_bool(0.15).then(|| within(rng, Duration::from_secs(4))),
+            reads_each: rng.random_bool(0.1).then(|| within(rng, Duration::from_millis(200))),
+        }
+    }
+}
+
+impl Answer {
+    fn new(rng: &mut SmallRng) -> Self {
+        let troubles =
+            [Trouble::Refuses, Trouble::ClosesBeforeHead, Trouble::ClosesMidway, Trouble::HangsMidway, Trouble::Hangs];
+        Self {
+            streams: rng.random_bool(0.7),
+            pieces: rng.random_range(1..=40),
+            piece_bytes: *[1, 40, 300, 9_000].choose(rng).expect("four"),
+            thinks: within(rng, Duration::from_millis(800)),
+            pause: within(rng, Duration::from_millis(150)),
+            trouble: if rng.random_bool(0.1) { *troubles.choose(rng).expect("five") } else { Trouble::None },
+        }
+    }
+}
+
+impl Fault {
+    fn new(rng: &mut SmallRng, relays: usize, workers: usize) -> Self {
+        let relay = format!("relay-{}", rng.random_range(0..relays));
+        let number = rng.random_range(0..workers);
+        let worker = format!("worker-{number}");
+        let clients = || "clients".to_owned();
+        let someone = if rng.random_bool(0.3) { relay.clone() } else { worker.clone() };
+        let kind = match rng.random_range(0..14) {
+            0 | 1 => FaultKind::Kill(someone),
+            2 => FaultKind::PowerLoss(someone),
+            3 | 4 => FaultKind::Terminate(someone),
+            5 | 6 => FaultKind::Partition(relay, worker),
+            7 => FaultKind::Deaf(relay, worker),
+            8 => FaultKind::Deaf(worker, relay),
+            9 if rng.random() => FaultKind::Hold(relay, worker),
+            9 => FaultKind::Hold(relay, clients()),
+            10 => FaultKind::Slow(relay, clients(), slow(rng)),
+            11 => FaultKind::Slow(relay, worker, slow(rng)),
+            12 => FaultKind::BackendDown(number),
+            _ => FaultKind::ClockJump(rng.random_range(-7_200_000..=7_200_000)),
+        };
+        Self { at: within(rng, TROUBLE), lasts: within(rng, Duration::from_secs(8)), kind }
+    }
+}
+
+fn slow(rng: &mut SmallRng) -> Duration {
+    Duration::from_millis(rng.random_range(100..=2_000))
+}
+
+fn within(rng: &mut SmallRng, most: Duration) -> Duration {
+    Duration::from_millis(rng.random_range(1..=most.as_millis() as u64))
+}
+
+impl FaultKind {
+    /// For people.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Kill(_) => "kill -9",
+            Self::PowerLoss(_) => "power loss",
+            Self::Terminate(_) => "SIGTERM",
+            Self::Partition(..) => "partition",
+            Self::Deaf(..) => "partition, one way",
+            Self::Hold(..) => "held packets",
+            Self::Slow(..) => "slow link",
+            Self::BackendDown(_) => "backend down",
+            Self::ClockJump(_) => "clock jump",
+        }
+    }
+}

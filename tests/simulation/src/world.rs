@@ -1,0 +1,411 @@
+//! One simulation: the hosts, the faults, and the end.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic;
+use std::rc::Rc;
+use std::time::Duration;
+
+use modelrelay_relay::cli::Args as RelayArgs;
+use modelrelay_relay::config::Config;
+use modelrelay_relay::relay;
+use modelrelay_relay::shutdown::{ShutdownSignal, StopSignal};
+use modelrelay_worker::cli::{Command, parse};
+use modelrelay_worker::config::Settings;
+use modelrelay_worker::worker::Worker;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use turmoil::Sim;
+
+use crate::backend::{Backend, FIRST_PORT};
+use crate::ledger::{Entry, Event, Ledger};
+use crate::log::{self, Line};
+use crate::plan::{Fault, FaultKind, Plan};
+use crate::{check, client, determinism, secrets};
+
+/// After the last fault every model of every relay is served again within this time.
+const HEALING: Duration = Duration::from_secs(60);
+
+/// A simulation that is not over by then never ends.
+const LIMIT: Duration = Duration::from_secs(400);
+
+/// What came of a seed.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// What must not be; empty when all is well.
+    pub wrong: Vec<String>,
+    /// How many requests ended how.
+    pub outcomes: BTreeMap<String, usize>,
+    /// The kinds of faults that there were.
+    pub faults: Vec<String>,
+    /// Simulated time.
+    pub elapsed: Duration,
+    /// Of all that happened, and of all that was logged: the same for the same seed.
+    pub fingerprint: u64,
+    /// What happened and what was logged, for people.
+    #[serde(skip)]
+    pub story: String,
+}
+
+/// Runs a seed to its end, on a thread of its own. The first seed of a process is the same in every process; a later one is not,
+/// because tokio counts tasks from the process's begin.
+pub fn run(seed: u64) -> Report {
+    let ran = determinism::enter(seed, move || World::run(Plan::new(seed)));
+    ran.unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().cloned();
+        let said = said.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default();
+        Report::of_failure(seed, format!("the simulation itself ended: {said}"))
+    })
+}
+
+impl Report {
+    /// Nothing is known but that it failed.
+    pub fn of_failure(seed: u64, why: String) -> Self {
+        Self {
+            seed,
+            wrong: vec![why],
+            outcomes: BTreeMap::new(),
+            faults: Vec::new(),
+            elapsed: Duration::ZERO,
+            fingerprint: 0,
+            story: String::new(),
+        }
+    }
+}
+
+thread_local!(static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) });
+
+/// Has panics of tasks, which tokio catches, count as faults of the program: 5, nothing that a peer does stops a process.
+pub fn catch_panics() {
+    panic::set_hook(Box::new(|info| {
+        let place = info.location().map(ToString::to_string).unwrap_or_default();
+        let what = info.payload_as_str().unwrap_or("panic").to_owned();
+        PANICS.with_borrow_mut(|panics| panics.push(format!("panic at {place}: {what}")));
+    }));
+}
+
+struct World {
+    plan: Rc<Plan>,
+    ledger: Ledger,
+    hosts: BTreeMap<String, Host>,
+    backends: Vec<watch::Sender<bool>>,
+    probed: Rc<Cell<usize>>,
+}
+
+/// A process that can be ended.
+#[derive(Clone)]
+struct Host {
+    /// SIGTERM, for each life of it another.
+    stop: Rc<RefCell<watch::Sender<Option<StopSignal>>>>,
+    has_ended: Rc<Cell<bool>>,
+    is_gone: Rc<Cell<bool>>,
+    /// Faults that keep it from running.
+    held_down: Rc<Cell<usize>>,
+}
+
+impl World {
+    fn run(plan: Plan) -> Report {
+        log::begin();
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut sim = turmoil::Builder::new()
+            .rng_seed(plan.seed)
+            .tick_duration(plan.tick)
+            .max_message_latency(plan.latency)
+            .simulation_duration(LIMIT)
+            .tcp_capacity(1024)
+            .build();
+        let mut world = Self {
+            plan: Rc::new(plan),
+            ledger: Ledger::default(),
+            hosts: BTreeMap::new(),
+            backends: Vec::new(),
+            probed: Rc::default(),
+        };
+        world.start_backends(&mut sim);
+        for relay in 0..world.plan.relays {
+            let keys = folder.path().join(format!("keys-{relay}.json")).display().to_string();
+            world.start_relay(&mut sim, relay, keys);
+        }
+        for worker in 0..world.plan.workers.len() {
+            world.start_worker(&mut sim, worker);
+        }
+        world.start_clients(&mut sim);
+        world.drive(sim)
+    }
+
+    fn start_relay(&mut self, sim: &mut Sim<'_>, number: usize, keys: String) {
+        let name = format!("relay-{number}");
+        let host = self.add_host(&name);
+        let plan = Rc::clone(&self.plan);
+        sim.host(name, move || {
+            let (plan, keys, host) = (Rc::clone(&plan), keys.clone(), host.clone());
+            async move {
+                let args = RelayArgs::load_from(relay_arguments(&plan, &keys))?;
+                let config = Config::from_args(&args)?;
+                let signal = ShutdownSignal::sent_by(host.stop.borrow().subscribe());
+                relay::run(args, config, signal).await?;
+                host.end().await
+            }
+        });
+    }
+
+    fn start_worker(&mut self, sim: &mut Sim<'_>, number: usize) {
+        let name = format!("worker-{number}");
+        let host = self.add_host(&name);
+        let plan = Rc::clone(&self.plan);
+        sim.host(name, move || {
+            let (plan, host) = (Rc::clone(&plan), host.clone());
+            async move {
+                let Ok(Command::Run(args)) = parse(worker_arguments(&plan, number)) else {
+                    return Err("the worker's arguments".into());
+                };
+                let worker = Rc::new(std::sync::Arc::new(Worker::new(Settings::load(&args)?)?));
+                let mut stop = host.stop.borrow().subscribe();
+                let stop = async move {
+                    let _ = stop.wait_for(Option::is_some).await;
+                    "SIGTERM"
+                };
+                worker.work(stop).await;
+                host.end().await
+            }
+        });
+    }
+
+    fn add_host(&mut self, name: &str) -> Host {
+        let host = Host {
+            stop: Rc::new(RefCell::new(watch::channel(None).0)),
+            has_ended: Rc::default(),
+            is_gone: Rc::default(),
+            held_down: Rc::default(),
+        };
+        self.hosts.insert(name.to_owned(), host.clone());
+        self.ledger.note(Event::Started(name.to_owned()));
+        host
+    }
+
+    fn start_backends(&mut self, sim: &mut Sim<'_>) {
+        let mut backends = Vec::new();
+        for worker in 0..self.plan.workers.len() {
+            let (sender, is_up) = watch::channel(true);
+            self.backends.push(sender);
+            backends.push(Backend::new(worker, Rc::clone(&self.plan), self.ledger.clone(), is_up));
+        }
+        sim.host("backends", move || {
+            for backend in backends.clone() {
+                tokio::task::spawn_local(async move { backend.serve().await });
+            }
+            std::future::pending()
+        });
+    }
+
+    /// All of them, and those that ask in the end whether all works again.
+    fn start_clients(&self, sim: &mut Sim<'_>) {
+        let (plan, ledger, probed) = (Rc::clone(&self.plan), self.ledger.clone(), Rc::clone(&self.probed));
+        sim.client("clients", async move {
+            let mut clients = Vec::new();
+            for request in &plan.requests {
+                let (request, ledger) = (Rc::new(request.clone()), ledger.clone());
+                clients.push(tokio::task::spawn_local(async move {
+                    tokio::time::sleep(request.at).await;
+                    client::ask(request, ledger).await;
+                }));
+            }
+            for client in clients {
+                client.await?;
+            }
+            let healed = plan.healed_at().saturating_sub(turmoil::elapsed());
+            tokio::time::sleep(healed).await;
+            for probe in &plan.probes {
+                let (relay, model) = (probe.relay, probe.model);
+                if let Err(last) = client::probe(probe, HEALING).await {
+                    let what = format!("relay-{relay} did not serve {model} again in {HEALING:?}: {last:?}");
+                    ledger.note(Event::Wrong(what));
+                }
+                probed.set(probed.get() + 1);
+            }
+            Ok(())
+        });
+    }
+
+    fn drive(self, mut sim: Sim<'_>) -> Report {
+        let mut begun = 0;
+        let mut ending: Vec<(Duration, Fault)> = Vec::new();
+        let result = loop {
+            let now = sim.elapsed();
+            determinism::advance_to(now);
+            while let Some(fault) = self.plan.faults.get(begun).filter(|fault| fault.at <= now) {
+                self.begin(&mut sim, fault);
+                ending.push((fault.at + fault.lasts, fault.clone()));
+                begun += 1;
+            }
+            while let Some(place) = ending.iter().position(|(end, fault)| *end <= now && self.may_end(fault)) {
+                let (_, fault) = ending.remove(place);
+                self.end(&mut sim, &fault);
+            }
+            self.bury(&mut sim);
+            match sim.step() {
+                Ok(true) => break Ok(()),
+                Ok(false) => {}
+                Err(error) => break Err(error.to_string()),
+            }
+        };
+        let elapsed = sim.elapsed();
+        determinism::advance_to(elapsed);
+        drop(sim);
+        self.report(elapsed, result.err())
+    }
+
+    /// A process that has come to its own end lets go of its connections.
+    fn bury(&self, sim: &mut Sim<'_>) {
+        for (name, host) in &self.hosts {
+            if host.has_ended.get() && !host.is_gone.get() {
+                self.kill(sim, name);
+            }
+        }
+    }
+
+    fn kill(&self, sim: &mut Sim<'_>, name: &str) {
+        if !self.hosts[name].is_gone.replace(true) {
+            self.ledger.note(Event::Gone(name.to_owned()));
+            sim.crash(name);
+        }
+    }
+
+    fn start_again(&self, sim: &mut Sim<'_>, name: &str) {
+        let host = &self.hosts[name];
+        host.held_down.update(|faults| faults - 1);
+        if host.held_down.get() == 0 && host.is_gone.replace(false) {
+            host.has_ended.set(false);
+            *host.stop.borrow_mut() = watch::channel(None).0;
+            self.ledger.note(Event::Started(name.to_owned()));
+            sim.bounce(name);
+        }
+    }
+
+    fn begin(&self, sim: &mut Sim<'_>, fault: &Fault) {
+        self.ledger.note(Event::Fault(format!("{:?} for {:?}", fault.kind, fault.lasts)));
+        if let FaultKind::Kill(host) | FaultKind::PowerLoss(host) | FaultKind::Terminate(host) = &fault.kind {
+            self.hosts[host].held_down.update(|faults| faults + 1);
+        }
+        match &fault.kind {
+            FaultKind::Kill(host) => self.kill(sim, host),
+            FaultKind::PowerLoss(host) => {
+                self.for_peers(host, |peer| sim.partition(host.as_str(), peer));
+                self.kill(sim, host);
+            }
+            FaultKind::Terminate(host) => {
+                self.hosts[host].stop.borrow().send_replace(Some(StopSignal::Terminate));
+            }
+            FaultKind::Partition(a, b) => sim.partition(a.as_str(), b.as_str()),
+            FaultKind::Deaf(from, to) => sim.partition_oneway(from.as_str(), to.as_str()),
+            FaultKind::Hold(a, b) => sim.hold(a.as_str(), b.as_str()),
+            FaultKind::Slow(a, b, latency) => sim.set_link_max_message_latency(a.as_str(), b.as_str(), *latency),
+            FaultKind::BackendDown(worker) => drop(self.backends[*worker].send_replace(false)),
+            FaultKind::ClockJump(by) => determinism::jump_wall_clock(*by),
+        }
+    }
+
+    fn may_end(&self, fault: &Fault) -> bool {
+        match &fault.kind {
+            FaultKind::Terminate(host) => self.hosts[host].is_gone.get(),
+            _ => true,
+        }
+    }
+
+    fn end(&self, sim: &mut Sim<'_>, fault: &Fault) {
+        self.ledger.note(Event::Fault(format!("over: {:?}", fault.kind)));
+        match &fault.kind {
+            FaultKind::Kill(host) | FaultKind::Terminate(host) => self.start_again(sim, host),
+            FaultKind::PowerLoss(host) => {
+                self.for_peers(host, |peer| sim.repair(host.as_str(), peer));
+                self.start_again(sim, host);
+            }
+            FaultKind::Partition(a, b) => sim.repair(a.as_str(), b.as_str()),
+            FaultKind::Deaf(from, to) => sim.repair_oneway(from.as_str(), to.as_str()),
+            FaultKind::Hold(a, b) => sim.release(a.as_str(), b.as_str()),
+            FaultKind::Slow(a, b, _) => sim.set_link_max_message_latency(a.as_str(), b.as_str(), self.plan.latency),
+            FaultKind::BackendDown(worker) => drop(self.backends[*worker].send_replace(true)),
+            FaultKind::ClockJump(_) => {}
+        }
+    }
+
+    /// A worker's backend is beside it and loses power with it, but this host serves others too.
+    fn for_peers(&self, host: &str, mut act: impl FnMut(&str)) {
+        for peer in self.hosts.keys().map(String::as_str).chain(["clients"]).filter(|peer| *peer != host) {
+            act(peer);
+        }
+    }
+
+    fn report(self, elapsed: Duration, error: Option<String>) -> Report {
+        let (entries, lines) = (self.ledger.entries(), log::take());
+        let mut wrong = check::check(&self.plan, &entries, &lines);
+        wrong.extend(PANICS.take());
+        wrong.extend(error);
+        if self.probed.get() != self.plan.probes.len() && wrong.is_empty() {
+            wrong.push("the end was not reached".to_owned());
+        }
+        let mut hasher = DefaultHasher::new();
+        let story = story(&entries, &lines);
+        story.hash(&mut hasher);
+        Report {
+            seed: self.plan.seed,
+            wrong,
+            outcomes: check::outcomes(&entries),
+            faults: self.plan.faults.iter().map(|fault| fault.kind.name().to_owned()).collect(),
+            elapsed,
+            fingerprint: hasher.finish(),
+            story,
+        }
+    }
+}
+
+impl Host {
+    /// The process has ended by itself: what it left is taken away at the next step.
+    async fn end(&self) -> turmoil::Result {
+        self.has_ended.set(true);
+        std::future::pending().await
+    }
+}
+
+fn relay_arguments(plan: &Plan, keys: &str) -> Vec<String> {
+    let settings = &plan.settings;
+    let mut arguments = vec!["modelrelay-relay".to_owned()];
+    let mut set = |flag: &str, value: String| arguments.extend([format!("--{flag}"), value]);
+    set("listen-addr", format!("0.0.0.0:{}", client::RELAY_PORT));
+    set("worker-secret", secrets::WORKER_SECRET.to_owned());
+    set("admin-token", secrets::ADMIN_TOKEN.to_owned());
+    set("api-keys-file", keys.to_owned());
+    set("heartbeat-interval", "1".to_owned());
+    set("max-queue-len", settings.queue_len.to_string());
+    set("queue-timeout-secs", settings.queue_timeout.to_string());
+    set("request-timeout-secs", settings.request_timeout.to_string());
+    set("drain-timeout-secs", settings.drain_timeout.to_string());
+    set("stream-keepalive-secs", settings.keepalive.to_string());
+    set("relay-count", plan.relays.to_string());
+    arguments
+}
+
+fn worker_arguments(plan: &Plan, number: usize) -> Vec<String> {
+    let worker = &plan.workers[number];
+    let mut arguments = vec!["modelrelay-worker".to_owned()];
+    let mut set = |flag: &str, value: String| arguments.extend([format!("--{flag}"), value]);
+    set("proxy-url", format!("dns+http://relay:{}", client::RELAY_PORT));
+    set("worker-secret", secrets::WORKER_SECRET.to_owned());
+    set("worker-name", format!("worker-{number}"));
+    set("backend-url", format!("http://backends:{}", FIRST_PORT + number as u16));
+    set("models", worker.models.join(","));
+    set("max-concurrency", worker.capacity.to_string());
+    set("shutdown-timeout-secs", plan.settings.drain_timeout.to_string());
+    arguments
+}
+
+fn story(entries: &[Entry], lines: &[Line]) -> String {
+    let mut all: Vec<(Duration, String)> =
+        entries.iter().map(|entry| (entry.at, format!("* {:?}", entry.event))).collect();
+    all.extend(lines.iter().map(|line| (line.at, format!("{} {}", line.host, line.text))));
+    all.sort_by_key(|(at, _)| *at);
+    all.iter().map(|(at, text)| format!("{:9.3} {text}\n", at.as_secs_f64())).collect()
+}

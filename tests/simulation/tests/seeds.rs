@@ -1,0 +1,39 @@
+//! What the program promises about seeds.
+
+use std::process::Command;
+
+use modelrelay_simulation::world::Report;
+
+fn tell(seed: u64) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_modelrelay-simulation")).arg(format!("--seed={seed}")).output();
+    let output = output.expect("the program can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8(output.stdout).expect("it writes text")
+}
+
+#[test]
+fn a_seed_tells_the_same_story_each_time_and_another_seed_another() {
+    let stories: Vec<_> = (1..=20).map(|seed| (tell(seed), tell(seed))).collect();
+    for (once, again) in &stories {
+        let difference = once.lines().zip(again.lines()).find(|(a, b)| a != b);
+        assert_eq!(difference, None, "{}", once.lines().last().unwrap_or_default());
+    }
+    assert!(stories.windows(2).all(|two| two[0].0 != two[1].0));
+    assert!(stories[0].0.contains("request dispatched"), "the programs' logs are a part of it");
+}
+
+#[test]
+fn many_seeds_run_side_by_side_and_are_counted() {
+    let program = env!("CARGO_BIN_EXE_modelrelay-simulation");
+    let output = Command::new(program).args(["--first=1", "--seeds=10", "--jobs=4"]).output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("10 seeds") && said.contains(" 0 failed"), "{said}");
+}
+
+#[test]
+fn a_report_survives_the_way_to_the_process_that_counts_it() {
+    let report = Report::of_failure(7, "why".to_owned());
+    let read: Report =
+        serde_json::from_str(&serde_json::to_string(&report).expect("it can be written")).expect("and read");
+    assert_eq!((read.seed, read.wrong), (7, vec!["why".to_owned()]));
+}

@@ -57,6 +57,7 @@ struct State {
     healthy: bool,
     lists: bool,
     handler: Option<Handler>,
+    remembers: bool,
     seen: Vec<Head>,
     connections: Vec<AbortHandle>,
 }
@@ -69,7 +70,12 @@ impl FakeBackend {
 
     /// A healthy backend that lists these models.
     pub async fn with_models(models: &[&str]) -> Self {
-        let socket = bound("127.0.0.1:0".parse().expect("a literal address"));
+        Self::start_at("127.0.0.1:0".parse().expect("a literal address"), models).await
+    }
+
+    /// A healthy backend at this address that lists these models.
+    pub async fn start_at(addr: SocketAddr, models: &[&str]) -> Self {
+        let socket = bound(addr);
         let addr = local_addr(&socket);
         let (sender, calls) = mpsc::unbounded_channel();
         let state = State {
@@ -77,6 +83,7 @@ impl FakeBackend {
             healthy: true,
             lists: true,
             handler: None,
+            remembers: true,
             seen: Vec::new(),
             connections: Vec::new(),
         };
@@ -122,6 +129,11 @@ impl FakeBackend {
     /// Answers every inference request by itself from now on.
     pub fn answer_with(&self, handler: impl Fn(&Head, &[u8]) -> Answer + Send + Sync + 'static) {
         self.shared.lock().handler = Some(Arc::new(handler));
+    }
+
+    /// Remembers no more request heads: for backends that are asked for hours.
+    pub fn forget(&self) {
+        self.shared.lock().remembers = false;
     }
 
     /// The next inference request.
@@ -196,7 +208,7 @@ fn bound(addr: SocketAddr) -> Socket {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).expect("a TCP socket");
     socket.set_reuse_address(true).expect("SO_REUSEADDR");
     socket.set_nonblocking(true).expect("a non-blocking socket");
-    socket.bind(&addr.into()).expect("a port of 127.0.0.1");
+    socket.bind(&addr.into()).expect("a free address of this machine");
     socket
 }
 
@@ -212,7 +224,9 @@ fn open(socket: Socket, shared: &Arc<Shared>) -> JoinHandle<()> {
         while let Ok((stream, _)) = listener.accept().await {
             let _ = stream.set_nodelay(true);
             let served = tokio::spawn(serve(stream, Arc::clone(&shared)));
-            shared.lock().connections.push(served.abort_handle());
+            let connections = &mut shared.lock().connections;
+            connections.retain(|connection| !connection.is_finished());
+            connections.push(served.abort_handle());
         }
     })
 }
@@ -223,7 +237,9 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
     while let Some(head) = request::read_head(&mut stream, &mut buffer).await {
         let handler = {
             let mut state = shared.lock();
-            state.seen.push(head.clone());
+            if state.remembers {
+                state.seen.push(head.clone());
+            }
             state.handler.clone()
         };
         if let Some(answer) = housekeeping(&head, &shared) {

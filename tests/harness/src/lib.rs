@@ -12,6 +12,7 @@ pub mod fake_backend;
 pub mod fake_kubernetes;
 pub mod fake_relay;
 pub mod instructions;
+pub mod namespace;
 pub mod process;
 pub mod relay;
 pub mod trace;

@@ -178,6 +178,12 @@ impl WorkerBuilder {
         Self { spawn: self.spawn.arg(arg) }
     }
 
+    /// Runs it through another program that takes a command line.
+    #[must_use]
+    pub fn under<const N: usize>(self, wrapper: [&str; N]) -> Self {
+        Self { spawn: self.spawn.under(wrapper) }
+    }
+
     /// Records its system calls, all that `filter` (strace's `-e trace=`) names.
     #[must_use]
     pub fn traced(self, trace: &Trace, filter: &str) -> Self {

@@ -194,6 +194,16 @@ impl Call {
         Instant::now()
     }
 
+    /// Whether the peer has gone already, as far as the kernel knows. Asked for once the body was read.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        let peeked = socket2::SockRef::from(&self.stream).peek(&mut [std::mem::MaybeUninit::uninit(); 1]);
+        match peeked {
+            Ok(waiting) => waiting == 0,
+            Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+        }
+    }
+
     /// Whether the peer closes within `patience`.
     pub async fn closes_within(&mut self, patience: Duration) -> bool {
         tokio::time::timeout(patience, self.drain()).await.is_ok()

@@ -1,0 +1,198 @@
+//! A request, and the one right answer to it.
+//!
+//! Everything that the backend has to know stands in the query string, which relay and worker keep: so it is known before
+//! the body is read. The answer holds a digest of the body, so that a changed upload is a wrong answer.
+
+use bytes::Bytes;
+use serde_json::json;
+
+use crate::dice::Dice;
+
+/// Where the backend stops for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stall {
+    /// The body of the request is never read.
+    Upload,
+    /// The body was read; no head comes.
+    Head,
+    /// The head was sent, nothing else.
+    FirstByte,
+    /// Half of the answer was sent.
+    Middle,
+    /// All of the answer was sent but its end.
+    End,
+}
+
+/// Every place where a backend can stop.
+pub const STALLS: [Stall; 5] = [Stall::Upload, Stall::Head, Stall::FirstByte, Stall::Middle, Stall::End];
+
+/// One request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// Which one it is, in all logs.
+    pub nonce: u64,
+    /// As server-sent events, or as one JSON body.
+    pub stream: bool,
+    /// In so many pieces.
+    pub pieces: u64,
+    /// Each of about so many bytes.
+    pub piece_bytes: usize,
+    /// After a pause each, in milliseconds.
+    pub gap_ms: u64,
+    /// Bytes of the request's body.
+    pub upload_bytes: usize,
+    /// Where the backend stops.
+    pub stall: Option<Stall>,
+}
+
+impl Ask {
+    /// A stream of so many events, one each `gap_ms`.
+    #[must_use]
+    pub fn stream(nonce: u64, pieces: u64, gap_ms: u64) -> Self {
+        Self { nonce, stream: true, pieces, piece_bytes: 100, gap_ms, upload_bytes: 0, stall: None }
+    }
+
+    /// One JSON body after `wait_ms`.
+    #[must_use]
+    pub fn plain(nonce: u64, wait_ms: u64) -> Self {
+        Self { stream: false, ..Self::stream(nonce, 1, wait_ms) }
+    }
+
+    /// With a body of so many bytes.
+    #[must_use]
+    pub fn upload(self, bytes: usize) -> Self {
+        Self { upload_bytes: bytes, ..self }
+    }
+
+    /// With pieces of so many bytes.
+    #[must_use]
+    pub fn pieces_of(self, bytes: usize) -> Self {
+        Self { piece_bytes: bytes, ..self }
+    }
+
+    /// Stopping there.
+    #[must_use]
+    pub fn stalling(self, stall: Stall) -> Self {
+        Self { stall: Some(stall), ..self }
+    }
+
+    /// What the scenarios ask for mostly: streams, plain answers, and some uploads of 100 to 600 kB.
+    #[must_use]
+    pub fn mixed(nonce: u64, dice: &mut Dice) -> Self {
+        let upload = if dice.percent(15) { dice.between(100_000..=600_000) as usize } else { 0 };
+        let ask = match dice.below(3) {
+            0 => Self::plain(nonce, dice.between(0..=50)),
+            1 => Self::stream(nonce, dice.between(1..=40), dice.between(0..=10)),
+            _ => Self::stream(nonce, dice.between(10..=40), 10).pieces_of(2_000),
+        };
+        ask.upload(upload)
+    }
+
+    /// The path with its query string.
+    #[must_use]
+    pub fn target(&self) -> String {
+        let stall = self.stall.and_then(|stall| STALLS.iter().position(|it| *it == stall));
+        format!(
+            "/v1/chat/completions?nonce={}&stream={}&pieces={}&bytes={}&gap={}&stall={}",
+            self.nonce,
+            u8::from(self.stream),
+            self.pieces,
+            self.piece_bytes,
+            self.gap_ms,
+            stall.map_or(0, |at| at + 1)
+        )
+    }
+
+    /// As the backend reads it; `None` of anything else.
+    #[must_use]
+    pub fn parse(target: &str) -> Option<Self> {
+        let query = target.split_once('?')?.1;
+        let value = |name: &str| -> Option<u64> {
+            query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+        };
+        let stall = usize::try_from(value("stall")?).ok()?.checked_sub(1).and_then(|at| STALLS.get(at).copied());
+        Some(Self {
+            nonce: value("nonce")?,
+            stream: value("stream")? == 1,
+            pieces: value("pieces")?,
+            piece_bytes: usize::try_from(value("bytes")?).ok()?,
+            gap_ms: value("gap")?,
+            upload_bytes: 0,
+            stall,
+        })
+    }
+
+    /// The request's body.
+    #[must_use]
+    pub fn body(&self) -> Bytes {
+        json!({"model": "m", "stream": self.stream, "user": noise(self.nonce, self.upload_bytes)}).to_string().into()
+    }
+
+    /// The pieces in which the backend answers a request whose body has this digest.
+    #[must_use]
+    pub fn answer(&self, digest: u64) -> Vec<Vec<u8>> {
+        let noise = |number| noise(self.nonce.rotate_left(32) ^ number, self.piece_bytes);
+        let (nonce, last) = (self.nonce, self.pieces.saturating_sub(1));
+        let event = |number| format!("data: {}\n\n", json!({"nonce": nonce, "n": number, "text": noise(number)}));
+        let field = |number| format!("{}\"{number}\":\"{}\"", if number == 0 { "" } else { "," }, noise(number));
+        let piece = |number| {
+            let text = if self.stream { event(number) } else { field(number) };
+            let begin = match (number, self.stream) {
+                (0, true) => format!("data: {{\"digest\":{digest}}}\n\n"),
+                (0, false) => format!("{{\"nonce\":{nonce},\"digest\":{digest},"),
+                _ => String::new(),
+            };
+            let end = match (number == last, self.stream) {
+                (true, true) => "data: [DONE]\n\n",
+                (true, false) => "}",
+                (false, _) => "",
+            };
+            format!("{begin}{text}{end}").into_bytes()
+        };
+        (0..self.pieces).map(piece).collect()
+    }
+
+    /// The whole answer.
+    #[must_use]
+    pub fn expected(&self) -> Vec<u8> {
+        self.answer(digest(&self.body())).concat()
+    }
+}
+
+/// FNV-1a.
+#[must_use]
+pub fn digest(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Letters that no other seed gives.
+fn noise(seed: u64, bytes: usize) -> String {
+    let mut dice = Dice::of(seed);
+    let mut text = String::with_capacity(bytes + 16);
+    while text.len() < bytes {
+        text.push_str(&format!("{:016x}", dice.next()));
+    }
+    text.truncate(bytes);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_backend_reads_what_was_asked() {
+        let ask = Ask::stream(7, 3, 10).stalling(Stall::End);
+        assert_eq!(Ask::parse(&ask.target()), Some(ask));
+        assert_eq!(Ask::parse("/health"), None);
+    }
+
+    #[test]
+    fn a_plain_answer_is_json_and_a_stream_ends_with_done() {
+        let plain = Ask { pieces: 3, ..Ask::plain(7, 0) }.expected();
+        let plain: serde_json::Value = serde_json::from_slice(&plain).expect("JSON");
+        assert_eq!((plain["nonce"].as_u64(), plain["2"].as_str().map(str::len)), (Some(7), Some(100)));
+        let stream = String::from_utf8(Ask::stream(7, 3, 0).expected()).expect("text");
+        assert!(stream.ends_with("}\n\ndata: [DONE]\n\n") && stream.matches("\n\n").count() == 5, "{stream}");
+    }
+}

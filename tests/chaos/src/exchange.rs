@@ -1,0 +1,316 @@
+//! One request over a connection of its own, and what came of it. The wire is read here, not by an HTTP client, because the
+//! difference between an answer that ends and one that is cut is what this is about.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use bytes::{Buf, BytesMut};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpStream, tcp::OwnedReadHalf, tcp::OwnedWriteHalf},
+    time::{Instant, sleep, timeout_at},
+};
+
+use crate::{ask::Ask, executions::now};
+
+/// Bodies of more than this are sent in pieces with pauses, so that faults fall into the middle of uploads.
+const UPLOAD_PIECE: usize = 64 << 10;
+
+const UPLOAD_PAUSE: Duration = Duration::from_millis(5);
+
+/// How a request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// All of the right answer, and its end.
+    Answered,
+    /// Somebody said why not: a status and its error code, or an error frame before the answer was cut.
+    Failed(String),
+    /// We left.
+    Cancelled,
+    /// The connection to the relay broke, and nobody said why: to be excused only where the relay was killed.
+    Broken(String),
+    /// What may never be: no end before the deadline, a wrong answer, a truncated one that looks complete.
+    Lost(String),
+}
+
+/// A request that has ended.
+#[derive(Debug, Clone)]
+pub struct Record {
+    /// Which.
+    pub nonce: u64,
+    /// When it was sent.
+    pub began: u64,
+    /// When the head of an answer came, which is its first byte.
+    pub first_byte: Option<u64>,
+    /// When it ended.
+    pub ended: u64,
+    /// How.
+    pub outcome: Outcome,
+    /// Whether a refusal named a time to come back.
+    pub retry_after: bool,
+}
+
+/// What the client does beside reading.
+#[derive(Debug, Clone, Copy)]
+pub struct Manner {
+    /// By then it must have ended.
+    pub deadline: Duration,
+    /// Leaves after that time.
+    pub leaves: Option<Duration>,
+}
+
+/// Sends a request, reads its answer, and judges it.
+pub async fn exchange(ask: &Ask, relay: SocketAddr, manner: Manner) -> Record {
+    let mut client = Client { ask, first_byte: None, retry_after: false };
+    let began = now();
+    let start = Instant::now();
+    let outcome = {
+        let judged = timeout_at(start + manner.deadline, client.run(relay));
+        tokio::select! {
+            judged = judged => judged.unwrap_or_else(|_| Outcome::Lost(format!("no end in {:?}", manner.deadline))),
+            () = sleep(manner.leaves.unwrap_or(Duration::MAX)), if manner.leaves.is_some() => Outcome::Cancelled,
+        }
+    };
+    let (first_byte, retry_after) = (client.first_byte, client.retry_after);
+    Record { nonce: ask.nonce, began, first_byte, ended: now(), outcome, retry_after }
+}
+
+struct Client<'a> {
+    ask: &'a Ask,
+    first_byte: Option<u64>,
+    retry_after: bool,
+}
+
+/// The head of an answer.
+struct Head {
+    status: u16,
+    length: Option<usize>,
+    retry_after: bool,
+}
+
+impl Client<'_> {
+    async fn run(&mut self, relay: SocketAddr) -> Outcome {
+        let stream = match TcpStream::connect(relay).await {
+            Ok(stream) => stream,
+            Err(error) => return Outcome::Broken(format!("connect: {error}")),
+        };
+        let _ = stream.set_nodelay(true);
+        let (reader, writer) = stream.into_split();
+        let (body, target) = (self.ask.body(), self.ask.target());
+        let head = format!(
+            "POST {target} HTTP/1.1\r\nhost: {relay}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        let upload = upload(writer, head, &body);
+        tokio::pin!(upload);
+        let read = self.read(Wire { reader, buffer: BytesMut::new() });
+        tokio::pin!(read);
+        // The relay may answer before it has read everything, and may break while it reads: its word counts.
+        let mut uploading = true;
+        let mut _writer = None;
+        loop {
+            tokio::select! {
+                outcome = &mut read => return outcome,
+                writer = &mut upload, if uploading => (uploading, _writer) = (false, writer.ok()),
+            }
+        }
+    }
+
+    async fn read(&mut self, mut wire: Wire) -> Outcome {
+        let head = match wire.head().await {
+            Ok(head) => head,
+            Err(error) => return Outcome::Broken(format!("before the head: {error}")),
+        };
+        self.retry_after = head.retry_after;
+        if head.status == 200 {
+            self.first_byte = Some(now());
+        }
+        let mut body = Vec::new();
+        let end = match head.length {
+            Some(length) => wire.sized(length, &mut body).await,
+            None => wire.chunked(&mut body).await,
+        };
+        match (head.status, end) {
+            (200, Ok(())) if body == self.ask.expected() => Outcome::Answered,
+            (200, Ok(())) => Outcome::Lost(format!("a wrong answer of {} bytes: {}", body.len(), tail(&body))),
+            (200, Err(error)) => self.judge_cut(&body, &error),
+            (status, Ok(())) => match serde_json::from_slice::<Value>(&body).as_ref().map(|it| &it["error"]["code"]) {
+                Ok(Value::String(code)) => Outcome::Failed(format!("{status} {code}")),
+                _ => Outcome::Lost(format!("status {status} without a reason: {}", tail(&body))),
+            },
+            (status, Err(error)) => Outcome::Broken(format!("in the body of a {status}: {error}")),
+        }
+    }
+
+    /// A cut answer must be the begin of the right one. A stream must say why; a JSON body has no place for it.
+    fn judge_cut(&self, body: &[u8], error: &io::Error) -> Outcome {
+        const FRAME: &[u8] = b"data: {\"error\"";
+        let expected = self.ask.expected();
+        let frame = body.windows(FRAME.len()).rposition(|window| window == FRAME);
+        let came = &body[..frame.unwrap_or(body.len())];
+        // Where an event was cut in the middle, an empty line keeps the frame out of it.
+        let parted = came.strip_suffix(b"\n\n").unwrap_or(came);
+        if !expected.starts_with(came) && !expected.starts_with(parted) {
+            return Outcome::Lost(format!("wrong bytes before the cut: {}", tail(body)));
+        }
+        let Some(frame) = frame else {
+            if !self.ask.stream && self.first_byte.is_some() && !error.to_string().contains("reset") {
+                return Outcome::Failed("JSON body cut".to_owned());
+            }
+            return Outcome::Broken(format!("in the answer, after {} bytes: {error}", came.len()));
+        };
+        let frame = String::from_utf8_lossy(&body[frame..]).into_owned();
+        let value: Option<Value> =
+            frame.strip_prefix("data: ").and_then(|text| serde_json::from_str(text.trim_end()).ok());
+        match value.map(|value| value["error"]["code"].clone()) {
+            Some(Value::String(code)) if frame.ends_with("\n\n") => Outcome::Failed(format!("in-band {code}")),
+            _ => Outcome::Lost(format!("an error frame without a reason: {frame:?}")),
+        }
+    }
+}
+
+/// Sends it all, and keeps the connection open.
+async fn upload(mut writer: OwnedWriteHalf, head: String, body: &[u8]) -> io::Result<OwnedWriteHalf> {
+    let mut first = head.into_bytes();
+    let at_once = body.len().min(UPLOAD_PIECE);
+    first.extend_from_slice(&body[..at_once]);
+    writer.write_all(&first).await?;
+    for piece in body[at_once..].chunks(UPLOAD_PIECE) {
+        sleep(UPLOAD_PAUSE).await;
+        writer.write_all(piece).await?;
+    }
+    Ok(writer)
+}
+
+/// The bytes of an answer.
+struct Wire {
+    reader: OwnedReadHalf,
+    buffer: BytesMut,
+}
+
+impl Wire {
+    async fn fill(&mut self) -> io::Result<()> {
+        match self.reader.read_buf(&mut self.buffer).await? {
+            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "closed")),
+            _ => Ok(()),
+        }
+    }
+
+    async fn line(&mut self) -> io::Result<String> {
+        loop {
+            if let Some(end) = self.buffer.windows(2).position(|two| two == b"\r\n") {
+                let line = String::from_utf8_lossy(&self.buffer[..end]).into_owned();
+                self.buffer.advance(end + 2);
+                return Ok(line);
+            }
+            self.fill().await?;
+        }
+    }
+
+    async fn head(&mut self) -> io::Result<Head> {
+        let status = self.line().await?;
+        let status = status.split(' ').nth(1).and_then(|word| word.parse().ok());
+        let status = status.ok_or_else(|| io::Error::other("no status line"))?;
+        let mut head = Head { status, length: None, retry_after: false };
+        loop {
+            let line = self.line().await?.to_ascii_lowercase();
+            if line.is_empty() {
+                return Ok(head);
+            }
+            if let Some(length) = line.strip_prefix("content-length:") {
+                head.length = length.trim().parse().ok();
+            }
+            head.retry_after |= line.starts_with("retry-after:");
+        }
+    }
+
+    async fn sized(&mut self, mut left: usize, body: &mut Vec<u8>) -> io::Result<()> {
+        loop {
+            let take = self.buffer.len().min(left);
+            body.extend_from_slice(&self.buffer.split_to(take));
+            left -= take;
+            if left == 0 {
+                return Ok(());
+            }
+            self.fill().await?;
+        }
+    }
+
+    async fn chunked(&mut self, body: &mut Vec<u8>) -> io::Result<()> {
+        loop {
+            let size = usize::from_str_radix(&self.line().await?, 16).map_err(io::Error::other)?;
+            self.sized(size, body).await?;
+            self.line().await?;
+            if size == 0 {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// The end of a body, for a message.
+fn tail(body: &[u8]) -> String {
+    format!("…{:?}", String::from_utf8_lossy(&body[body.len().saturating_sub(200)..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// What is made of exactly these bytes, after which the connection is closed.
+    async fn judged(ask: &Ask, answer: Vec<u8>) -> Outcome {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let relay = listener.local_addr().expect("it is bound");
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut request = [0; 4096];
+            assert!(stream.read(&mut request).await.expect("a request") > 0);
+            stream.write_all(&answer).await.expect("the client reads");
+        });
+        exchange(ask, relay, Manner { deadline: Duration::from_secs(5), leaves: None }).await.outcome
+    }
+
+    fn chunk(bytes: &[u8]) -> Vec<u8> {
+        [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
+    }
+
+    const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+    const END: &[u8] = b"0\r\n\r\n";
+    const FRAME: &[u8] = b"data: {\"error\":{\"message\":\"gone\",\"code\":\"worker_lost\"}}\n\n";
+
+    #[tokio::test]
+    async fn an_answer_is_the_right_bytes_and_an_end() {
+        let ask = Ask::stream(1, 3, 0);
+        let right = chunk(&ask.expected());
+        assert_eq!(judged(&ask, [HEAD, &right, END].concat()).await, Outcome::Answered);
+        assert!(matches!(judged(&ask, [HEAD, &right].concat()).await, Outcome::Broken(_)));
+        assert!(matches!(judged(&ask, [HEAD, &right, &right, END].concat()).await, Outcome::Lost(_)));
+        assert!(matches!(judged(&ask, [HEAD, &chunk(b"data: "), END].concat()).await, Outcome::Lost(_)));
+        assert!(matches!(judged(&Ask::stream(2, 3, 0), [HEAD, &right, END].concat()).await, Outcome::Lost(_)));
+    }
+
+    #[tokio::test]
+    async fn a_cut_stream_must_be_the_begin_of_the_right_one_and_say_why() {
+        let ask = Ask::stream(1, 3, 0);
+        let (half, all) = (&ask.expected()[..70], ask.expected());
+        let failed = Outcome::Failed("in-band worker_lost".to_owned());
+        assert_eq!(judged(&ask, [HEAD, &chunk(&all), &chunk(FRAME)].concat()).await, failed);
+        let parted = [b"\n\n", FRAME].concat();
+        assert_eq!(judged(&ask, [HEAD, &chunk(half), &chunk(&parted)].concat()).await, failed);
+        assert!(matches!(judged(&ask, [HEAD, &chunk(half), &chunk(FRAME), END].concat()).await, Outcome::Lost(_)));
+        assert!(matches!(judged(&ask, [HEAD, &chunk(b"other"), &chunk(FRAME)].concat()).await, Outcome::Lost(_)));
+        assert!(matches!(judged(&ask, [HEAD, &chunk(half)].concat()).await, Outcome::Broken(_)));
+    }
+
+    #[tokio::test]
+    async fn a_refusal_must_say_why() {
+        let refusal = |body: &str| format!("HTTP/1.1 503 No\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes();
+        let ask = Ask::plain(1, 0);
+        let failed = Outcome::Failed("503 overloaded".to_owned());
+        assert_eq!(judged(&ask, refusal("{\"error\":{\"code\":\"overloaded\"}}")).await, failed);
+        assert!(matches!(judged(&ask, refusal("no")).await, Outcome::Lost(_)));
+        assert!(matches!(judged(&ask, Vec::new()).await, Outcome::Broken(_)));
+    }
+}

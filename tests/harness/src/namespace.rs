@@ -1,0 +1,103 @@
+//! A network, mounts and a hosts file of a test's own. The test's binary is run again inside fresh namespaces, which end
+//! with it: nothing is left to clean up.
+
+use std::{
+    future::Future,
+    path::{Path, PathBuf},
+    process::Output,
+};
+
+use tokio::process::Command;
+
+use crate::cannot_run;
+
+/// Set inside: where the namespace's `hosts` file is.
+const INSIDE: &str = "MODELRELAY_TEST_NAMESPACE";
+
+/// A resolver that never answers, if a test opens it; otherwise one that nobody is.
+pub const RESOLVER: &str = "127.0.0.53";
+
+/// Brings the loopback device up, puts the files over those of the machine, and goes on as the command that follows.
+const SETUP: &str = "ip link set lo up &&
+    mount --bind \"$MODELRELAY_TEST_NAMESPACE/hosts\" /etc/hosts &&
+    mount --bind \"$MODELRELAY_TEST_NAMESPACE/resolv.conf\" /etc/resolv.conf &&
+    mount --bind \"$MODELRELAY_TEST_NAMESPACE/nsswitch.conf\" /etc/nsswitch.conf &&
+    exec \"$@\"";
+
+/// The namespace that the test runs in.
+#[derive(Debug)]
+pub struct Namespace {
+    dir: PathBuf,
+}
+
+impl Namespace {
+    /// Gives `relays.test` these addresses from now on.
+    pub fn set_addresses(&self, addresses: &[&str]) {
+        let lines: String = addresses.iter().map(|address| format!("{address} relays.test\n")).collect();
+        // In place: a file that is bound over another keeps its identity.
+        std::fs::write(self.dir.join("hosts"), format!("127.0.0.1 localhost\n{lines}")).expect("the hosts file");
+    }
+
+    /// A folder that ends with the test.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Cuts the loopback device, or mends it: nothing arrives, and nobody is told.
+    pub async fn set_network(&self, up: bool) {
+        let set = Command::new("ip").args(["link", "set", "lo", if up { "up" } else { "down" }]).status().await;
+        assert!(set.is_ok_and(|status| status.success()), "the loopback device cannot be set");
+    }
+}
+
+/// Runs `body` in namespaces of its own, and returns what was printed there. `test` is the test's full name.
+///
+/// # Panics
+/// When the test fails inside.
+pub async fn inside<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Namespace) -> F) -> String {
+    if let Some(dir) = std::env::var_os(INSIDE) {
+        body(Namespace { dir: dir.into() }).await;
+        return String::new();
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let files = [
+        ("hosts", "127.0.0.1 localhost\n".to_owned()),
+        ("resolv.conf", format!("nameserver {RESOLVER}\n")),
+        ("nsswitch.conf", "hosts: files dns\n".to_owned()),
+    ];
+    for (name, text) in files {
+        std::fs::write(dir.path().join(name), text).expect("a temporary file");
+    }
+    let enter = |privilege: &[&str], command: &[&str]| {
+        let mut unshare = Command::new("unshare");
+        unshare.args(privilege).args(["--net", "--mount", "sh", "-c", SETUP, "sh"]);
+        unshare.args(command).env(INSIDE, dir.path()).kill_on_drop(true);
+        unshare
+    };
+    // Some machines allow this to root alone, some to everybody in a user namespace of their own.
+    let mut why = String::new();
+    let mut privilege = None;
+    for candidate in [&[][..], &["--user", "--map-root-user"]] {
+        match enter(candidate, &["true"]).output().await {
+            Ok(output) if output.status.success() => privilege = privilege.or(Some(candidate)),
+            Ok(output) => why = said(&output).trim().replace('\n', "; "),
+            Err(error) => why = format!("unshare of util-linux: {error}"),
+        }
+    }
+    let Some(privilege) = privilege else {
+        cannot_run(&format!("no namespaces here, which need root or user namespaces, and ip: {why}"));
+        return String::new();
+    };
+    let this = std::env::current_exe().expect("the test's own program");
+    let this = this.to_string_lossy();
+    let output =
+        enter(privilege, &[&this, "--exact", test, "--nocapture"]).output().await.expect("unshare was run before");
+    let said = said(&output);
+    assert!(output.status.success() && said.contains("1 passed"), "inside the namespace:\n{said}");
+    said
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}

@@ -1,20 +1,51 @@
 //! One fault each, under a checked load: what was lost or doubled is a failure, everything else is counted.
 
+mod frozen;
+mod hanging_backend;
 mod kill_backends;
+mod kill_relay;
 mod kill_workers;
+mod rolling_restart;
 
 use std::future::Future;
 
-use modelrelay_chaos::ledger::REPORT;
-use modelrelay_harness::namespace::{self, Namespace};
+use modelrelay_chaos::{
+    ledger::{REPORT, say},
+    site::{RelayNode, Site},
+};
+use modelrelay_harness::{
+    namespace::{self, Namespace},
+    relay::RelayBuilder,
+};
 
 /// The backends' program.
 const BACKEND: &str = env!("CARGO_BIN_EXE_chaos-backend");
+
+/// Where the relays of a namespace are, under one name.
+const RELAYS: [&str; 2] = ["127.0.0.2", "127.0.0.3"];
+
+/// What workers dial to have a link to each.
+const RELAYS_URL: &str = "dns+http://relays.test:7001";
 
 /// Runs a scenario in a network of its own, and shows the line that it prints there.
 async fn inside<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Namespace) -> F) {
     let said = namespace::inside(test, body).await;
     for line in said.lines().filter_map(|line| line.strip_prefix(REPORT)) {
-        modelrelay_chaos::ledger::say(line);
+        say(line);
     }
+}
+
+/// Two relays under one name, and so many workers that have a link to each.
+async fn two_relays(namespace: &Namespace, workers: usize, settings: impl Fn(RelayBuilder) -> RelayBuilder) -> Site {
+    namespace.set_addresses(&RELAYS);
+    let mut site = Site::new(BACKEND);
+    for address in RELAYS {
+        let relay = settings(Site::relay()).env("LISTEN_ADDR", &format!("{address}:7001"));
+        site.relays.push(RelayNode::start(relay).await);
+    }
+    for _ in 0..workers {
+        site.add_worker(RELAYS_URL, |worker| worker.concurrency(16)).await;
+    }
+    site.ready().await;
+    site
 }

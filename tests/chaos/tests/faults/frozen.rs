@@ -1,0 +1,62 @@
+//! Processes that stop and go on: short enough to be waited for, and long enough to be declared lost. Who wakes up must not
+//! do what another has done meanwhile.
+
+use std::time::Duration;
+
+use modelrelay_chaos::{
+    dice::Dice,
+    form,
+    load::{Load, Plan},
+    site::Site,
+};
+use modelrelay_harness::process::Process;
+
+use crate::BACKEND;
+
+/// Lost after three heartbeats of a second; half of the pauses are longer.
+async fn freeze(process: &Process, dice: &mut Dice, long: bool, load: &Load) {
+    let pause = if long { dice.between(3_500..=5_000) } else { dice.between(200..=2_000) };
+    load.ledger().fault();
+    process.signal("STOP").await;
+    tokio::time::sleep(Duration::from_millis(pause)).await;
+    process.signal("CONT").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_wakes_up_repeats_nothing() {
+    let mut site = Site::with_workers(BACKEND, 3, |relay| relay, |worker| worker).await;
+    let load = site.load(Plan::mixed(24)).await;
+    for round in 0..form::times(4) {
+        let victim = site.dice.below(3);
+        freeze(&site.workers[victim].process.process, &mut site.dice, round % 2 == 1, &load).await;
+        load.ledger().answers(30).await;
+    }
+    site.ready().await;
+    let summary = site.check("SIGSTOP of workers", load).await;
+    assert!(summary.failures() + summary.repeated > 0, "no worker was declared lost");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backend_that_wakes_up_repeats_nothing() {
+    let mut site = Site::with_workers(BACKEND, 3, |relay| relay.env("REQUEST_TIMEOUT_SECS", "4"), |worker| worker).await;
+    let load = site.load(Plan::mixed(24)).await;
+    for round in 0..form::times(4) {
+        let victim = site.dice.below(3);
+        freeze(&site.backends[victim].process, &mut site.dice, round % 2 == 1, &load).await;
+        load.ledger().answers(30).await;
+    }
+    site.ready().await;
+    site.check("SIGSTOP of backends", load).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_wakes_up_repeats_nothing() {
+    let mut site = Site::with_workers(BACKEND, 3, |relay| relay, |worker| worker).await;
+    let load = site.load(Plan::mixed(24)).await;
+    for round in 0..form::times(4) {
+        freeze(site.relays[0].relay.process(), &mut site.dice, round % 2 == 1, &load).await;
+        load.ledger().answers(30).await;
+    }
+    site.ready().await;
+    site.check("SIGSTOP of the relay", load).await;
+}

@@ -1,0 +1,71 @@
+//! Backends that stop at every stage of a request. What hangs ends with its timeout; nobody else feels it.
+
+use std::time::Duration;
+
+use modelrelay_chaos::{
+    ask::{Ask, STALLS},
+    exchange::{Manner, Outcome},
+    form,
+    load::{Plan, new_nonce},
+    site::Site,
+};
+
+use crate::BACKEND;
+
+/// What a request may take.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// And a good second for a busy machine.
+const ENDED: Duration = Duration::from_millis(3_500);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backend_that_hangs_anywhere_holds_nobody_else_up() {
+    let seconds = TIMEOUT.as_secs().to_string();
+    let mut site = Site::with_workers(BACKEND, 2, |it| it.env("REQUEST_TIMEOUT_SECS", &seconds), |it| it).await;
+    // Six clients, and at most five that hang: a slot is always free.
+    let load = site.load(Plan::of(6, Ask::mixed)).await;
+    let target = site.relays[0].target.clone();
+    let mut reasons = Vec::new();
+    for _ in 0..form::times(2) {
+        load.ledger().fault();
+        let hanging: Vec<_> = STALLS
+            .into_iter()
+            .map(|stall| {
+                let ask = Ask::stream(new_nonce(), 10, 1).upload(3_000_000).stalling(stall);
+                let target = target.clone();
+                tokio::spawn(async move {
+                    let record = target.exchange(&ask, Manner { deadline: ENDED, leaves: None }).await;
+                    (stall, record)
+                })
+            })
+            .collect();
+        for ended in hanging {
+            let (stall, record) = ended.await.expect("an exchange does not panic");
+            let Outcome::Failed(reason) = &record.outcome else { panic!("{stall:?}: {:?}", record.outcome) };
+            reasons.push(format!("{stall:?} {reason}"));
+            load.ledger().sent();
+            load.ledger().ended(record);
+        }
+    }
+    load.ledger().answers(30).await;
+    let summary = site.check("backends that hang", load).await;
+    assert_eq!(summary.failures(), reasons.len(), "others failed too: {summary}\n{reasons:?}");
+    let right = |reason: &String| reason.contains("request_timeout");
+    assert!(reasons.iter().all(right), "{reasons:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backend_that_accepts_nothing_is_answered_with_a_timeout() {
+    let seconds = TIMEOUT.as_secs().to_string();
+    let mut site = Site::with_workers(BACKEND, 2, |it| it.env("REQUEST_TIMEOUT_SECS", &seconds), |it| it).await;
+    let load = site.load(Plan::of(6, Ask::mixed)).await;
+    load.ledger().fault();
+    // Stopped, it accepts nothing; the kernel still makes connections for it.
+    site.backends[0].process.signal("STOP").await;
+    load.ledger().answers(100).await;
+    site.backends[0].process.signal("CONT").await;
+    load.ledger().answers(30).await;
+    let summary = site.check("a backend that accepts nothing", load).await;
+    let stated = |reason: &String| reason.contains("request_timeout") || reason == "JSON body cut";
+    assert!(summary.failed.keys().all(stated), "{summary}");
+}

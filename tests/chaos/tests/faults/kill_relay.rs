@@ -1,0 +1,35 @@
+//! `kill -9` of one of two relays: the other goes on, and the workers come back.
+
+use modelrelay_chaos::{form, load::Plan};
+
+use crate::{inside, two_relays};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_is_killed_takes_nobody_elses_requests_along() {
+    let test = "kill_relay::a_relay_that_is_killed_takes_nobody_elses_requests_along";
+    inside(test, |namespace| async move {
+        let mut site = two_relays(&namespace, 3, |relay| relay).await;
+        let load = site.load(Plan::mixed(24)).await;
+        for _ in 0..form::times(5) {
+            load.ledger().answers(site.dice.between(20..=80) as usize).await;
+            let victim = site.dice.below(2);
+            load.ledger().fault();
+            site.relays[victim].kill().await;
+            // Meanwhile the other one serves.
+            load.ledger().answers(20).await;
+            site.relays[victim].restart().await;
+            site.relays[victim].has_workers(3).await;
+        }
+        load.ledger().answers(50).await;
+        let summary = site.check("kill -9 of a relay", load).await;
+        let others: Vec<_> = summary.failed.keys().filter(|reason| !excused(reason)).collect();
+        assert!(others.is_empty(), "requests at the other relay failed: {summary}");
+        assert!(summary.failed.contains_key("relay gone"), "no request was at a relay that was killed");
+    })
+    .await;
+}
+
+/// A relay that has just come back knows no model until its first worker is there again.
+fn excused(reason: &str) -> bool {
+    reason == "relay gone" || reason.contains("model_not_found") || reason.contains("queue_timeout")
+}

@@ -1,6 +1,7 @@
 //! Workers that have nothing to do: registered, granting a slot, answering heartbeats, and dialling again when their relay
 //! has gone, after the very pauses of our worker ([`Backoff`]).
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,6 +48,8 @@ struct Shared {
     failed: AtomicU32,
     heartbeats: AtomicU64,
     away: Mutex<Samples>,
+    dials: Mutex<Vec<Instant>>,
+    unanswered: AtomicU32,
 }
 
 /// Why a worker was not let in.
@@ -54,7 +57,7 @@ struct Shared {
 pub enum CrowdError {
     /// The connection.
     #[error("a worker cannot connect: {0}")]
-    Io(#[from] std::io::Error),
+    Io(#[from] io::Error),
     /// The WebSocket.
     #[error("a worker was not let in: {0}")]
     Socket(#[from] Box<tungstenite::Error>),
@@ -86,6 +89,16 @@ impl Crowd {
     /// Dials that led to nothing, after a loss.
     pub fn failed(&self) -> u32 {
         self.shared.failed.load(Ordering::Relaxed)
+    }
+
+    /// Those of [`Self::failed`] where somebody listened: a handshake that did not succeed.
+    pub fn failed_handshakes(&self) -> u32 {
+        self.failed() - self.shared.unanswered.load(Ordering::Relaxed)
+    }
+
+    /// When each dial after a loss was made.
+    pub fn dials(&self) -> Vec<Instant> {
+        self.shared.dials.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Heartbeats that were answered.
@@ -137,10 +150,15 @@ impl Idler {
             let mut end = EndKind::Linked;
             socket = loop {
                 tokio::time::sleep(backoff.next_pause(end, 1, random())).await;
+                shared.dials.lock().unwrap_or_else(PoisonError::into_inner).push(Instant::now());
                 match self.link().await {
                     Ok(socket) => break socket,
-                    Err(_) => end = EndKind::Failed,
+                    Err(CrowdError::Io(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                        shared.unanswered.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(_) => {}
                 }
+                end = EndKind::Failed;
                 shared.failed.fetch_add(1, Ordering::Relaxed);
             };
             shared.away.lock().unwrap_or_else(PoisonError::into_inner).add(lost.elapsed());

@@ -165,15 +165,18 @@ pub fn digest(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
+/// How long a text is until it repeats: no divisor of any buffer's size, so that a piece in a wrong place is seen.
+const NOISE_PERIOD: usize = 1021;
+
 /// Letters that no other seed gives.
 fn noise(seed: u64, bytes: usize) -> String {
     let mut dice = Dice::of(seed);
-    let mut text = String::with_capacity(bytes + 16);
-    while text.len() < bytes {
+    let mut text = String::with_capacity(NOISE_PERIOD + 16);
+    while text.len() < bytes.min(NOISE_PERIOD) {
         text.push_str(&format!("{:016x}", dice.next()));
     }
-    text.truncate(bytes);
-    text
+    text.truncate(bytes.min(NOISE_PERIOD));
+    text.chars().cycle().take(bytes).collect()
 }
 
 #[cfg(test)]

@@ -51,17 +51,28 @@ pub struct Record {
 }
 
 /// What the client does beside reading.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Manner {
     /// By then it must have ended.
     pub deadline: Duration,
     /// Leaves after that time.
     pub leaves: Option<Duration>,
+    /// Shows this API key.
+    pub key: Option<String>,
+}
+
+impl Manner {
+    /// Waits so long, and shows no key.
+    #[must_use]
+    pub fn patient(deadline: Duration) -> Self {
+        Self { deadline, leaves: None, key: None }
+    }
 }
 
 /// Sends a request, reads its answer, and judges it.
 pub async fn exchange(ask: &Ask, relay: SocketAddr, manner: Manner) -> Record {
-    let mut client = Client { ask, first_byte: None, retry_after: false };
+    let key = manner.key.map_or_else(String::new, |key| format!("authorization: Bearer {key}\r\n"));
+    let mut client = Client { ask, key, first_byte: None, retry_after: false };
     let began = now();
     let start = Instant::now();
     let outcome = {
@@ -77,6 +88,7 @@ pub async fn exchange(ask: &Ask, relay: SocketAddr, manner: Manner) -> Record {
 
 struct Client<'a> {
     ask: &'a Ask,
+    key: String,
     first_byte: Option<u64>,
     retry_after: bool,
 }
@@ -98,7 +110,8 @@ impl Client<'_> {
         let (reader, writer) = stream.into_split();
         let (body, target) = (self.ask.body(), self.ask.target());
         let head = format!(
-            "POST {target} HTTP/1.1\r\nhost: {relay}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            "POST {target} HTTP/1.1\r\nhost: {relay}\r\n{}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            self.key,
             body.len()
         );
         let upload = upload(writer, head, &body);
@@ -269,7 +282,7 @@ mod tests {
             assert!(stream.read(&mut request).await.expect("a request") > 0);
             stream.write_all(&answer).await.expect("the client reads");
         });
-        exchange(ask, relay, Manner { deadline: Duration::from_secs(5), leaves: None }).await.outcome
+        exchange(ask, relay, Manner::patient(Duration::from_secs(5))).await.outcome
     }
 
     fn chunk(bytes: &[u8]) -> Vec<u8> {
@@ -306,7 +319,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_refusal_must_say_why() {
-        let refusal = |body: &str| format!("HTTP/1.1 503 No\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes();
+        let refusal =
+            |body: &str| format!("HTTP/1.1 503 No\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes();
         let ask = Ask::plain(1, 0);
         let failed = Outcome::Failed("503 overloaded".to_owned());
         assert_eq!(judged(&ask, refusal("{\"error\":{\"code\":\"overloaded\"}}")).await, failed);

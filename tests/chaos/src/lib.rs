@@ -6,10 +6,12 @@
 //! was executed again after its client had seen a first byte is found.
 
 pub mod ask;
+pub mod cage;
 pub mod dice;
 pub mod exchange;
 pub mod executions;
 pub mod form;
 pub mod ledger;
 pub mod load;
+pub mod network;
 pub mod site;

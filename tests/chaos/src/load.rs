@@ -3,7 +3,7 @@
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -31,6 +31,7 @@ pub struct Target {
     kills: AtomicUsize,
     down: AtomicBool,
     out: AtomicBool,
+    key: OnceLock<String>,
 }
 
 impl Target {
@@ -38,7 +39,7 @@ impl Target {
     #[must_use]
     pub fn new(addr: SocketAddr) -> Arc<Self> {
         let (kills, down, out) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Self { addr: Mutex::new(addr), kills, down, out })
+        Arc::new(Self { addr: Mutex::new(addr), kills, down, out, key: OnceLock::new() })
     }
 
     /// It is about to be killed: what breaks until [`Self::is_back`] has its reason.
@@ -50,6 +51,11 @@ impl Target {
     /// It listens again.
     pub fn is_back(&self) {
         self.down.store(false, Ordering::SeqCst);
+    }
+
+    /// Wants this API key from now on.
+    pub fn wants(&self, key: &str) {
+        let _ = self.key.set(key.to_owned());
     }
 
     /// Takes it out of the balancing, or puts it back, as a load balancer does by its readiness.
@@ -70,7 +76,8 @@ impl Target {
     pub async fn exchange(&self, ask: &Ask, manner: Manner) -> Record {
         let kills = self.kills.load(Ordering::SeqCst);
         let down = self.down.load(Ordering::SeqCst);
-        let mut record = exchange(ask, self.addr(), manner).await;
+        let key = manner.key.clone().or_else(|| self.key.get().cloned());
+        let mut record = exchange(ask, self.addr(), Manner { key, ..manner }).await;
         let killed = down || self.kills.load(Ordering::SeqCst) != kills;
         let broken = match &record.outcome {
             Outcome::Broken(_) => true,
@@ -185,7 +192,7 @@ impl Client {
             let leaves = self.dice.percent(self.plan.leave_percent);
             let leaves = leaves.then(|| Duration::from_millis(self.dice.between(0..=200)));
             self.ledger.sent();
-            let record = target.exchange(&ask, Manner { deadline: DEADLINE, leaves }).await;
+            let record = target.exchange(&ask, Manner { leaves, ..Manner::patient(DEADLINE) }).await;
             let failed = matches!(record.outcome, Outcome::Failed(_) | Outcome::Broken(_));
             self.ledger.ended(record);
             if failed {

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use modelrelay_chaos::{
+    ask::Ask,
     dice::Dice,
     form,
     load::{Load, Plan},
@@ -38,7 +39,8 @@ async fn a_worker_that_wakes_up_repeats_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backend_that_wakes_up_repeats_nothing() {
-    let mut site = Site::with_workers(BACKEND, 3, |relay| relay.env("REQUEST_TIMEOUT_SECS", "4"), |worker| worker).await;
+    let mut site =
+        Site::with_workers(BACKEND, 3, |relay| relay.env("REQUEST_TIMEOUT_SECS", "4"), |worker| worker).await;
     let load = site.load(Plan::mixed(24)).await;
     for round in 0..form::times(4) {
         let victim = site.dice.below(3);
@@ -59,4 +61,24 @@ async fn a_relay_that_wakes_up_repeats_nothing() {
     }
     site.ready().await;
     site.check("SIGSTOP of the relay", load).await;
+}
+
+/// What a relay had sent to a worker that slept stands in the worker's socket when it wakes up, long after another one
+/// has answered it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_wakes_up_executes_nothing_that_waited_in_its_socket() {
+    let mut site = Site::with_workers(BACKEND, 2, |relay| relay, |worker| worker.concurrency(100)).await;
+    // More messages than a worker reads at a stretch.
+    let load = site.load(Plan::of(150, |nonce, _| Ask::plain(nonce, 10).upload(3_000))).await;
+    for _ in 0..form::times(3) {
+        load.ledger().fault();
+        let worker = &site.workers[0].process.process;
+        worker.signal("STOP").await;
+        site.relays[0].has_workers(1).await;
+        load.ledger().answers(100).await;
+        worker.signal("CONT").await;
+        site.ready().await;
+        load.ledger().answers(50).await;
+    }
+    site.check("SIGSTOP of a worker with requests in its socket", load).await;
 }

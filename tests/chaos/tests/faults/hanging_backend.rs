@@ -34,7 +34,7 @@ async fn a_backend_that_hangs_anywhere_holds_nobody_else_up() {
                 let ask = Ask::stream(new_nonce(), 10, 1).upload(3_000_000).stalling(stall);
                 let target = target.clone();
                 tokio::spawn(async move {
-                    let record = target.exchange(&ask, Manner { deadline: ENDED, leaves: None }).await;
+                    let record = target.exchange(&ask, Manner::patient(ENDED)).await;
                     (stall, record)
                 })
             })

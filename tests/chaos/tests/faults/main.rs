@@ -1,11 +1,17 @@
 //! One fault each, under a checked load: what was lost or doubled is a failure, everything else is counted.
 
+mod dns_failure;
 mod frozen;
+mod full_disk;
 mod hanging_backend;
 mod kill_backends;
 mod kill_relay;
 mod kill_workers;
+mod memory_limit;
+mod open_files;
+mod partitions;
 mod rolling_restart;
+mod slow_network;
 
 use std::future::Future;
 

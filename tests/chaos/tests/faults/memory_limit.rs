@@ -1,0 +1,41 @@
+//! More than fits: the relay refuses before the kernel would kill it.
+
+use modelrelay_chaos::{ask::Ask, cage::Cage, ledger::say, load::Plan, site::Site};
+use modelrelay_harness::cannot_run;
+
+use crate::BACKEND;
+
+/// What the relay may take in, and what the kernel permits it in all.
+const BUFFERED: &str = "32Mi";
+const LIMIT: u64 = 128 << 20;
+
+/// Together 200 MiB at any time.
+const CLIENTS: usize = 200;
+const UPLOAD: usize = 1 << 20;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uploads_beyond_the_memory_are_refused_and_the_relay_lives() {
+    let cage = match Cage::new(LIMIT) {
+        Ok(cage) => cage,
+        Err(why) => return cannot_run(&why),
+    };
+    let enter = cage.enter();
+    let relay = |relay: modelrelay_harness::relay::RelayBuilder| {
+        relay.env("MAX_BUFFERED_BYTES", BUFFERED).under(["sh", "-c", &enter, "sh"])
+    };
+    let mut site = Site::with_workers(BACKEND, 2, relay, |worker| worker).await;
+    let load = site.load(Plan::of(CLIENTS, |nonce, _| Ask::plain(nonce, 100).upload(UPLOAD))).await;
+    load.ledger().answers(200).await;
+    let ledger = load.finish().await;
+    let summary = site.summary(&ledger);
+    summary.check("memory limit of 128 MiB, 200 MiB of uploads");
+    let (peak, held) = (site.relays[0].relay.usage().peak_bytes, cage.peak());
+    say(&format!("memory limit: peak RSS {} MiB, the cgroup's peak {} MiB", peak >> 20, held >> 20));
+    assert_eq!(cage.kills(), 0, "the kernel killed the relay");
+    assert!(summary.failed.contains_key("503 overloaded"), "nothing was refused: {summary}");
+    assert!(summary.failed.keys().all(|reason| reason == "503 overloaded"), "{summary}");
+    assert!(ledger.records().iter().all(|record| record.retry_after || record.first_byte.is_some()));
+    assert!(peak < LIMIT, "{peak} bytes");
+    drop(site);
+    drop(cage);
+}

@@ -1,0 +1,57 @@
+//! No descriptor left: what runs goes on, what comes waits or is told, and everything is well when some are free again.
+
+use std::time::Duration;
+
+use modelrelay_chaos::{
+    ask::Ask,
+    load::Plan,
+    site::{Site, eventually},
+};
+use modelrelay_harness::client::RawConnection;
+
+use crate::BACKEND;
+
+/// Fewer than descriptors.
+const CLIENTS: usize = 12;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_without_descriptors_finishes_what_runs_and_takes_the_rest_later() {
+    let few = ["sh", "-c", "ulimit -n 80 && exec \"$@\"", "sh"];
+    let mut site = Site::with_workers(BACKEND, 2, |relay| relay.under(few), |worker| worker).await;
+    let load = site.load(Plan::of(CLIENTS, |nonce, _| Ask::stream(nonce, 40, 50))).await;
+    // Each has just begun a stream of two seconds.
+    let running = || load.ledger().counts().sent - load.ledger().counts().ended;
+    eventually("a stream of each client", async || running() == CLIENTS).await;
+    let before = load.ledger().counts();
+    let relay = &site.relays[0].relay;
+    load.ledger().fault();
+    let mut idle = Vec::new();
+    while !relay.log().contains("a connection could not be accepted") {
+        assert!(idle.len() < 1000, "the descriptors do not end");
+        idle.push(RawConnection::open(relay.addr(), relay.log()).await);
+    }
+    // What runs ends as if nothing were; what its clients ask then waits outside.
+    eventually("what ran is answered", async || load.ledger().counts().answered >= before.answered + CLIENTS / 2).await;
+    drop(idle);
+    load.ledger().answers_within(50, Duration::from_secs(30)).await;
+    let summary = site.check("relay without descriptors", load).await;
+    assert_eq!(summary.failures(), 0, "{summary}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_without_descriptors_says_so_and_goes_on() {
+    let few = ["sh", "-c", "ulimit -n 40 && exec \"$@\"", "sh"];
+    let mut site = Site::with_workers(BACKEND, 1, |relay| relay, |worker| worker.concurrency(64).under(few)).await;
+    let load = site.load(Plan::of(60, |nonce, _| Ask::stream(nonce, 10, 50))).await;
+    load.ledger().fault();
+    load.ledger().answers(150).await;
+    let crowded = load.finish().await;
+    let summary = site.summary(&crowded);
+    summary.check("worker without descriptors, 60 at once");
+    // Fewer clients than descriptors: none fails.
+    site.ready().await;
+    let load = site.load(Plan::of(8, |nonce, _| Ask::stream(nonce, 10, 20))).await;
+    load.ledger().answers(50).await;
+    let after = site.check("worker without descriptors, later 8 at once", load).await;
+    assert_eq!(after.failures(), 0, "{after}");
+}

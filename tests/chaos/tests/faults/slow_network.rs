@@ -1,0 +1,63 @@
+//! A narrow cable between worker and relay: every stream and upload arrives whole, and each gets its share.
+
+use std::{sync::Arc, time::Duration};
+
+use modelrelay_chaos::{
+    ask::Ask,
+    exchange::{Manner, Outcome},
+    ledger::{Ledger, say},
+    load::new_nonce,
+    network::{FarSide, missing},
+    site::Site,
+};
+use modelrelay_harness::cannot_run;
+
+use crate::{inside, partitions::site_with_far_worker};
+
+/// A megabyte a second.
+const MEGABITS: u32 = 8;
+
+/// As many as the worker has slots.
+const AT_ONCE: usize = 8;
+
+/// All at once, each of 400 kB; returns how long the fastest and the slowest took.
+async fn together(site: &Site, ledger: &Arc<Ledger>, ask: impl Fn() -> Ask) -> (Duration, Duration) {
+    let target = &site.relays[0].target;
+    let exchanges: Vec<_> = (0..AT_ONCE)
+        .map(|_| {
+            let (ask, target) = (ask(), Arc::clone(target));
+            ledger.sent();
+            tokio::spawn(async move { target.exchange(&ask, Manner::patient(Duration::from_secs(20))).await })
+        })
+        .collect();
+    let mut took = Vec::new();
+    for exchange in exchanges {
+        let record = exchange.await.expect("an exchange does not panic");
+        assert_eq!(record.outcome, Outcome::Answered);
+        took.push(Duration::from_nanos(record.ended - record.began));
+        ledger.ended(record);
+    }
+    (*took.iter().min().expect("some"), *took.iter().max().expect("some"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_share_a_narrow_cable_and_arrive_whole() {
+    inside("slow_network::streams_share_a_narrow_cable_and_arrive_whole", |_namespace| async move {
+        if let Some(why) = missing().await {
+            return cannot_run(&why);
+        }
+        let far = FarSide::new().await;
+        let site = site_with_far_worker(&far, 0).await;
+        far.limit(MEGABITS).await;
+        let ledger = Arc::new(Ledger::default());
+        let streams = together(&site, &ledger, || Ask::stream(new_nonce(), 50, 0).pieces_of(8_000)).await;
+        let uploads = together(&site, &ledger, || Ask::plain(new_nonce(), 0).upload(400_000)).await;
+        say(&format!("{MEGABITS} Mbit/s, {AT_ONCE} at once: streams {streams:.1?}, uploads {uploads:.1?}"));
+        site.summary(&ledger).check("bandwidth limit");
+        for (kind, (fastest, slowest)) in [("streams", streams), ("uploads", uploads)] {
+            assert!(slowest > Duration::from_secs(2), "the cable was not narrow: {kind} took {slowest:?}");
+            assert!(fastest * 2 > slowest, "{kind} are not fair: {fastest:?} and {slowest:?}");
+        }
+    })
+    .await;
+}

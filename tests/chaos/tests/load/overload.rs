@@ -1,0 +1,101 @@
+//! Five times what the workers can do: they go on at full speed, and the rest is told at once to come back later.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use modelrelay_chaos::{
+    ask::Ask,
+    exchange::{Manner, Outcome, Record},
+    form,
+    ledger::{Ledger, say},
+    load::new_nonce,
+    site::Site,
+};
+use tokio::{task::JoinSet, time::MissedTickBehavior};
+
+use crate::{BACKEND, alone};
+
+/// The capacity: two workers of eight slots, each request a tenth of a second, so 160 a second.
+const CAPACITY: f64 = 160.0;
+const REQUEST_MS: u64 = 100;
+
+const QUEUE: &str = "32";
+
+/// How much of what was answered at one time the capacity must be answered at five times.
+const GOODPUT: f64 = 0.9;
+
+/// The goal is 50 ms; a refusal waits for nothing, but the machine may be busy.
+const REFUSED_WITHIN: Duration = Duration::from_millis(250);
+
+/// What the relay's memory may grow by, beyond what one time the capacity needs: connections, not bodies.
+const GROWTH: u64 = 32 << 20;
+
+/// What so many requests a second came to.
+struct Run {
+    answered_per_second: f64,
+    refusals: Vec<Duration>,
+    resident: u64,
+}
+
+/// Sends so many a second, whatever becomes of them.
+async fn offer(site: &Site, ledger: &Arc<Ledger>, rate: f64) -> Run {
+    let lasts = Duration::from_secs(5 * form::times(1) as u64);
+    let target = &site.relays[0].target;
+    let mut ticks = tokio::time::interval(Duration::from_secs_f64(1.0 / rate));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let (start, mut sent, mut resident) = (Instant::now(), JoinSet::new(), 0);
+    while start.elapsed() < lasts {
+        ticks.tick().await;
+        let (ledger, target) = (Arc::clone(ledger), Arc::clone(target));
+        ledger.sent();
+        sent.spawn(async move {
+            let ask = Ask::plain(new_nonce(), REQUEST_MS);
+            let record = target.exchange(&ask, Manner::patient(Duration::from_secs(20))).await;
+            ledger.ended(record.clone());
+            record
+        });
+        if sent.len() % 50 == 0 {
+            resident = resident.max(site.relays[0].relay.usage().resident_bytes);
+        }
+    }
+    let records: Vec<Record> = sent.join_all().await;
+    let took = start.elapsed();
+    let answered = records.iter().filter(|record| record.outcome == Outcome::Answered).count();
+    let refused = records.iter().filter(|record| matches!(record.outcome, Outcome::Failed(_)));
+    let mut refusals: Vec<_> = refused.map(|record| Duration::from_nanos(record.ended - record.began)).collect();
+    refusals.sort_unstable();
+    Run { answered_per_second: answered as f64 / took.as_secs_f64(), refusals, resident }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn five_times_the_capacity_is_answered_at_full_speed_and_refused_at_once() {
+    let _turn = alone().await;
+    let site = Site::with_workers(BACKEND, 2, |relay| relay.env("MAX_QUEUE_LEN", QUEUE), |worker| worker).await;
+    let ledger = Arc::new(Ledger::default());
+    let once = offer(&site, &ledger, CAPACITY).await;
+    let five = offer(&site, &ledger, 5.0 * CAPACITY).await;
+    let p99 = five.refusals.get(five.refusals.len() * 99 / 100).copied().unwrap_or_default();
+    let p50 = five.refusals.get(five.refusals.len() / 2).copied().unwrap_or_default();
+    say(&format!(
+        "overload: answered {:.0}/s of {CAPACITY}/s offered, {:.0}/s of {}/s offered ({:.0} %); {} refused after {p50:.1?} \
+         (p50), {p99:.1?} (p99); memory {} and {} MiB",
+        once.answered_per_second,
+        five.answered_per_second,
+        5.0 * CAPACITY,
+        100.0 * five.answered_per_second / once.answered_per_second,
+        five.refusals.len(),
+        once.resident >> 20,
+        five.resident >> 20,
+    ));
+    let summary = site.summary(&ledger);
+    summary.check("overload, five times capacity");
+    let told = |reason: &String| reason == "429 queue_full" || reason == "503 overloaded";
+    assert!(summary.failed.keys().all(told), "{summary}");
+    assert!(ledger.records().iter().all(|record| record.first_byte.is_some() || record.retry_after), "no Retry-After");
+    assert!(five.refusals.len() > 1000, "it was no overload: {summary}");
+    assert!(five.answered_per_second >= GOODPUT * once.answered_per_second, "goodput fell");
+    assert!(p99 <= REFUSED_WITHIN, "refused only after {p99:?}");
+    assert!(five.resident <= once.resident + GROWTH, "memory grows with what is offered");
+}

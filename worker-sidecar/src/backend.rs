@@ -21,6 +21,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::headers::{is_own_key, is_request_header};
 use modelrelay_protocol::paths::BackendPath;
+use rustix::io::Errno;
 use url::Url;
 
 use crate::config::BackendSettings;
@@ -116,8 +117,7 @@ impl Backend {
         }
         upload.forget_replay();
         // On the heap: what a connection needs to begin would otherwise be a part of each request's task, and moved with it.
-        let dialled = Box::pin(Connection::dial(&self.settings.url, &self.trust)).await;
-        let fresh = dialled.map_err(BackendError::Unreachable)?;
+        let fresh = Box::pin(self.dial()).await?;
         fresh.exchange(head, upload).await.map_err(|error| match error {
             ExchangeError::Broken(detail) => BackendError::Reset(detail),
             ExchangeError::Garbage(detail) => BackendError::BadAnswer(detail),
@@ -131,7 +131,7 @@ impl Backend {
         let mut head = Request::new(());
         *head.uri_mut() = uri;
         *head.headers_mut() = self.headers(std::iter::empty(), Dialect::OpenAi);
-        let fresh = Connection::dial(&self.settings.url, &self.trust).await.map_err(BackendError::Unreachable)?;
+        let fresh = self.dial().await?;
         fresh.exchange(head, &Upload::empty()).await.map_err(|error| match error {
             ExchangeError::Broken(detail) => BackendError::Reset(detail),
             ExchangeError::Garbage(detail) => BackendError::BadAnswer(detail),
@@ -143,6 +143,17 @@ impl Backend {
         if let Some(connection) = answer.into_reusable().await {
             self.idle.put(connection);
         }
+    }
+
+    /// A fresh connection. Where no more files may be open, kept connections make room for it: most backends never close
+    /// those, and without a request nobody would.
+    async fn dial(&self) -> Result<Connection, BackendError> {
+        let dial = || Connection::dial(&self.settings.url, &self.trust);
+        let dialled = match dial().await {
+            Err(error) if is_out_of_files(&error) && self.idle.close() => dial().await,
+            dialled => dialled,
+        };
+        dialled.map_err(BackendError::Unreachable)
     }
 
     fn headers<'a>(&self, of: impl Iterator<Item = (&'a str, &'a str)>, dialect: Dialect) -> HeaderMap {
@@ -170,6 +181,11 @@ impl Backend {
         headers.insert(HOST, self.host_header.clone());
         headers
     }
+}
+
+/// Whether it is this process, or its machine, that has no descriptor left.
+fn is_out_of_files(error: &std::io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 fn insert_sensitive(headers: &mut HeaderMap, name: HeaderName, value: &str) {

@@ -51,6 +51,11 @@ impl Idle {
         None
     }
 
+    /// Closes them all; false when there are none.
+    pub(super) fn close(&self) -> bool {
+        !std::mem::take(&mut *self.kept.lock()).is_empty()
+    }
+
     /// Keeps one whose answer was read to its end.
     pub(super) fn put(&self, mut connection: Connection) {
         self.watcher.get_or_init(|| tokio::spawn(watch(Arc::downgrade(&self.kept))).abort_handle());

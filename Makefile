@@ -1,7 +1,7 @@
 # What people and CI run. Everything works from a fresh clone; tools that are missing are fetched into
 # $XDG_CACHE_HOME/modelrelay (default ~/.cache/modelrelay), never into the repository.
 
-.PHONY: help run check test test-backends test-clients test-cluster simulation bench images cluster cluster-down generate
+.PHONY: help run check test chaos soak test-backends test-clients test-cluster simulation bench images cluster cluster-down generate
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -13,7 +13,13 @@ check: ## The quick inner loop: format, lints, unit tests
 	@scripts/test fmt clippy unit
 
 test: ## Everything that CI runs
-	@scripts/test fmt clippy build unit histories simulation contract backends clients chart images cluster
+	@scripts/test fmt clippy build unit histories simulation contract chaos backends clients chart images cluster
+
+chaos: ## The programs under faults and too much load, much longer than in `make test`; on Linux, mostly as root
+	@MODELRELAY_CHAOS_FACTOR=$${MODELRELAY_CHAOS_FACTOR:-10} MODELRELAY_SOAK_MINUTES=$${MODELRELAY_SOAK_MINUTES:-10} scripts/test build chaos
+
+soak: ## Half an hour at 70 % load while things are killed: nothing may grow; MODELRELAY_SOAK_MINUTES asks for another time
+	@MODELRELAY_SOAK_MINUTES=$${MODELRELAY_SOAK_MINUTES:-30} scripts/test build soak
 
 test-clients: ## The real OpenAI and Anthropic SDKs against relay and worker
 	@scripts/test build clients

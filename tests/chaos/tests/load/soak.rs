@@ -19,7 +19,7 @@ use crate::{BACKEND, alone};
 const MINUTES: &str = "MODELRELAY_SOAK_MINUTES";
 
 /// Three workers of eight slots, and clients that pause as long as is left of them.
-const CLIENTS: usize = 20;
+const CLIENTS: usize = 18;
 
 /// One of so many requests meets a fault: clients that leave are as many again.
 const REQUESTS_PER_FAULT: usize = 100;
@@ -112,7 +112,7 @@ async fn nothing_grows_and_nothing_is_lost() {
     check("worker", &worker);
     assert!(summary.failures() + summary.repeated > 0, "no fault met a request");
     let node = &site.relays[0].relay;
-    for gauge in ["modelrelay_buffered_bytes ", "modelrelay_in_flight", "modelrelay_queue_depth"] {
+    for gauge in ["modelrelay_buffered_bytes ", "modelrelay_requests_in_flight", "modelrelay_queue_depth"] {
         eventually(gauge, async || node.metric(gauge).await == 0.0).await;
     }
 }

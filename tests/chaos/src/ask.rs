@@ -173,7 +173,7 @@ fn noise(seed: u64, bytes: usize) -> String {
     let mut dice = Dice::of(seed);
     let mut text = String::with_capacity(NOISE_PERIOD + 16);
     while text.len() < bytes.min(NOISE_PERIOD) {
-        text.push_str(&format!("{:016x}", dice.next()));
+        text.push_str(&format!("{:016x}", dice.throw()));
     }
     text.truncate(bytes.min(NOISE_PERIOD));
     text.chars().cycle().take(bytes).collect()

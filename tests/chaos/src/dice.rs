@@ -36,7 +36,7 @@ impl Dice {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn throw(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.state;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -46,16 +46,16 @@ impl Dice {
 
     /// A number of the range.
     pub fn between(&mut self, range: RangeInclusive<u64>) -> u64 {
-        range.start() + self.next() % (range.end() - range.start() + 1)
+        range.start() + self.throw() % (range.end() - range.start() + 1)
     }
 
     /// One of so many.
     pub fn below(&mut self, count: usize) -> usize {
-        self.next() as usize % count
+        self.throw() as usize % count
     }
 
     /// True in `percent` of 100 throws.
     pub fn percent(&mut self, percent: u64) -> bool {
-        self.next() % 100 < percent
+        self.throw() % 100 < percent
     }
 }

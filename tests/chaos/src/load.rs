@@ -140,7 +140,7 @@ impl Load {
                 ledger: Arc::clone(&ledger),
                 targets: targets.to_vec(),
                 turn: Arc::clone(&turn),
-                dice: Dice::of(dice.next()),
+                dice: Dice::of(dice.throw()),
             };
             clients.spawn(client.ask_until(Arc::clone(&stop)));
         }

@@ -2,6 +2,9 @@
 //!
 //! Bytes sent prove nothing, they sit in a kernel buffer. Only their standing still does: a peer that takes none of our
 //! waiting output for that long is lost as well.
+//!
+//! Silence that lasted too long is the end even if something comes after it. A process that was stopped meanwhile finds in its
+//! socket what the relay had sent before it gave this worker up, and what others have answered since.
 
 use std::io;
 use std::pin::Pin;
@@ -13,6 +16,8 @@ use std::time::{Duration, Instant};
 use modelrelay_protocol::limits::HEARTBEATS_UNTIL_LOST;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+const SILENT: &str = "nothing was received for three heartbeats";
+
 /// When bytes last moved, in milliseconds since `start`.
 #[derive(Debug)]
 pub(super) struct Traffic {
@@ -21,6 +26,8 @@ pub(super) struct Traffic {
     progressed: AtomicU64,
     /// Since when output waits, plus one; 0 while none does.
     output_since: AtomicU64,
+    /// How much silence is the end; nothing is while the link is being made.
+    limit: AtomicU64,
 }
 
 /// What the clock asks for.
@@ -41,7 +48,14 @@ impl Traffic {
             received: AtomicU64::new(0),
             progressed: AtomicU64::new(0),
             output_since: AtomicU64::new(0),
+            limit: AtomicU64::new(u64::MAX),
         })
+    }
+
+    /// The link is made, and its relay says something in each interval.
+    pub(super) fn expect_heartbeats(&self, interval: Duration) {
+        let limit = (interval * HEARTBEATS_UNTIL_LOST).as_millis();
+        self.limit.store(u64::try_from(limit).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// The writer has something.
@@ -60,7 +74,7 @@ impl Traffic {
         let heard = self.instant(self.received.load(Ordering::Relaxed));
         let silent = now.saturating_duration_since(heard);
         if silent >= limit {
-            return Verdict::Lost("nothing was received for three heartbeats");
+            return Verdict::Lost(SILENT);
         }
         let mut next = heard + if silent < interval { interval } else { silent + interval };
         next = next.min(heard + limit);
@@ -72,6 +86,11 @@ impl Traffic {
             next = next.min(stuck + limit);
         }
         if silent >= interval { Verdict::Ask(next) } else { Verdict::Fine(next) }
+    }
+
+    fn is_silent(&self, now: Instant) -> bool {
+        let silent = self.millis(now).saturating_sub(self.received.load(Ordering::Relaxed));
+        silent >= self.limit.load(Ordering::Relaxed)
     }
 
     fn millis(&self, now: Instant) -> u64 {
@@ -98,6 +117,9 @@ impl<S> Counted<S> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.traffic.is_silent(Instant::now()) {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, SILENT)));
+        }
         let before = buf.filled().len();
         let read = Pin::new(&mut self.inner).poll_read(cx, buf);
         if buf.filled().len() > before {
@@ -129,6 +151,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     const BEAT: Duration = Duration::from_secs(15);
@@ -155,5 +179,19 @@ mod tests {
         assert!(matches!(traffic.judge(at(105), BEAT), Verdict::Lost(_)));
         traffic.progressed.store(101_000, Ordering::Relaxed);
         assert_eq!(traffic.judge(at(105), BEAT), Verdict::Fine(at(115)));
+    }
+    #[tokio::test]
+    async fn what_comes_after_three_heartbeats_of_silence_is_not_read() {
+        let mut traffic = Traffic::new();
+        Arc::get_mut(&mut traffic).unwrap().start -= BEAT * 4;
+        let (mut peer, socket) = tokio::io::duplex(64);
+        let mut counted = Counted::new(socket, Arc::clone(&traffic));
+        peer.write_all(b"ab").await.unwrap();
+        assert_eq!(counted.read_u8().await.unwrap(), b'a', "a link that is being made");
+        traffic.expect_heartbeats(BEAT);
+        assert_eq!(counted.read_u8().await.unwrap(), b'b');
+        traffic.received.store(15_000, Ordering::Relaxed);
+        peer.write_all(b"c").await.unwrap();
+        assert_eq!(counted.read_u8().await.unwrap_err().to_string(), SILENT);
     }
 }

@@ -72,6 +72,7 @@ impl<'a> Session<'a> {
             AbortOnDrop(tokio::spawn(writer::run(Arc::clone(self.link), sink, Arc::clone(&traffic), metrics)));
         let mut drain = self.worker.drain.subscribe();
         self.handle_drain(*drain.borrow_and_update());
+        traffic.expect_heartbeats(self.heartbeat);
         let timer = tokio::time::sleep(self.heartbeat);
         tokio::pin!(timer);
         let mut writing = true;
@@ -79,7 +80,10 @@ impl<'a> Session<'a> {
             tokio::select! {
                 message = stream.next() => match message {
                     Some(Ok(message)) => self.handle_frame(message),
-                    Some(Err(error)) => return self.end("lost", error.to_string()),
+                    Some(Err(error)) => return match traffic.judge(Instant::now(), self.heartbeat) {
+                        Verdict::Lost(reason) => self.end("silent", reason.to_owned()),
+                        Verdict::Fine(_) | Verdict::Ask(_) => self.end("lost", error.to_string()),
+                    },
                     None => return self.end("lost", "the connection ended".to_owned()),
                 },
                 wrote = &mut writer.0, if writing => {

@@ -169,6 +169,38 @@ async fn a_half_open_relay_frees_the_backend() {
     call.closed().await;
 }
 
+/// Its relay has given it up meanwhile, and others have answered what it was sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_slept_too_long_executes_nothing_that_waited_in_its_socket() {
+    let ack = Ack { heartbeat_ms: 200, ..Ack::core1() };
+    let mut rig = Rig::with(&ack, 4, |worker| worker).await;
+    // An idle one hears its clock before its socket; one that was busy heard either first.
+    let chatter: Vec<_> = (0..200).map(|_| json!({"type": "credit", "stream": 1, "bytes": 1})).collect();
+    for round in 0..8 {
+        let sender = rig.link.sender();
+        let talk = chatter.clone();
+        let talking = tokio::spawn(async move {
+            loop {
+                talk.iter().for_each(|message| sender.send(message));
+                tokio::task::yield_now().await;
+            }
+        });
+        // The worker is at it.
+        rig.worker.process.signal("CONT").await;
+        rig.worker.process.signal("STOP").await;
+        talking.abort();
+        for _ in 0..4 {
+            rig.link.ask(&Ask::chat("m"));
+        }
+        tokio::time::sleep(Duration::from_millis(800)).await;
+        rig.worker.process.signal("CONT").await;
+        rig.link = rig.relay.accept_with(&ack).await;
+        rig.link.ready(&["m"], 4).await;
+        assert_eq!(rig.backend.times_asked("/v1/chat/completions"), 0, "in round {round}");
+    }
+    rig.still_serves().await;
+}
+
 #[tokio::test]
 async fn a_silent_link_is_pinged_and_kept() {
     let ack = Ack { heartbeat_ms: 200, ..Ack::core1() };

@@ -13,8 +13,9 @@ mod texts;
 pub use failure::Failure;
 pub use texts::cancelled_completion;
 
-use std::future::pending;
+use std::future::{pending, poll_fn};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -262,7 +263,10 @@ impl Job {
     /// Sends the request. The answer's status is one that may be passed on.
     async fn send(&self, backend: &Backend) -> Result<Answer, Failure> {
         let head = self.head(backend).ok_or(Failure::BadPath)?;
-        let sending = Box::pin(backend.send(head, &self.upload));
+        let mut sending = Box::pin(backend.send(head, &self.upload));
+        // Where this process was stopped after it had read the request, another worker may have answered it since. The session
+        // ends an overdue link in a moment, and with it this task; until then nothing more of it goes out.
+        let sending = poll_fn(|cx| if self.link.is_overdue() { Poll::Pending } else { sending.as_mut().poll(cx) });
         let answer = self.unless_ended(sending).await?.map_err(Failure::from)?;
         let status = answer.head.status.as_u16();
         let endpoint = self.endpoint();

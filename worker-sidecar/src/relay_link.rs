@@ -21,6 +21,7 @@ pub use establish::{End, Linked, establish};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use modelrelay_protocol::frame::BodyKind;
 use modelrelay_protocol::message::{Credit, ModelsUpdate, WorkerToRelay, encode};
@@ -31,6 +32,7 @@ use tokio::sync::Notify;
 
 use crate::multiplexer::board::Peer;
 use crate::multiplexer::event::RelayKey;
+use liveness::Traffic;
 use requests::{Running, StreamState};
 
 /// Tells the pong of [`Link::ping_behind`] from those of liveness.
@@ -69,6 +71,8 @@ pub struct Link {
     pub secret: Secret,
     /// Names the link to the multiplexer, once it has joined.
     seat: OnceLock<RelayKey>,
+    /// When its relay was last heard, once its session has begun.
+    traffic: OnceLock<Arc<Traffic>>,
     state: Mutex<State>,
     /// Something is there to be written.
     work: Notify,
@@ -137,6 +141,7 @@ impl Link {
             window,
             secret,
             seat: OnceLock::new(),
+            traffic: OnceLock::new(),
             state: Mutex::new(state),
             work: Notify::new(),
             written: Notify::new(),
@@ -163,6 +168,16 @@ impl Link {
     /// How the multiplexer calls the link; none without one.
     pub fn seat(&self) -> Option<RelayKey> {
         self.seat.get().copied()
+    }
+
+    /// Says when the relay was last heard.
+    fn follow(&self, traffic: Arc<Traffic>) {
+        let _ = self.traffic.set(traffic);
+    }
+
+    /// Whether the relay was silent for so long that the link is lost, though its session may not have got that far yet.
+    pub fn is_overdue(&self) -> bool {
+        self.traffic.get().is_some_and(|traffic| traffic.is_silent(Instant::now()))
     }
 
     /// Queues a message of the link itself.

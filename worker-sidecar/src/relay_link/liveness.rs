@@ -88,7 +88,8 @@ impl Traffic {
         if silent >= interval { Verdict::Ask(next) } else { Verdict::Fine(next) }
     }
 
-    fn is_silent(&self, now: Instant) -> bool {
+    /// Whether nothing came for so long that the peer is lost.
+    pub(super) fn is_silent(&self, now: Instant) -> bool {
         let silent = self.millis(now).saturating_sub(self.received.load(Ordering::Relaxed));
         silent >= self.limit.load(Ordering::Relaxed)
     }

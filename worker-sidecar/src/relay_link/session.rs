@@ -73,6 +73,7 @@ impl<'a> Session<'a> {
         let mut drain = self.worker.drain.subscribe();
         self.handle_drain(*drain.borrow_and_update());
         traffic.expect_heartbeats(self.heartbeat);
+        self.link.follow(Arc::clone(&traffic));
         let timer = tokio::time::sleep(self.heartbeat);
         tokio::pin!(timer);
         let mut writing = true;

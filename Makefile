@@ -1,7 +1,7 @@
 # What people and CI run. Everything works from a fresh clone; tools that are missing are fetched into
 # $XDG_CACHE_HOME/modelrelay (default ~/.cache/modelrelay), never into the repository.
 
-.PHONY: help run check test chaos soak test-backends test-clients test-cluster simulation bench images cluster cluster-down generate
+.PHONY: help run check test chaos soak test-backends test-clients test-cluster simulation bench images release cluster cluster-down generate
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -13,7 +13,7 @@ check: ## The quick inner loop: format, lints, unit tests
 	@scripts/test fmt clippy unit
 
 test: ## Everything that CI runs
-	@scripts/test fmt clippy build unit histories simulation contract chaos backends clients chart images cluster
+	@scripts/test fmt clippy deny build unit histories simulation contract chaos backends clients chart images cluster
 
 chaos: ## The programs under faults and too much load, much longer than in `make test`; on Linux, mostly as root
 	@MODELRELAY_CHAOS_FACTOR=$${MODELRELAY_CHAOS_FACTOR:-10} MODELRELAY_SOAK_MINUTES=$${MODELRELAY_SOAK_MINUTES:-10} scripts/test build chaos
@@ -38,6 +38,9 @@ bench: ## How fast it is beside nginx, haproxy and other routers; QUICK=1, ROUND
 
 images: ## Container images of the three programs in target/images, without a container engine
 	@scripts/images
+
+release: ## Static programs, their bills of materials and checksums in target/dist
+	@scripts/release
 
 cluster: ## A real local cluster with the chart and its demo, on Linux as root
 	@scripts/cluster/demo

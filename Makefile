@@ -1,7 +1,7 @@
 # What people and CI run. Everything works from a fresh clone; tools that are missing are fetched into
 # $XDG_CACHE_HOME/modelrelay (default ~/.cache/modelrelay), never into the repository.
 
-.PHONY: help run check test chaos soak test-backends test-clients test-cluster simulation bench images release cluster cluster-down generate
+.PHONY: help run check test chaos soak test-backends test-clients test-cluster simulation fuzz bench images release cluster cluster-down generate
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -13,7 +13,7 @@ check: ## The quick inner loop: format, lints, unit tests
 	@scripts/test fmt clippy unit
 
 test: ## Everything that CI runs
-	@scripts/test fmt clippy deny build unit histories simulation contract chaos backends clients chart images cluster
+	@scripts/test fmt clippy deny build unit histories fuzz simulation contract chaos backends clients chart images cluster
 
 chaos: ## The programs under faults and too much load, much longer than in `make test`; on Linux, mostly as root
 	@MODELRELAY_CHAOS_FACTOR=$${MODELRELAY_CHAOS_FACTOR:-10} MODELRELAY_SOAK_MINUTES=$${MODELRELAY_SOAK_MINUTES:-10} scripts/test build chaos
@@ -32,6 +32,9 @@ test-cluster: ## The programs on a real Kubernetes cluster, on Linux as root; it
 
 simulation: ## Relay and worker on a simulated network under faults: seeds of chance for MINUTES= (10), or SEED= and all that happens
 	@MINUTES=$(or $(MINUTES),10) scripts/simulation run
+
+fuzz: ## Ten minutes of each fuzz target; MINUTES= and TARGETS= ask for more or less
+	@scripts/fuzz long $(or $(MINUTES),10) $(TARGETS)
 
 bench: ## How fast it is beside nginx, haproxy and other routers; QUICK=1, ROUNDS=, ONLY= and SYSTEMS= ask for less, ONLY=scale how far it goes
 	@scripts/bench

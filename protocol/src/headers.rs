@@ -52,9 +52,9 @@ pub fn is_response_header(name: &str) -> bool {
     !HOP_BY_HOP.contains(&name) && !matches!(name, "content-length" | "x-request-id" | "request-id")
 }
 
-/// Whether a credential header's value is one of a relay's own API keys.
+/// Whether a credential header's value holds one of a relay's own API keys: under any scheme or none, alone or in a list.
 pub fn is_own_key(value: &str) -> bool {
-    bearer_token(value).starts_with(OWN_KEY_PREFIX)
+    value.split([' ', '\t', ',']).any(|word| word.starts_with(OWN_KEY_PREFIX))
 }
 
 /// The token of `Bearer <token>`, or the value as it is.
@@ -116,6 +116,9 @@ mod tests {
     #[test]
     fn the_relays_own_keys_are_recognised_in_either_header() {
         assert!(is_own_key("Bearer mr-abc-def") && is_own_key("bearer  mr-abc") && is_own_key("mr-abc-def"));
+        for odd in ["Bearer\tmr-abc", "Token mr-abc", "Bearer sk-abc, Bearer mr-abc", "sk-abc,mr-abc", " mr-abc"] {
+            assert!(is_own_key(odd), "{odd:?} would reach a backend");
+        }
         assert!(!is_own_key("Bearer sk-abc") && !is_own_key("sk-mr-abc") && !is_own_key(""));
     }
 

@@ -7,6 +7,7 @@ pub mod config_hash;
 pub mod credit;
 pub mod dialect;
 pub mod error;
+pub mod event_stream;
 pub mod frame;
 pub mod grants;
 pub mod headers;

@@ -3,8 +3,8 @@
 //! It never changes, delays or judges an answer, never panics, and holds a bounded part of it, however the
 //! backend cuts its bytes:
 //!
-//! - An event stream is read line by line. A line that lies whole within one part is looked at where it
-//!   is; it is parsed only if it has a `usage` object (or, until the id is known, a `response`), which a
+//! - An event stream is read line by line. A line of at most [`WHOLE_BYTES`] that lies whole within one part is looked at
+//!   where it is; it is parsed only if it has a `usage` object (or, until the id is known, a `response`), which a
 //!   substring search decides: nearly every event of a chat costs two such searches.
 //! - Any other JSON is kept up to [`WHOLE_BYTES`] and parsed at its end. Of a longer one, and of a longer
 //!   event, the first and the last [`EDGE_BYTES`] are kept: every known backend writes `usage` after the
@@ -117,7 +117,13 @@ impl UsageReader {
                     let line = std::mem::take(begun);
                     self.read_line(&line);
                 }
-                Body::Events(_) => self.read_whole_line(line),
+                // One that is longer would not have been kept whole, had it come in two parts.
+                Body::Events(_) if line.len() <= WHOLE_BYTES => self.read_whole_line(line),
+                Body::Events(_) => {
+                    let mut long = Window::default();
+                    long.push(line);
+                    self.read_line(&long);
+                }
                 Body::Skipped | Body::Unknown | Body::Json(_) => return,
             }
         }

@@ -212,3 +212,19 @@ proptest! {
         prop_assert_eq!(read_in(&parts, path, content_type), read_in([&whole], path, content_type));
     }
 }
+
+#[test]
+fn a_long_answer_says_the_same_however_it_is_cut() {
+    let filler = "x".repeat(WHOLE_BYTES);
+    for (before_end, is_found) in [(EDGE_BYTES / 2, true), (EDGE_BYTES * 3 / 2, false)] {
+        let end = "y".repeat(before_end);
+        let json =
+            format!(r#"{{"text":"{filler}","usage":{{"prompt_tokens":3,"completion_tokens":4}},"end":"{end}"}}"#);
+        for (body, content_type) in [(json.clone(), JSON), (format!("data: {json}\n\n"), SSE)] {
+            for size in [1_000, EDGE_BYTES, WHOLE_BYTES, body.len()] {
+                let usage = read_in(body.as_bytes().chunks(size), "/v1/chat/completions", content_type);
+                assert_eq!(usage.token_counts.is_some(), is_found, "{content_type:?} in parts of {size}");
+            }
+        }
+    }
+}

@@ -16,6 +16,7 @@ use http::{HeaderValue, StatusCode};
 use http_body::{Frame, SizeHint};
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::event_stream::Tail;
 use tokio::time::Sleep;
 
 use super::peer::Flushed;
@@ -245,29 +246,6 @@ impl http_body::Body for Answer {
     }
 }
 
-/// The last four bytes of a stream: as many as the longest line ends of an empty line take.
-struct Tail([u8; 4]);
-
-impl Tail {
-    fn follow(&mut self, chunk: &[u8]) {
-        let keep = chunk.len().min(4);
-        self.0.copy_within(keep.., 0);
-        self.0[4 - keep..].copy_from_slice(&chunk[chunk.len() - keep..]);
-    }
-
-    /// Backends end lines with LF or with CRLF.
-    fn is_between_events(&self) -> bool {
-        self.0.ends_with(b"\n\n") || self.0 == *b"\r\n\r\n"
-    }
-}
-
-impl Default for Tail {
-    /// A stream begins between two events.
-    fn default() -> Self {
-        Self([b'\n'; 4])
-    }
-}
-
 fn is_event_stream(head: &Head) -> bool {
     let content_type = head.headers.get(http::header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     content_type.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
@@ -276,21 +254,4 @@ fn is_event_stream(head: &Head) -> bool {
 /// nginx, and whoever follows it, buffers a stream unless told.
 fn unbuffered(response: &mut Response) {
     response.headers_mut().entry("x-accel-buffering").or_insert(HeaderValue::from_static("no"));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_tail_knows_where_events_end_however_they_are_cut() {
-        let after = |chunks: &[&str]| {
-            let mut tail = Tail::default();
-            chunks.iter().for_each(|chunk| tail.follow(chunk.as_bytes()));
-            tail.is_between_events()
-        };
-        assert!(after(&[]) && after(&["data: a\n\n"]) && after(&["data: a\n", "\n"]));
-        assert!(after(&["data: a\r\n\r\n"]) && after(&["data: a\r", "\n\r", "", "\n"]));
-        assert!(!after(&["data: a\n"]) && !after(&["data: a\r\n"]) && !after(&["d"]));
-    }
 }

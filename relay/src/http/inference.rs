@@ -277,7 +277,7 @@ fn response_not_found() -> ApiError {
 
 /// The client's headers that go to the backend, repeats joined. The relay's own keys stay here, and so does an admin's
 /// token that somebody sent to the wrong place.
-fn backend_headers(map: &HeaderMap, admin_token: Option<&Secret>) -> BTreeMap<String, String> {
+pub fn backend_headers(map: &HeaderMap, admin_token: Option<&Secret>) -> BTreeMap<String, String> {
     let is_ours = |value: &str| {
         headers::is_own_key(value) || admin_token.is_some_and(|token| token.verify(headers::bearer_token(value)))
     };

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use http::StatusCode;
 use modelrelay_protocol::error::ApiError;
+use modelrelay_protocol::event_stream::Tail;
 use modelrelay_protocol::headers::response_pairs;
 use modelrelay_protocol::limits::MAX_OLD_WORKER_MESSAGE_BYTES;
 use modelrelay_protocol::message::{ResponseChunk, ResponseComplete, WorkerToRelay, encode};
@@ -62,8 +63,8 @@ async fn stream(job: &Job, mut answer: Answer) -> Passed {
     let mut usage = job.usage_reader(&answer);
     let (status, headers) = (answer.head.status.as_u16(), header_map(&answer));
     let mut chunker = Utf8Chunker::new();
-    // Whether an event was cut off, whose rest must not swallow what follows.
-    let mut within_event = false;
+    // An event may be cut off, and its rest must not swallow what follows.
+    let mut tail = Tail::default();
     let failure = loop {
         let bytes: Bytes = match job.next_bytes(&mut answer).await {
             Ok(Some(bytes)) => bytes,
@@ -74,7 +75,7 @@ async fn stream(job: &Job, mut answer: Answer) -> Passed {
         match chunker.push(&bytes) {
             Ok(text) if text.is_empty() => {}
             Ok(text) => {
-                within_event = !text.ends_with("\n\n") && !text.ends_with("\r\n\r\n");
+                tail.follow(text.as_bytes());
                 if let Err(failure) = job.unless_ended(answer.beside(chunk(job, text))).await {
                     break Some(failure);
                 }
@@ -88,7 +89,7 @@ async fn stream(job: &Job, mut answer: Answer) -> Passed {
         answer = None;
         job.note(&failure);
         let frame = job.dialect().error_frame(&failure.api_error(), &job.key.id);
-        chunk(job, if within_event { format!("\n\n{frame}") } else { frame }).await;
+        chunk(job, if tail.is_between_events() { frame } else { format!("\n\n{frame}") }).await;
         if let Some(suspicion) = job.suspicion(&failure) {
             suspicion.tell();
         }

@@ -1,0 +1,227 @@
+//! From a client's request line and headers to what the backend is sent, by the relay's filter and then the worker's; and the
+//! backend's headers on their way back.
+
+#![no_main]
+
+use std::sync::{Arc, LazyLock};
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use libfuzzer_sys::fuzz_target;
+use modelrelay_protocol::headers::response_pairs;
+use modelrelay_protocol::paths::backend_path;
+use modelrelay_protocol::secret::Secret;
+use modelrelay_relay::http::inference::backend_headers;
+use modelrelay_worker::backend::Backend;
+use modelrelay_worker::config::{BackendSettings, Engine};
+use modelrelay_worker::net::Trust;
+use url::Url;
+
+const ADMIN_TOKEN: &str = "admin-0123456789";
+const BACKEND_KEY: &str = "backend-0123456789";
+const BASES: [&str; 4] =
+    ["http://127.0.0.1:9", "https://gpu.example:8443/base/", "http://[::1]:9/a%20b/c", "http://h/v1/v1"];
+
+/// A backend at each base, without and with a key of its own.
+static BACKENDS: LazyLock<Vec<Backend>> = LazyLock::new(|| {
+    let backend = |(base, key): (&str, Option<&str>)| {
+        let settings = BackendSettings {
+            url: base.parse().expect("a URL"),
+            engine: Engine::OpenAi,
+            api_key: key.map(Secret::new),
+            headers: HeaderMap::new(),
+        };
+        Backend::new(settings, Arc::new(Trust::new(None)))
+    };
+    BASES.iter().flat_map(|base| [(*base, None), (*base, Some(BACKEND_KEY))]).map(backend).collect()
+});
+
+/// Text, so that the corpus can be read: `BACKEND METHOD LENGTH PATH`, then a line per header, `>` from the client, `~` as a
+/// relay that is not ours may send it, `<` from the backend. `\r` and `\n` are written so.
+#[derive(Debug, Default)]
+struct Input {
+    backend: usize,
+    method: Method,
+    length: u64,
+    path: String,
+    client: Vec<(String, String)>,
+    wire: Vec<(String, String)>,
+    response: Vec<(String, String)>,
+}
+
+impl Input {
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.split('\n').map(|line| line.replace("\\r", "\r").replace("\\n", "\n"));
+        let first = lines.next()?;
+        let mut words = first.splitn(4, ' ');
+        let mut input = Self {
+            backend: words.next()?.parse().ok()?,
+            method: words.next()?.parse().ok()?,
+            length: words.next()?.parse().ok()?,
+            path: words.next()?.to_owned(),
+            ..Self::default()
+        };
+        for line in lines {
+            let Some((name, value)) = line.get(1..).and_then(|header| header.split_once(": ")) else { continue };
+            let header = (name.to_owned(), value.to_owned());
+            match line.as_bytes()[0] {
+                b'>' => input.client.push(header),
+                b'~' => input.wire.push(header),
+                b'<' => input.response.push(header),
+                _ => {}
+            }
+        }
+        Some(input)
+    }
+}
+
+/// What belongs to one connection, or to one message on it.
+const OF_A_CONNECTION: [&str; 11] = [
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "trailers",
+    "transfer-encoding",
+    "upgrade",
+    "content-length",
+];
+
+/// All that a client can say to a backend; `content-length` and `host` are the worker's own.
+const ALLOWED: [&str; 16] = [
+    "content-type",
+    "accept",
+    "anthropic-version",
+    "anthropic-beta",
+    "openai-organization",
+    "openai-project",
+    "openai-beta",
+    "x-request-id",
+    "traceparent",
+    "tracestate",
+    "baggage",
+    "idempotency-key",
+    "authorization",
+    "x-api-key",
+    "content-length",
+    "host",
+];
+
+fuzz_target!(|text: &str| {
+    let Some(input) = Input::parse(text) else { return };
+    let backend = &BACKENDS[input.backend % BACKENDS.len()];
+    let forwarded = backend_headers(&header_map(&input.client), Some(&Secret::new(ADMIN_TOKEN)));
+    for (name, value) in &forwarded {
+        check_header(name, value);
+        assert!(!is_credential(name) || bearer(value) != ADMIN_TOKEN, "the admin's token leaves the relay");
+    }
+    request(backend, &input, forwarded.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    request(backend, &input, input.wire.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    response(&input.response);
+});
+
+fn request<'a>(backend: &Backend, input: &Input, headers: impl Iterator<Item = (&'a str, &'a str)>) {
+    let method = &input.method;
+    let Some(path) = backend_path(method.as_str(), &input.path) else { return };
+    assert!(
+        input.path.starts_with(path.path)
+            && path.path.starts_with('/')
+            && !path.path.contains("..")
+            && !path.path.contains("//")
+    );
+    assert!(path.path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/_-".contains(&byte)), "{}", path.path);
+
+    let head = backend.request_head(method, &path, headers, input.length);
+    let head = head.expect("a listed path has a place under any base");
+    let base = &backend.settings().url;
+    let uri = head.uri();
+    // In the origin form, and no way out of the base from there.
+    assert!(uri.scheme().is_none() && uri.authority().is_none(), "{uri}");
+    assert_eq!(uri.path(), format!("{}{}", base.path().trim_end_matches('/'), path.path));
+    let target = uri.path_and_query().expect("a target").as_str();
+    assert!(target.bytes().all(|byte| byte > b' ' && byte != 127 && byte != b'#'), "{target:?}");
+    let resolved = base.join(target).expect("a URL");
+    assert_eq!(place(&resolved), place(base), "{target}");
+    assert_eq!(resolved.path(), uri.path());
+
+    let sent = head.headers();
+    for (name, value) in sent {
+        let text = value.to_str().unwrap_or_default();
+        check_header(name.as_str(), text);
+        assert!(value.as_bytes().iter().all(|byte| *byte == b'\t' || (*byte >= b' ' && *byte != 127)));
+    }
+    let host = base.port().map_or_else(
+        || base.host_str().unwrap_or_default().to_owned(),
+        |port| format!("{}:{port}", base.host_str().unwrap_or_default()),
+    );
+    assert_eq!(only(sent, "host").as_deref(), Some(host.as_str()));
+    let length = (*method != Method::GET || input.length > 0).then(|| input.length.to_string());
+    assert_eq!(only(sent, "content-length"), length);
+    if backend.settings().api_key.is_some() {
+        assert_eq!(only(sent, "authorization"), Some(format!("Bearer {BACKEND_KEY}")));
+        assert!(only(sent, "x-api-key").is_none_or(|key| key == BACKEND_KEY));
+    }
+}
+
+fn place(url: &Url) -> (&str, Option<&str>, Option<u16>) {
+    (url.scheme(), url.host_str(), url.port_or_known_default())
+}
+
+fn is_credential(name: &str) -> bool {
+    matches!(name, "authorization" | "x-api-key")
+}
+
+fn bearer(value: &str) -> &str {
+    value.trim().strip_prefix("Bearer ").unwrap_or(value).trim()
+}
+
+fn check_header(name: &str, value: &str) {
+    assert!(ALLOWED.contains(&name), "{name} is forwarded");
+    let is_key = value.split([' ', '\t', ',']).any(|word| word.starts_with("mr-"));
+    assert!(!is_credential(name) || !is_key, "{name}: {value:?} is forwarded");
+}
+
+/// The value of a header that is there once, or not at all.
+fn only(headers: &HeaderMap, name: &str) -> Option<String> {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next().map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+    assert!(values.next().is_none(), "{name} is there twice");
+    first
+}
+
+fn response(headers: &[(String, String)]) {
+    let headers = header_map(headers);
+    let pairs = response_pairs(&headers);
+    let values = |name: &str| headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).collect::<Vec<_>>();
+    let named: Vec<String> = values("connection")
+        .iter()
+        .flat_map(|value| value.split(','))
+        .map(|token| token.trim().to_ascii_lowercase())
+        .collect();
+    for (name, value) in &pairs {
+        assert!(!OF_A_CONNECTION.contains(&name.as_str()) && !named.contains(name), "{name} goes to the client");
+        assert!(!matches!(name.as_str(), "x-request-id" | "request-id"));
+        assert!(value.bytes().all(|byte| byte == b'\t' || (byte >= b' ' && byte != 127)));
+    }
+    for name in headers.keys().map(HeaderName::as_str) {
+        let stays = OF_A_CONNECTION.contains(&name) || named.iter().any(|token| token == name);
+        if !stays && !matches!(name, "x-request-id" | "request-id") {
+            let kept: Vec<&str> =
+                pairs.iter().filter(|(kept, _)| kept == name).map(|(_, value)| value.as_str()).collect();
+            assert_eq!(kept, values(name), "{name} lost a value, or its order");
+        }
+    }
+}
+
+/// What of it hyper would have read.
+fn header_map(of: &[(String, String)]) -> HeaderMap {
+    let mut map = HeaderMap::new();
+    for (name, value) in of {
+        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::from_str(value)) {
+            map.append(name, value);
+        }
+    }
+    map
+}

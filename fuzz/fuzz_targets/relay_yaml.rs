@@ -1,0 +1,73 @@
+//! `relay.yaml`: it is taken with all its bounds kept, or refused in one line that names the place and no secret.
+
+#![no_main]
+
+use std::collections::HashSet;
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use modelrelay_fuzz::{ConfigFolder, assert_one_line, names_devices, secrets_below};
+use modelrelay_relay::cli::Args;
+use modelrelay_relay::config::Config;
+
+static FOLDER: LazyLock<ConfigFolder> = LazyLock::new(ConfigFolder::new);
+static ARGS: LazyLock<Args> = LazyLock::new(|| {
+    let path = FOLDER.write("relay.yaml", b"");
+    Args::load_from(["modelrelay-relay", "--config", path.to_str().expect("UTF-8")]).expect("valid arguments")
+});
+
+/// What stands at the top of the file, or is said of the file as a whole.
+const PLACES: [&str; 7] =
+    ["--config", "relay.yaml", "requireApiKeys", "relayCount", "expectWorkers", "unreadyWhenSaturated", "providers"];
+
+fuzz_target!(|content: &[u8]| {
+    if names_devices(content) {
+        return;
+    }
+    let args = &*ARGS;
+    FOLDER.write("relay.yaml", content);
+    match Config::from_args(args) {
+        Ok(config) => {
+            check(&config);
+            let again = Config::from_args(args).expect("the same file again");
+            assert_eq!((again.providers, again.hash), (config.providers, config.hash));
+        }
+        Err(error) => {
+            let message = error.to_string();
+            assert_one_line(&message);
+            assert!(PLACES.iter().any(|place| message.contains(place)), "no place is named: {message}");
+            if let Ok(yaml) = serde_yaml::from_slice(content) {
+                for secret in secrets_below(&yaml, &["workerSecrets"]) {
+                    let is_file = message.contains(".file: ");
+                    assert!(is_file || !message.contains(&secret), "a secret is shown: {message}");
+                }
+            }
+        }
+    }
+});
+
+fn check(config: &Config) {
+    assert_eq!(config.hash.len(), 64);
+    assert!(config.relay_count >= 1);
+    let mut names = HashSet::new();
+    for provider in &config.providers {
+        let name = provider.name.as_str();
+        assert!(names.insert(name), "{name} is there twice");
+        assert!(
+            !name.is_empty()
+                && name.len() <= 52
+                && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        );
+        assert!(provider.worker_secrets.iter().all(|secret| !secret.secret.is_empty()));
+        assert!((1..=4096).contains(&provider.max_models_per_worker), "{}", provider.max_models_per_worker);
+        let Some(models) = &provider.models else { continue };
+        let mut known = HashSet::new();
+        for model in models {
+            // Each name means one model, whichever way it is asked for.
+            for name in std::iter::once(&model.id).chain(&model.aliases) {
+                assert!(known.insert(name) && !name.is_empty() && !name.contains(char::is_control));
+                assert_eq!(provider.resolve(name), Some(model.id.as_str()));
+            }
+        }
+    }
+}

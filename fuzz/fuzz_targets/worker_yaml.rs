@@ -1,0 +1,80 @@
+//! `worker.yaml`: it is taken with all its bounds kept, or refused in one line that names the setting and no secret.
+
+#![no_main]
+
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use modelrelay_fuzz::{ConfigFolder, assert_one_line, names_devices, secrets_below};
+use modelrelay_protocol::limits::{MAX_MODELS_PER_SLOT, MAX_SLOTS_PER_WORKER};
+use modelrelay_worker::cli::Args;
+use modelrelay_worker::config::{Models, Settings};
+
+static FOLDER: LazyLock<ConfigFolder> = LazyLock::new(ConfigFolder::new);
+
+/// What a refusal begins with: a key of the file, or the file itself.
+const SETTINGS: [&str; 20] = [
+    "--config",
+    "WORKER_SECRET",
+    "WORKER_SECRET_FILE",
+    "relay",
+    "provider",
+    "workerSecret",
+    "workerSecretFile",
+    "name",
+    "pool",
+    "backend",
+    "models",
+    "maxConcurrency",
+    "shutdownTimeout",
+    "probeListen",
+    "drainToken",
+    "drainTokenFile",
+    "relayCaFile",
+    "logLevel",
+    "logFormat",
+    "multiplexer",
+];
+
+fuzz_target!(|content: &[u8]| {
+    if names_devices(content) {
+        return;
+    }
+    let path = FOLDER.write("worker.yaml", content);
+    let args = Args { config: Some(path), ..Args::default() };
+    match Settings::load(&args) {
+        Ok(settings) => {
+            check(&settings);
+            assert_eq!(Settings::load(&args).expect("the same file again"), settings);
+        }
+        Err(error) => {
+            let message = error.to_string();
+            assert_one_line(&message);
+            let setting = message.split([':', '.', '[']).next().unwrap_or_default();
+            assert!(SETTINGS.contains(&setting), "no setting is named: {message}");
+            if let Ok(yaml) = serde_yaml::from_slice(content) {
+                for secret in secrets_below(&yaml, &["workerSecret", "drainToken", "headers", "env"]) {
+                    assert!(!message.contains(&secret), "a secret is shown: {message}");
+                }
+            }
+        }
+    }
+});
+
+fn check(settings: &Settings) {
+    let live = &settings.live;
+    let url = &live.backend.url;
+    assert!(matches!(url.scheme(), "http" | "https") && url.host_str().is_some_and(|host| !host.is_empty()));
+    assert!(url.username().is_empty() && url.password().is_none() && url.query().is_none() && url.fragment().is_none());
+    for ours in ["host", "content-length", "transfer-encoding", "connection"] {
+        assert!(!live.backend.headers.contains_key(ours), "{ours}");
+    }
+    assert!((1..=100_000).contains(&live.max_concurrency));
+    if let Models::Fixed(models) = &live.models {
+        assert!(!models.is_empty() && models.iter().all(|name| !name.is_empty() && name != "*"));
+    }
+    if let Some(slots) = &live.slots {
+        assert!((1..=MAX_SLOTS_PER_WORKER).contains(&slots.len()));
+        assert!(slots.iter().all(|slot| (1..=MAX_MODELS_PER_SLOT).contains(&slot.config.models.len())));
+    }
+}

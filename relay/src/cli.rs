@@ -103,6 +103,15 @@ pub struct Args {
     #[arg(long, env = "TRUSTED_PROXIES", value_name = "CIDRS", default_value = "", hide_default_value = true, value_parser = values::proxies)]
     pub trusted_proxies: Proxies,
 
+    /// File with the certificate chain (PEM) that all listeners show; they speak HTTPS then, and need TLS_KEY_FILE too. Read
+    /// again while running. [default: none]
+    #[arg(long, env = "TLS_CERT_FILE", value_name = "FILE", value_parser = values::optional_path)]
+    pub tls_cert_file: Option<OptionalPath>,
+
+    /// File with that certificate's private key (PEM). [default: none]
+    #[arg(long, env = "TLS_KEY_FILE", value_name = "FILE", value_parser = values::optional_path)]
+    pub tls_key_file: Option<OptionalPath>,
+
     /// Bearer token of /admin and the dashboard's data; without one /admin answers 403.
     #[arg(
         long,

@@ -45,6 +45,8 @@ pub struct Config {
     pub worker_listen_addr: Option<SocketAddr>,
     /// Whether the worker socket is served on `listen_addr` too; true whenever there is no other.
     pub workers_on_client_port: bool,
+    /// Where the listeners' certificate is, if they speak TLS.
+    pub tls: Option<TlsFiles>,
     /// Token of `/admin`.
     pub admin_token: AdminTokenSource,
     /// Whether every client route needs an API key.
@@ -102,6 +104,15 @@ pub enum AdminTokenSource {
     Value(Secret),
     /// A file, read again while the relay runs.
     File(PathBuf),
+}
+
+/// A certificate and its key, read again while the relay runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The chain in PEM, the server's own certificate first.
+    pub cert: PathBuf,
+    /// The private key in PEM.
+    pub key: PathBuf,
 }
 
 /// Where API keys are kept.
@@ -356,6 +367,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         admin_listen_addr: address(&args.admin_listen_addr),
         worker_listen_addr,
         workers_on_client_port: args.workers_on_client_port || worker_listen_addr.is_none(),
+        tls: tls_files(args)?,
         admin_token: admin_token(args),
         require_api_keys: args.require_api_keys,
         api_keys: key_storage(args)?,
@@ -380,6 +392,20 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         ignored_variables: Vec::new(),
         warnings: Vec::new(),
     })
+}
+
+fn tls_files(args: &Args) -> Result<Option<TlsFiles>, ConfigError> {
+    let path = |path: &Option<OptionalPath>| path.as_ref().and_then(|path| path.0.clone());
+    match (path(&args.tls_cert_file), path(&args.tls_key_file)) {
+        (Some(cert), Some(key)) => Ok(Some(TlsFiles { cert, key })),
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(ConfigError::new(
+            "TLS_CERT_FILE (--tls-cert-file) needs TLS_KEY_FILE (--tls-key-file): the file with the certificate's private key",
+        )),
+        (None, Some(_)) => Err(ConfigError::new(
+            "TLS_KEY_FILE (--tls-key-file) needs TLS_CERT_FILE (--tls-cert-file): the file with the key's certificate",
+        )),
+    }
 }
 
 fn key_storage(args: &Args) -> Result<KeyStorage, ConfigError> {

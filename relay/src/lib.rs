@@ -32,3 +32,4 @@ pub mod shutdown;
 pub mod socket;
 pub mod stats;
 pub mod telemetry;
+pub mod tls;

@@ -126,6 +126,22 @@ impl Metrics {
         self.families.config_ok.set(0);
     }
 
+    /// A TLS certificate counts from now on, until `not_after` in seconds since 1970.
+    pub fn tls_loaded(&self, not_after: i64) {
+        self.families.tls_expiry.with_label_values::<&str>(&[]).set(not_after);
+        self.tls_accepted();
+    }
+
+    /// The certificate's files are what counts.
+    pub fn tls_accepted(&self) {
+        self.families.tls_ok.with_label_values::<&str>(&[]).set(1);
+    }
+
+    /// Changed files of the certificate could not be used; the last good pair still counts.
+    pub fn tls_refused(&self) {
+        self.families.tls_ok.with_label_values::<&str>(&[]).set(0);
+    }
+
     /// The text of a scrape.
     pub fn render(&self, source: &dyn StateSource) -> String {
         let state = source.state();

@@ -23,9 +23,10 @@ use crate::metrics::Metrics;
 use crate::net::{self, TcpListener};
 use crate::provider::Provider;
 use crate::routing::Providers;
-use crate::server;
+use crate::server::{self, Serving};
 use crate::shared::Shared;
 use crate::shutdown::ShutdownSignal;
+use crate::tls::Tls;
 
 /// One relay process.
 pub struct Relay {
@@ -35,6 +36,8 @@ pub struct Relay {
     pub providers: Providers,
     /// What admits to `/admin`.
     pub admin_token: AdminToken,
+    /// What the listeners show, where they speak TLS.
+    pub tls: Option<Arc<Tls>>,
     /// API keys.
     pub keys: Arc<dyn KeyStore>,
     /// Failed logins of workers.
@@ -68,8 +71,9 @@ pub enum StartError {
 pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Result<(), StartError> {
     let keys = open_keys(&config.api_keys)?;
     let admin_token = AdminToken::start(&config.admin_token)?;
-    let listeners = Listeners::bind(&config).await?;
     let metrics = Arc::new(Metrics::new());
+    let tls = config.tls.as_ref().map(|files| Tls::start(files, Arc::clone(&metrics))).transpose()?;
+    let listeners = Listeners::bind(&config).await?;
     let shared = Shared::new(config.clone(), Arc::clone(&metrics));
     let limit = config.max_connections;
     let relay = Arc::new(Relay {
@@ -77,6 +81,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Resu
         shared,
         providers: Providers::default(),
         admin_token,
+        tls,
         keys,
         lockout: Lockout::new(),
     });
@@ -85,7 +90,8 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Resu
     let connections = TaskTracker::new();
     for (listener, parts) in listeners.0 {
         let router = http::router(Arc::clone(&relay), parts);
-        tokio::spawn(server::serve(listener, router, Arc::clone(&relay.shared), limit, connections.clone()));
+        let serving = Serving { router, shared: Arc::clone(&relay.shared), tls: relay.tls.clone() };
+        tokio::spawn(server::serve(listener, serving, limit, connections.clone()));
     }
     tokio::spawn(Arc::clone(&relay).follow_settings());
     let stop = signal.recv().await;
@@ -188,23 +194,24 @@ impl Listeners {
             workers: config.workers_on_client_port || config.worker_listen_addr.is_none(),
             admin: config.admin_listen_addr.is_none(),
         };
-        listeners.push((bind("LISTEN_ADDR", config.listen_addr, "").await?, clients));
+        let scheme = if config.tls.is_some() { "https" } else { "http" };
+        listeners.push((bind("LISTEN_ADDR", config.listen_addr, "", scheme).await?, clients));
         if let Some(address) = config.worker_listen_addr {
             let parts = Parts { workers: true, ..Parts::default() };
-            listeners.push((bind("WORKER_LISTEN_ADDR", address, "worker ").await?, parts));
+            listeners.push((bind("WORKER_LISTEN_ADDR", address, "worker ", scheme).await?, parts));
         }
         if let Some(address) = config.admin_listen_addr {
             let parts = Parts { admin: true, ..Parts::default() };
-            listeners.push((bind("ADMIN_LISTEN_ADDR", address, "admin ").await?, parts));
+            listeners.push((bind("ADMIN_LISTEN_ADDR", address, "admin ", scheme).await?, parts));
         }
         Ok(Self(listeners))
     }
 }
 
-async fn bind(setting: &'static str, address: SocketAddr, name: &str) -> Result<TcpListener, StartError> {
+async fn bind(setting: &'static str, address: SocketAddr, name: &str, scheme: &str) -> Result<TcpListener, StartError> {
     let listener = net::listen(address).await.map_err(|source| StartError::Listen { setting, address, source })?;
     match listener.local_addr() {
-        Ok(local) => info!("{name}listening on http://{local}"),
+        Ok(local) => info!("{name}listening on {scheme}://{local}"),
         Err(problem) => error!(%problem, "a listener has no address"),
     }
     Ok(listener)

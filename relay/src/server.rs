@@ -25,6 +25,7 @@ use crate::http::{
 };
 use crate::net::{self, TcpListener, TcpStream};
 use crate::shared::{Phase, Shared};
+use crate::tls::{Connection, Tls};
 
 /// From the end of one answer, or the connection's begin, to the end of the next headers: hyper has one timer for a slow
 /// header and for an idle connection. Longer than the 60 s for which nginx and others keep connections to us, for who
@@ -40,10 +41,21 @@ const MAX_HEADERS: usize = 128;
 /// When no descriptor is left, accepting again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves `router` on `listener` until the process stops; connections are tracked until their last byte.
-pub async fn serve(listener: TcpListener, router: Router, shared: Arc<Shared>, limit: usize, tracker: TaskTracker) {
+/// What every connection of a listener is served with.
+#[derive(Clone)]
+pub struct Serving {
+    /// The routes.
+    pub router: Router,
+    /// What the process shares.
+    pub shared: Arc<Shared>,
+    /// Where connections are encrypted.
+    pub tls: Option<Arc<Tls>>,
+}
+
+/// Serves `listener` until the process stops, at most `limit` connections at once; they are tracked until their last byte.
+pub async fn serve(listener: TcpListener, serving: Serving, limit: usize, tracker: TaskTracker) {
     let places = Arc::new(Semaphore::new(limit));
-    let mut phase = shared.watch_phase();
+    let mut phase = serving.shared.watch_phase();
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let accepted = tokio::select! {
@@ -52,7 +64,7 @@ pub async fn serve(listener: TcpListener, router: Router, shared: Arc<Shared>, l
         };
         match accepted {
             Ok((stream, peer)) => {
-                tracker.spawn(connection(stream, place, peer, router.clone(), Arc::clone(&shared)));
+                tracker.spawn(connection(stream, place, peer, serving.clone()));
             }
             Err(error) => {
                 warn!(%error, "a connection could not be accepted");
@@ -63,16 +75,27 @@ pub async fn serve(listener: TcpListener, router: Router, shared: Arc<Shared>, l
 }
 
 /// Serves one connection. Its place goes with the stream, to a worker's socket too.
-async fn connection(
-    stream: TcpStream,
-    place: OwnedSemaphorePermit,
-    peer: SocketAddr,
-    router: Router,
-    shared: Arc<Shared>,
-) {
+async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: SocketAddr, serving: Serving) {
     net::tune(&stream);
+    let Serving { router, shared, tls } = serving;
+    let mut phase = shared.watch_phase();
+    let stopping = async move {
+        let _ = phase.wait_for(|phase| *phase == Phase::Stopping).await;
+    };
+    let mut stopping = std::pin::pin!(stopping);
     let io = ClientIo::new(stream, WRITE_PATIENCE, place);
     let flushed = io.flushed();
+    let io = match tls {
+        None => Connection::Plain(io),
+        Some(tls) => tokio::select! {
+            // Boxed: it is large, and all that plain connections would have of it.
+            shaken = Box::pin(tls.accept(io, peer)) => match shaken {
+                Some(stream) => Connection::Tls(Box::new(stream)),
+                None => return,
+            },
+            () = stopping.as_mut() => return,
+        },
+    };
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(Peer(peer));
         request.extensions_mut().insert(flushed.clone());
@@ -87,13 +110,9 @@ async fn connection(
         .serve_connection(TokioIo::new(io), service)
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);
-    let mut phase = shared.watch_phase();
-    let stopping = async move {
-        let _ = phase.wait_for(|phase| *phase == Phase::Stopping).await;
-    };
     let result = tokio::select! {
         result = connection.as_mut() => result,
-        () = stopping => {
+        () = stopping.as_mut() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

@@ -29,12 +29,13 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use tracing::{debug, warn};
 
-use crate::http::peer::{ClientIo, Peer};
+use crate::http::peer::Peer;
 use crate::lockout::{Verdict, client_address};
 use crate::metrics::{ConnectionResult, Realm};
 use crate::provider::Provider;
 use crate::relay::Relay;
 use crate::shared::Phase;
+use crate::tls::{Connection, MaybeTls};
 use io::{Pulse, PulsedIo};
 use read_ahead::ReadAhead;
 
@@ -85,12 +86,22 @@ pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>
 }
 
 async fn serve(upgraded: Upgraded, provider: Arc<Provider>, admission: Admission) {
-    // Always plain TCP of our own listener; taken out of hyper's boxes, it costs less.
-    let Ok(parts) = upgraded.downcast::<TokioIo<ClientIo>>() else {
+    // Always a connection of our own listener; taken out of hyper's boxes, it costs less.
+    let Ok(parts) = upgraded.downcast::<TokioIo<Connection>>() else {
         warn!("a worker's connection is of an unexpected kind");
         return;
     };
-    let (stream, _place) = parts.io.into_inner().into_parts();
+    let (stream, _place) = match parts.io.into_inner() {
+        Connection::Plain(io) => {
+            let (stream, place) = io.into_parts();
+            (MaybeTls::Plain(stream), Some(place))
+        }
+        Connection::Tls(mut stream) => {
+            // The session has a rule of its own for a worker that stops reading.
+            stream.get_mut().0.leave_patience_to_others();
+            (MaybeTls::Tls(stream), None)
+        }
+    };
     let pulse = Pulse::new();
     let config = WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER_BYTES)

@@ -53,13 +53,16 @@ pub async fn readyz(State(relay): State<Arc<Relay>>) -> Response {
     }
     let status = relay.config_watch.status();
     let ready = reasons.is_empty();
-    let body = json!({
+    let mut body = json!({
         "ready": ready,
         "reasons": reasons,
         "config": { "hash": status.hash, "error": status.last_error },
         "api_keys": { "error": relay.keys.error() },
         "workers_connected": workers,
     });
+    if let Some(tls) = &relay.tls {
+        body["tls"] = json!({ "error": tls.error().as_deref() });
+    }
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, Json(body)).into_response()
 }

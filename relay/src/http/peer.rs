@@ -56,6 +56,17 @@ impl ClientIo {
         self.blocked.clone()
     }
 
+    /// The first bytes that the client sent, left where they are.
+    pub async fn peek(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.inner.peek(buf).await
+    }
+
+    /// Breaks no more when its output is stuck: whoever has it now watches it.
+    pub fn leave_patience_to_others(&mut self) {
+        self.patience = Duration::MAX;
+        self.giving_up = None;
+    }
+
     /// The connection itself, and the place that it takes for as long as it is open.
     pub fn into_parts(self) -> (TcpStream, OwnedSemaphorePermit) {
         (self.inner, self.place)

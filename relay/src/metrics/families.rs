@@ -42,6 +42,9 @@ pub(super) struct Families {
     pub(super) overhead: HistogramVec,
     pub(super) config_info: IntGaugeVec,
     pub(super) config_ok: IntGauge,
+    /// These two have no label, and no sample where there is no TLS.
+    pub(super) tls_ok: IntGaugeVec,
+    pub(super) tls_expiry: IntGaugeVec,
     pub(super) build_info: IntGaugeVec,
     pub(super) gauges: StateGauges,
     pub(super) process: ProcessGauges,
@@ -133,6 +136,18 @@ impl Families {
                 &registry,
                 "config_last_reload_successful",
                 "Whether the configuration as it is now could be used.",
+            ),
+            tls_ok: gauge_vec(
+                &registry,
+                "tls_last_reload_successful",
+                "Whether the TLS certificate and key as they are now could be used.",
+                &[],
+            ),
+            tls_expiry: gauge_vec(
+                &registry,
+                "tls_certificate_expiry_timestamp_seconds",
+                "When the TLS certificate ends, in seconds since 1970.",
+                &[],
             ),
             build_info: gauge_vec(&registry, "build_info", "What is running.", &["version", "revision", "rustc"]),
             gauges: StateGauges::new(&registry),

@@ -4,20 +4,22 @@
 //! One connection per request, so that dropping a [`Response`] or a [`Pending`] is what a vanishing client does. Ask for a
 //! [`Connection`] to send several requests over one.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
 use serde_json::Value;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
     task::JoinHandle,
 };
+use tokio_rustls::TlsConnector;
 
-use crate::{process::Log, within};
+use crate::{PATIENCE, process::Log, within, within_for};
 
 /// A request in the making.
 #[derive(Debug, Clone)]
@@ -27,6 +29,7 @@ pub struct Request {
     headers: Vec<(String, Vec<u8>)>,
     body: Bytes,
     receive_buffer: Option<u32>,
+    tls: Option<Arc<ClientConfig>>,
 }
 
 impl Request {
@@ -39,6 +42,7 @@ impl Request {
             headers: Vec::new(),
             body: Bytes::new(),
             receive_buffer: None,
+            tls: None,
         }
     }
 
@@ -82,10 +86,28 @@ impl Request {
         self
     }
 
+    /// Sends it over TLS, where the client is given.
+    #[must_use]
+    pub fn over_tls(mut self, client: Option<Arc<ClientConfig>>) -> Self {
+        self.tls = client;
+        self
+    }
+
+    /// Whether it gets any answer: false where the connection, its handshake or its request fails.
+    pub async fn is_answered_at(self, to: SocketAddr, log: &Log) -> bool {
+        let answered = async {
+            match Connection::try_open(to, log, &self).await {
+                Ok(connection) => connection.try_send(self).await.is_ok(),
+                Err(_) => false,
+            }
+        };
+        within("an answer, or a failure", log, answered).await
+    }
+
     /// Sends it over a connection of its own and waits for the head of the answer.
     pub async fn send(self, to: SocketAddr, log: &Log) -> Response {
         let what = format!("the answer to {} {}", self.method, self.target);
-        let connection = Connection::open_with(to, log, self.receive_buffer).await;
+        let connection = Connection::open_for(to, log, &self).await;
         within(&what, log, connection.try_send(self))
             .await
             .unwrap_or_else(|error| panic!("{what}: {error}\n{}", log.dump()))
@@ -103,7 +125,7 @@ impl Request {
         let task_log = log.clone();
         let what = format!("the answer to {} {}", self.method, self.target);
         let task = tokio::spawn(async move {
-            let connection = Connection::open_with(to, &task_log, self.receive_buffer).await;
+            let connection = Connection::open_for(to, &task_log, &self).await;
             connection.try_send(self).await
         });
         Pending { task: AbortOnDrop(task), what, log }
@@ -133,7 +155,7 @@ pub struct Connection {
 impl Connection {
     /// Connects.
     pub async fn open(to: SocketAddr, log: &Log) -> Self {
-        Self::open_with(to, log, None).await
+        Self::open_for(to, log, &Request::get("/")).await
     }
 
     /// Sends one request and waits for the head of its answer.
@@ -146,14 +168,26 @@ impl Connection {
         Response::new(answer, self.driver.clone(), log)
     }
 
-    async fn open_with(to: SocketAddr, log: &Log, receive_buffer: Option<u32>) -> Self {
-        let stream = within(&format!("a connection to {to}"), log, connect(to, receive_buffer)).await;
+    async fn open_for(to: SocketAddr, log: &Log, request: &Request) -> Self {
+        let opened = within(&format!("a connection to {to}"), log, Self::try_open(to, log, request)).await;
+        opened.unwrap_or_else(|error| panic!("cannot connect to {to}: {error}\n{}", log.dump()))
+    }
+
+    async fn try_open(to: SocketAddr, log: &Log, request: &Request) -> io::Result<Self> {
+        let stream = connect(to, request.receive_buffer).await?;
+        let stream: Box<dyn Stream> = match &request.tls {
+            None => Box::new(stream),
+            Some(client) => {
+                let connector = TlsConnector::from(Arc::clone(client));
+                Box::new(connector.connect(to.ip().into(), stream).await?)
+            }
+        };
         let (sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.expect("the http1 handshake sends nothing");
         let driver = tokio::spawn(async move {
             let _ = connection.await;
         });
-        Self { sender, driver: Arc::new(AbortOnDrop(driver)), host: to, log: log.clone() }
+        Ok(Self { sender, driver: Arc::new(AbortOnDrop(driver)), host: to, log: log.clone() })
     }
 
     async fn try_send(mut self, request: Request) -> hyper::Result<Response> {
@@ -161,6 +195,11 @@ impl Connection {
         Ok(Response::new(answer, self.driver, self.log))
     }
 }
+
+/// A connection, plain or over TLS.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 /// A request on its way. Dropping it closes its connection.
 #[derive(Debug)]
@@ -368,7 +407,8 @@ pub struct RawConnection {
 impl RawConnection {
     /// Connects.
     pub async fn open(to: SocketAddr, log: &Log) -> Self {
-        Self { stream: within(&format!("a connection to {to}"), log, connect(to, None)).await, log: log.clone() }
+        let stream = within(&format!("a connection to {to}"), log, connect(to, None)).await;
+        Self { stream: stream.unwrap_or_else(|error| panic!("cannot connect to {to}: {error}")), log: log.clone() }
     }
 
     /// Writes all of `bytes`; a peer that closed already is not an error, since it may have answered early.
@@ -392,21 +432,26 @@ impl RawConnection {
 
     /// Reads until the peer closes.
     pub async fn read_to_end(&mut self) -> String {
+        self.read_to_end_within(PATIENCE).await
+    }
+
+    /// As [`Self::read_to_end`], where a rule states a time.
+    pub async fn read_to_end_within(&mut self, patience: Duration) -> String {
         let mut text = Vec::new();
-        let _ = within("the peer's close", &self.log, self.stream.read_to_end(&mut text)).await;
+        let _ = within_for(patience, "the peer's close", &self.log, self.stream.read_to_end(&mut text)).await;
         String::from_utf8_lossy(&text).into_owned()
     }
 }
 
-async fn connect(to: SocketAddr, receive_buffer: Option<u32>) -> TcpStream {
+async fn connect(to: SocketAddr, receive_buffer: Option<u32>) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4().expect("a socket can be made");
     if let Some(bytes) = receive_buffer {
         // Before connecting: the window is negotiated then.
         socket.set_recv_buffer_size(bytes).expect("the receive buffer can be set");
     }
-    let stream = socket.connect(to).await.unwrap_or_else(|error| panic!("cannot connect to {to}: {error}"));
-    stream.set_nodelay(true).expect("TCP_NODELAY can be set");
-    stream
+    let stream = socket.connect(to).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }
 
 #[derive(Debug)]

@@ -10,7 +10,6 @@ mod link;
 mod piece;
 #[cfg(test)]
 mod tests;
-mod tls;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -25,10 +24,10 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
+pub use crate::tls::Certificates;
 pub use exchange::{Ask, Asked, Reply};
 pub use link::{Event, LinkSender, Message, RelayLink};
 pub use piece::{REQUEST_PIECE, RESPONSE_PIECE, piece};
-pub use tls::Certificates;
 
 use crate::PATIENCE;
 

@@ -5,9 +5,11 @@ use std::{
     net::SocketAddr,
     path::Path,
     process::ExitStatus,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use rustls::ClientConfig;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -15,6 +17,7 @@ use crate::{
     PATIENCE,
     client::{Pending, Reply, Request, Response},
     process::{Log, Process, Spawn},
+    tls::Certificates,
     trace::Trace,
     usage::Usage,
     worker::{Dial, FakeWorker, slot},
@@ -30,6 +33,7 @@ pub const ADMIN_TOKEN: &str = "admin-token-of-the-tests";
 pub struct RelayBuilder {
     spawn: Spawn,
     files: Vec<(String, String)>,
+    client: Option<Arc<ClientConfig>>,
 }
 
 impl RelayBuilder {
@@ -81,10 +85,20 @@ impl RelayBuilder {
         self.file("relay.yaml", yaml).arg("--config").arg("relay.yaml").without_env("WORKER_SECRET")
     }
 
+    /// Lets its listeners speak TLS, and clients trust what they show.
+    #[must_use]
+    pub fn tls(mut self, certificates: &Certificates) -> Self {
+        self.client = Some(certificates.client());
+        self.file("tls.crt", certificates.certificate())
+            .file("tls.key", certificates.key())
+            .env("TLS_CERT_FILE", "tls.crt")
+            .env("TLS_KEY_FILE", "tls.key")
+    }
+
     /// Starts it and waits until it answers `/livez`.
     pub async fn start(self) -> Relay {
         let dir = self.working_dir();
-        Relay::start_in(dir, self.spawn).await
+        Relay::start_in(dir, self.spawn, self.client).await
     }
 
     /// Starts it without expecting it to live, and waits for its end: for settings that it must refuse.
@@ -114,6 +128,7 @@ pub struct Relay {
     dir: TempDir,
     spawn: Spawn,
     addr: SocketAddr,
+    client: Option<Arc<ClientConfig>>,
 }
 
 impl Relay {
@@ -124,7 +139,7 @@ impl Relay {
             .env("LISTEN_ADDR", "127.0.0.1:0")
             .env("WORKER_SECRET", WORKER_SECRET)
             .env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN);
-        RelayBuilder { spawn, files: Vec::new() }
+        RelayBuilder { spawn, files: Vec::new(), client: None }
     }
 
     /// A relay with the defaults of [`Self::builder`].
@@ -132,10 +147,10 @@ impl Relay {
         Self::builder().start().await
     }
 
-    async fn start_in(dir: TempDir, spawn: Spawn) -> Self {
+    async fn start_in(dir: TempDir, spawn: Spawn, client: Option<Arc<ClientConfig>>) -> Self {
         let process = spawn.clone().working_dir(dir.path()).start();
         let addr = listener(process.log(), "").await;
-        let relay = Self { process, dir, spawn, addr };
+        let relay = Self { process, dir, spawn, addr, client };
         relay.eventually("/livez answers 200", || async { relay.get("/livez").await.status == 200 }).await;
         relay
     }
@@ -144,7 +159,19 @@ impl Relay {
     pub async fn restart(mut self) -> Self {
         self.process.terminate().await;
         self.process.wait_exit().await;
-        Self::start_in(self.dir, self.spawn).await
+        Self::start_in(self.dir, self.spawn, self.client).await
+    }
+
+    /// Lets clients trust this authority from now on, and no other.
+    pub fn trust(&mut self, certificates: &Certificates) {
+        self.client = Some(certificates.client());
+    }
+
+    /// Where workers dial, as `PROXY_URL` wants it.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let scheme = if self.client.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.addr)
     }
 
     /// Where clients (and, unless configured otherwise, workers) connect.
@@ -203,18 +230,18 @@ impl Relay {
 
     /// Sends a request and waits for the head of its answer.
     pub async fn send(&self, request: Request) -> Response {
-        request.send(self.addr, self.log()).await
+        request.over_tls(self.client.clone()).send(self.addr, self.log()).await
     }
 
     /// Sends a request and reads the whole answer.
     pub async fn fetch(&self, request: Request) -> Reply {
-        request.fetch(self.addr, self.log()).await
+        request.over_tls(self.client.clone()).fetch(self.addr, self.log()).await
     }
 
     /// Sends a request in the background.
     #[must_use]
     pub fn begin(&self, request: Request) -> Pending {
-        request.start(self.addr, self.log())
+        request.over_tls(self.client.clone()).start(self.addr, self.log())
     }
 
     /// GETs a path.
@@ -298,15 +325,16 @@ impl Relay {
     }
 }
 
-/// The address in the line `NAME listening on http://ADDRESS` (`NAME` empty: the clients' listener).
+/// The address in the line `NAME listening on http://ADDRESS` or `https://` (`NAME` empty: the clients' listener).
 async fn listener(log: &Log, name: &str) -> SocketAddr {
-    const PHRASE: &str = "listening on http://";
+    const PHRASE: &str = "listening on ";
     let others = ["admin", "worker", "workers"];
     let what = format!("a line that says where the {name} listener is");
     log.wait_for(&what, |line| {
         let (before, after) = line.split_once(PHRASE)?;
         let last_word = before.trim_end().rsplit([' ', '"']).next().unwrap_or_default();
         let named = if name.is_empty() { !others.contains(&last_word) } else { last_word.starts_with(name) };
+        let (_, after) = after.split_once("://")?;
         let address: String = after.chars().take_while(|char| char.is_ascii_digit() || ".:".contains(*char)).collect();
         if named { address.parse().ok() } else { None }
     })

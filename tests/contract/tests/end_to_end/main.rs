@@ -8,4 +8,5 @@ mod relays;
 mod rotation;
 mod secrecy;
 mod support;
+mod tls;
 mod worker_loss;

@@ -40,4 +40,5 @@ mod socket_register;
 mod stored_responses;
 mod streams;
 mod timeouts;
+mod tls;
 mod worker_errors;

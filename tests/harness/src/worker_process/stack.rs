@@ -38,8 +38,11 @@ impl Stack {
     /// A further worker of this relay in front of this backend, to be started.
     #[must_use]
     pub fn worker_of(relay: &Relay, backend: &FakeBackend) -> WorkerBuilder {
-        let url = format!("http://{}", relay.addr());
-        WorkerProcess::builder().relay(url).backend(backend.url()).env("WORKER_SECRET", WORKER_SECRET).concurrency(4)
+        WorkerProcess::builder()
+            .relay(relay.url())
+            .backend(backend.url())
+            .env("WORKER_SECRET", WORKER_SECRET)
+            .concurrency(4)
     }
 
     /// Waits until a worker serves the model.

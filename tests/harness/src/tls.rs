@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+pub use rustls::version::{TLS12, TLS13};
+use rustls::{ALL_VERSIONS, ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion};
 use tempfile::TempDir;
 use tokio_rustls::TlsAcceptor;
 
@@ -41,6 +42,41 @@ impl Certificates {
     #[must_use]
     pub fn ca_file(&self) -> PathBuf {
         self.directory.path().join("ca.crt")
+    }
+
+    /// What a server shows, in PEM.
+    #[must_use]
+    pub fn certificate(&self) -> String {
+        self.read("server.crt")
+    }
+
+    /// The key of that certificate, in PEM.
+    #[must_use]
+    pub fn key(&self) -> String {
+        self.read("server.key")
+    }
+
+    /// A client that trusts this authority and nobody else.
+    #[must_use]
+    pub fn client(&self) -> Arc<ClientConfig> {
+        self.client_of(ALL_VERSIONS)
+    }
+
+    /// The same, which speaks only these versions.
+    #[must_use]
+    pub fn client_of(&self, versions: &[&'static SupportedProtocolVersion]) -> Arc<ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(self.ca_file()).expect("a certificate")).expect("an authority");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(versions)
+            .expect("ring knows TLS 1.2 and 1.3")
+            .with_root_certificates(roots);
+        Arc::new(config.with_no_client_auth())
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.directory.path().join(name)).expect("it was made")
     }
 
     pub(crate) fn acceptor(&self) -> TlsAcceptor {

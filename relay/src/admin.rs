@@ -2,6 +2,7 @@
 //!
 //! The token is checked before anything of a request is read. Without one configured, nobody is let in.
 
+mod audited;
 mod commands;
 mod keys;
 mod residency;
@@ -24,6 +25,9 @@ use modelrelay_protocol::message::{ModelsRefresh, RelayToWorker};
 use serde_json::{Value, json};
 use tracing::info;
 
+use audited::{Asker, Told};
+
+use crate::audit::Action;
 use crate::dispatch::CancelReason;
 use crate::metrics::{CONTENT_TYPE, Realm};
 use crate::provider::Provider;
@@ -49,6 +53,7 @@ pub fn router(relay: Arc<Relay>) -> Router<Arc<Relay>> {
         .method_not_allowed_fallback(|| async {
             problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path does not know that method")
         })
+        .layer(middleware::from_fn_with_state(Arc::clone(&relay), audited::changes))
         .layer(middleware::from_fn_with_state(relay, authenticate));
     Router::new().nest("/admin", admin).route("/metrics", get(metrics))
 }
@@ -72,6 +77,8 @@ async fn authenticate(State(relay): State<Arc<Relay>>, request: Request<Body>, n
         None => next.run(request).await,
         Some(message) => {
             relay.shared.metrics.login_failed(Realm::Admin);
+            let asker = Asker::of(&relay, &request);
+            asker.note(&relay, Action::Login, StatusCode::FORBIDDEN, Told::default());
             problem(StatusCode::FORBIDDEN, "forbidden", message)
         }
     }

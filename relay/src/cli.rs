@@ -126,6 +126,10 @@ pub struct Args {
     #[arg(long, env = "MODELRELAY_ADMIN_TOKEN_FILE", value_name = "FILE", value_parser = values::optional_path)]
     pub admin_token_file: Option<OptionalPath>,
 
+    /// File to which changes and refused logins through /admin are appended, a JSON object per line. [default: none]
+    #[arg(long, env = "AUDIT_LOG_FILE", value_name = "FILE", value_parser = values::optional_path)]
+    pub audit_log_file: Option<OptionalPath>,
+
     /// Require an API key on every client route.
     #[arg(long, alias = "modelrelay-require-api-keys", env = "MODELRELAY_REQUIRE_API_KEYS", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
     pub require_api_keys: bool,

@@ -49,6 +49,8 @@ pub struct Config {
     pub tls: Option<TlsFiles>,
     /// Token of `/admin`.
     pub admin_token: AdminTokenSource,
+    /// Where admin actions are written, besides the log.
+    pub audit_log_file: Option<PathBuf>,
     /// Whether every client route needs an API key.
     pub require_api_keys: bool,
     /// Where API keys are kept.
@@ -369,6 +371,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         workers_on_client_port: args.workers_on_client_port || worker_listen_addr.is_none(),
         tls: tls_files(args)?,
         admin_token: admin_token(args),
+        audit_log_file: args.audit_log_file.as_ref().and_then(|path| path.0.clone()),
         require_api_keys: args.require_api_keys,
         api_keys: key_storage(args)?,
         relay_count: args.relay_count,

@@ -6,6 +6,7 @@
 
 pub mod admin;
 pub mod affinity;
+pub mod audit;
 pub mod budget;
 pub mod cli;
 pub mod config;

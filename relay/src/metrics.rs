@@ -114,6 +114,11 @@ impl Metrics {
         self.families.auth_failures.with_label_values(&[realm.as_str()]).inc();
     }
 
+    /// An event of the audit log could not be written to its file.
+    pub fn audit_event_lost(&self) {
+        self.families.audit_lost.inc();
+    }
+
     /// A configuration counts from now on; the series of the one before is deleted.
     pub fn config_loaded(&self, hash: &str) {
         self.families.config_info.reset();

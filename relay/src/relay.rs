@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{error, info};
 
 use crate::admin::AdminToken;
+use crate::audit::AuditLog;
 use crate::cli::Args;
 use crate::config::{Config, ConfigError, KeyStorage};
 use crate::config_watch::ConfigWatch;
@@ -38,6 +39,8 @@ pub struct Relay {
     pub admin_token: AdminToken,
     /// What the listeners show, where they speak TLS.
     pub tls: Option<Arc<Tls>>,
+    /// Who changed what.
+    pub audit: AuditLog,
     /// API keys.
     pub keys: Arc<dyn KeyStore>,
     /// Failed logins of workers.
@@ -73,6 +76,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Resu
     let admin_token = AdminToken::start(&config.admin_token)?;
     let metrics = Arc::new(Metrics::new());
     let tls = config.tls.as_ref().map(|files| Tls::start(files, Arc::clone(&metrics))).transpose()?;
+    let audit = AuditLog::open(config.audit_log_file.as_deref(), Arc::clone(&metrics))?;
     let listeners = Listeners::bind(&config).await?;
     let shared = Shared::new(config.clone(), Arc::clone(&metrics));
     let limit = config.max_connections;
@@ -82,6 +86,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Resu
         providers: Providers::default(),
         admin_token,
         tls,
+        audit,
         keys,
         lockout: Lockout::new(),
     });
@@ -96,6 +101,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Resu
     tokio::spawn(Arc::clone(&relay).follow_settings());
     let stop = signal.recv().await;
     relay.drain(stop, connections).await;
+    relay.audit.close();
     Ok(())
 }
 

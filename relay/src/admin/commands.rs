@@ -12,6 +12,7 @@ use http_body_util::{BodyExt, Limited};
 use modelrelay_protocol::message::Command;
 use serde_json::{Map, Value, json};
 
+use super::audited::Told;
 use super::{accepted, find, no_worker, problem, problem_in};
 use crate::operations::Progress;
 use crate::provider::Provider;
@@ -52,8 +53,11 @@ pub(super) async fn command(State(relay): State<Arc<Relay>>, Path(id): Path<Stri
         let again = [(http::header::RETRY_AFTER, TRY_AGAIN_SECS)];
         return (again, problem(StatusCode::TOO_MANY_REQUESTS, "too_many_operations", message)).into_response();
     };
+    let detail = order.in_words(&op_id);
     provider.command(&link, order.named(&op_id));
-    accepted(json!({ "op_id": &*op_id }))
+    let mut response = accepted(json!({ "op_id": &*op_id }));
+    response.extensions_mut().insert(Told { subject: None, detail: Some(detail) });
+    response
 }
 
 /// `GET /admin/ops/{id}`
@@ -109,6 +113,13 @@ impl Order {
             slot: slot.map(str::to_owned),
             mode: mode.to_owned(),
         })
+    }
+
+    /// For the audit log. All of it names what is known here, so nothing else can be in it.
+    fn in_words(&self, op_id: &str) -> String {
+        let Self { command, model, slot, mode } = self;
+        let slot = slot.as_ref().map(|slot| format!(" slot={slot}")).unwrap_or_default();
+        format!("{command} model={model}{slot} mode={mode} op_id={op_id}")
     }
 
     fn named(self, op_id: &str) -> Command {

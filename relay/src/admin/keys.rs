@@ -11,6 +11,7 @@ use http_body_util::{BodyExt, Limited};
 use serde_json::json;
 use tracing::{info, warn};
 
+use super::audited::Told;
 use super::problem;
 use crate::keys::{KeyRequest, KeyStoreError, NewKey};
 use crate::relay::Relay;
@@ -47,7 +48,9 @@ pub(super) async fn create(State(relay): State<Arc<Relay>>, body: Body) -> Respo
             info!(key_id = created.info.id, name = created.info.name, "API key created");
             let mut body = json!(created.info);
             body["secret"] = json!(created.secret);
-            (StatusCode::CREATED, Json(body)).into_response()
+            let mut response = (StatusCode::CREATED, Json(body)).into_response();
+            response.extensions_mut().insert(Told { subject: Some(created.info.id), detail: None });
+            response
         }
         Err(error) => store_problem(&error),
     }

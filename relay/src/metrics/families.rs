@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
-use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{
+    GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
 
 use super::process::ProcessGauges;
 use super::state::StateGauges;
@@ -39,6 +41,7 @@ pub(super) struct Families {
     pub(super) worker_disconnects: IntCounterVec,
     pub(super) heartbeat_rtt: HistogramVec,
     pub(super) auth_failures: IntCounterVec,
+    pub(super) audit_lost: IntCounter,
     pub(super) overhead: HistogramVec,
     pub(super) config_info: IntGaugeVec,
     pub(super) config_ok: IntGauge,
@@ -125,6 +128,7 @@ impl Families {
                 &["provider"],
             ),
             auth_failures: counter("auth_failures_total", "Logins that failed.", &["realm"]),
+            audit_lost: int_counter(&registry, "audit_write_failures_total", "Events that are not in AUDIT_LOG_FILE."),
             overhead: histogram(
                 "relay_overhead_seconds",
                 "The relay's own time on a request.",
@@ -195,6 +199,10 @@ fn delete<T: MetricVecBuilder>(family: &MetricVec<T>, label: &str, value: &str) 
 
 pub(super) fn counter_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
     registered(registry, IntCounterVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels))
+}
+
+fn int_counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
+    registered(registry, IntCounter::new(format!("{PREFIX}{name}"), help))
 }
 
 pub(super) fn gauge_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {

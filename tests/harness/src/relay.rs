@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     net::SocketAddr,
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitStatus,
     sync::Arc,
     time::{Duration, Instant},
@@ -219,6 +219,12 @@ impl Relay {
         let scratch = format!("{name}.new");
         write_file(self.dir.path(), &scratch, contents);
         std::fs::rename(self.dir.path().join(scratch), self.dir.path().join(name)).expect("a file can be renamed");
+    }
+
+    /// Where a file of its working folder is.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
     }
 
     /// Reads a file of its working folder.

@@ -9,6 +9,7 @@ mod admin;
 mod admin_token;
 mod aliases;
 mod api_keys;
+mod audit;
 mod cancel;
 mod core1_bodies;
 mod core1_credits;

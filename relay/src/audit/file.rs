@@ -1,0 +1,130 @@
+//! `AUDIT_LOG_FILE`: a JSON object per line.
+//!
+//! A thread of its own writes it, so that a disk that hangs or is full holds up nothing. What it cannot write is counted,
+//! and the log, which has the event too, says so once until it can again. A file that was moved away, as logrotate does, is
+//! made anew for the next event.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use tracing::{error, info};
+
+use super::Event;
+use crate::metrics::Metrics;
+
+/// Events that wait for the disk; more than an admin makes while one hangs.
+const MAX_WAITING: usize = 4096;
+
+/// How long the end of the process waits for them.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// For its owner alone: it tells who did what from where.
+const MODE: u32 = 0o600;
+
+#[derive(Debug)]
+pub(super) struct AuditFile {
+    /// `None` after the end.
+    lines: Mutex<Option<SyncSender<Vec<u8>>>>,
+    /// Ends with the thread.
+    ended: Mutex<Receiver<()>>,
+    metrics: Arc<Metrics>,
+}
+
+impl AuditFile {
+    pub(super) fn open(path: &Path, metrics: Arc<Metrics>) -> io::Result<Self> {
+        let writer = Writer::open(path.to_path_buf())?;
+        let (lines, waiting) = sync_channel(MAX_WAITING);
+        let (end, ended) = sync_channel(0);
+        let counted = Arc::clone(&metrics);
+        thread::Builder::new().name("audit".to_owned()).spawn(move || {
+            write_all(writer, &waiting, &counted);
+            drop(end);
+        })?;
+        Ok(Self { lines: Mutex::new(Some(lines)), ended: Mutex::new(ended), metrics })
+    }
+
+    pub(super) fn write(&self, event: &Event) {
+        let Ok(mut line) = serde_json::to_vec(event) else { return self.metrics.audit_event_lost() };
+        line.push(b'\n');
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = lines.as_ref().map(|lines| lines.try_send(line));
+        if matches!(sent, None | Some(Err(TrySendError::Full(_) | TrySendError::Disconnected(_)))) {
+            self.metrics.audit_event_lost();
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // An error is the end, or that it takes too long.
+        let _ = self.ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(CLOSE_PATIENCE);
+    }
+}
+
+fn write_all(mut writer: Writer, lines: &Receiver<Vec<u8>>, metrics: &Metrics) {
+    let mut trouble: Option<String> = None;
+    for line in lines {
+        match writer.write(&line) {
+            Ok(()) if trouble.is_some() => {
+                trouble = None;
+                info!(file = %writer.path.display(), "the audit log can be written again");
+            }
+            Ok(()) => {}
+            Err(error) => {
+                metrics.audit_event_lost();
+                let why = error.to_string();
+                if trouble.as_ref() != Some(&why) {
+                    let file = writer.path.display();
+                    error!(%file, error = why, "the audit log cannot be written: events are in this log only");
+                    trouble = Some(why);
+                }
+            }
+        }
+    }
+}
+
+struct Writer {
+    path: PathBuf,
+    file: File,
+    /// The last line is there in part only.
+    is_torn: bool,
+}
+
+impl Writer {
+    fn open(path: PathBuf) -> io::Result<Self> {
+        Ok(Self { file: open(&path)?, path, is_torn: false })
+    }
+
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        if !self.is_in_place() {
+            self.file = open(&self.path)?;
+            self.is_torn = false;
+        }
+        if self.is_torn {
+            self.file.write_all(b"\n")?;
+            self.is_torn = false;
+        }
+        let before = self.file.metadata()?.len();
+        self.file.write_all(line).inspect_err(|_| {
+            self.is_torn = self.file.metadata().is_ok_and(|now| now.len() > before);
+        })
+    }
+
+    /// Whether the path still leads to the file.
+    fn is_in_place(&self) -> bool {
+        let name = |file: std::fs::Metadata| (file.dev(), file.ino());
+        match (std::fs::metadata(&self.path), self.file.metadata()) {
+            (Ok(there), Ok(here)) => name(there) == name(here),
+            _ => false,
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(MODE).open(path)
+}

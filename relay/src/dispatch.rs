@@ -42,6 +42,7 @@ mod request;
 mod requeue;
 mod residency;
 mod select;
+mod shares;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -51,7 +52,7 @@ use std::collections::BTreeSet;
 pub use effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
 pub use event::{
     Allowed, AttemptFailure, CancelReason, DEFAULT_COLD_TIMEOUT, Event, Gate, Grant, LoadFailure, LossCause, Model,
-    NewMultiplexer, NewRequest, NewWorker, Now, RequestKey, Settings, WorkerKey,
+    NewMultiplexer, NewRequest, NewWorker, Now, QueueShare, RequestKey, Settings, WorkerKey,
 };
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 

@@ -122,6 +122,10 @@ pub struct KeyLimits {
     /// Requests that it may have in flight at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_in_flight: Option<u32>,
+    /// How much of a provider's queue its waiting requests may fill, by number and by bytes, in percent; one may always
+    /// wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_queue_percent: Option<u8>,
 }
 
 /// A key to be made; [`NewKey::new`] has validated it.
@@ -149,14 +153,17 @@ pub struct KeyRequest {
     /// See [`KeyLimits::max_in_flight`].
     #[serde(default)]
     pub max_in_flight: Option<u32>,
+    /// See [`KeyLimits::max_queue_percent`].
+    #[serde(default)]
+    pub max_queue_percent: Option<u8>,
 }
 
 impl TryFrom<KeyRequest> for NewKey {
     type Error = KeyStoreError;
 
     fn try_from(request: KeyRequest) -> Result<Self, KeyStoreError> {
-        let KeyRequest { name, providers, models, expires_at, max_in_flight } = request;
-        Self::new(&name, KeyLimits { providers, models, expires_at, max_in_flight })
+        let KeyRequest { name, providers, models, expires_at, max_in_flight, max_queue_percent } = request;
+        Self::new(&name, KeyLimits { providers, models, expires_at, max_in_flight, max_queue_percent })
     }
 }
 
@@ -404,6 +411,9 @@ impl NewKey {
         }
         if limits.max_in_flight == Some(0) {
             return refuse("max_in_flight: at least 1 is needed; leave it out for no limit".to_owned());
+        }
+        if limits.max_queue_percent.is_some_and(|percent| !(1..=100).contains(&percent)) {
+            return refuse("max_queue_percent: 1 to 100 is needed; leave it out for no limit".to_owned());
         }
         Ok(Self { name: name.to_owned(), limits })
     }

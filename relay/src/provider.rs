@@ -110,6 +110,7 @@ impl Provider {
             pin,
             needs_core1: record.needs_core1.is_some(),
             allowed: record.outline.allowed.clone(),
+            share: record.outline.share.clone(),
         };
         state.requests.insert(record.key, Arc::clone(record));
         debug!(request_id = record.outline.id, provider = %self.name, model = &*record.outline.model, "request submitted");

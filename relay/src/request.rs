@@ -10,7 +10,7 @@ use modelrelay_protocol::error::ApiError;
 use modelrelay_protocol::message::{RelayToWorker, Request, TokenCounts, encode};
 use modelrelay_protocol::paths::Endpoint;
 
-use crate::dispatch::{Allowed, RequestKey};
+use crate::dispatch::{Allowed, QueueShare, RequestKey};
 use crate::exchange::Exchange;
 
 /// What an old worker's envelope may add to the body: path, ids and at most 32 KiB of headers, escaped.
@@ -24,6 +24,8 @@ pub struct Outline {
     pub model: Arc<str>,
     /// The models that may answer, by their ids, where it asks by a name that a worker gives to one; `None`: any.
     pub allowed: Option<Allowed>,
+    /// How much of the queue its key may fill; `None`: all of it.
+    pub share: Option<QueueShare>,
     /// The provider.
     pub provider: Arc<str>,
     /// The route.
@@ -159,6 +161,7 @@ mod tests {
             id: "id".into(),
             model: "m".into(),
             allowed: None,
+            share: None,
             provider: "p".into(),
             endpoint: Endpoint::ChatCompletions,
             dialect: Dialect::OpenAi,

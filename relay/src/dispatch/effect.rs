@@ -144,6 +144,11 @@ pub enum Failure {
         /// When to come back, in whole seconds, 1 to 60.
         retry_after_secs: u32,
     },
+    /// What its key may have in the queue waits there already.
+    QueueShareFull {
+        /// How much that is.
+        percent: u8,
+    },
     /// Waited too long, warm or cold.
     QueueTimeout {
         /// When to come back, in whole seconds, 1 to 60.

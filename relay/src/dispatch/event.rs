@@ -28,7 +28,7 @@ pub struct WorkerKey(pub u64);
 pub struct Settings {
     /// A disabled provider refuses new requests and fails queued ones; running ones finish.
     pub enabled: bool,
-    /// How many requests may wait. Requeues are admitted beyond it.
+    /// How many requests may wait. Requeues are admitted beyond it, as beyond any [`QueueShare`].
     pub max_queue_len: usize,
     /// How many body bytes may wait. Requeues are admitted beyond it.
     pub max_queue_bytes: u64,
@@ -169,6 +169,17 @@ pub struct NewRequest {
     pub needs_core1: bool,
     /// The models that may answer it, by their ids, whatever a worker means by its name; `None`: any.
     pub allowed: Option<Allowed>,
+    /// Whose share of the queue it counts in while it waits; `None`: nobody's.
+    pub share: Option<QueueShare>,
+}
+
+/// How much of the queue the waiting requests of one key may fill, by number and by bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct QueueShare {
+    /// Whose they are.
+    pub key: Arc<str>,
+    /// 1 to 100.
+    pub percent: u8,
 }
 
 /// A worker that was just acknowledged.

@@ -33,6 +33,8 @@ impl Dispatch {
         } else if self.is_full_for(request.bytes) {
             let retry_after_secs = self.retry_after_secs(now);
             self.fail(key, Failure::QueueFull { retry_after_secs }, now, out);
+        } else if let Some(percent) = self.share_is_full_for(request) {
+            self.fail(key, Failure::QueueShareFull { percent }, now, out);
         } else {
             self.enqueue(key, now);
         }
@@ -79,6 +81,7 @@ impl Dispatch {
             pin: new.pin,
             needs_core1: new.needs_core1,
             scope: new.allowed.clone().map(|allowed| Scope { name: Model::clone(&new.model), allowed }),
+            share: new.share.clone(),
             arrived: now,
             limits: Limits::new(&self.settings, &new.model, !self.models[model].multiplexers.is_empty()),
             cold_waited: 0,
@@ -97,6 +100,12 @@ impl Dispatch {
     fn is_full_for(&self, bytes: u64) -> bool {
         self.queue.len >= self.settings.max_queue_len
             || self.queue.bytes.saturating_add(bytes) > self.settings.max_queue_bytes
+    }
+
+    /// The share that the request's key has filled.
+    fn share_is_full_for(&self, request: &Request) -> Option<u8> {
+        let share = request.share.as_ref()?;
+        self.queue.shares.is_full_for(share, request.bytes, &self.settings).then_some(share.percent)
     }
 
     pub(super) fn retry_after_secs(&self, now: Moment) -> u32 {

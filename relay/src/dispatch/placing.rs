@@ -192,8 +192,7 @@ impl Dispatch {
         let cold_start = group.queue.cold(&lane, now) - request.cold_waited;
         let place = group.queue.insert(lane, request.waiter(cold_start), cold, now);
         request.state = State::Queued { place: Some(place), since: now, cold_start };
-        self.queue.len += 1;
-        self.queue.bytes = self.queue.bytes.saturating_add(request.bytes);
+        self.queue.handle_waiting(request);
         let (model, pin) = (request.model, request.pin);
         self.refresh_lane(model, place.lane, now);
         self.mark_listeners(model, now);
@@ -240,8 +239,7 @@ impl Dispatch {
         let (model, pin) = (request.model, request.pin);
         request.cold_waited = self.models[model].queue.remove(place, now) - cold_start;
         request.state = State::Queued { place: None, since, cold_start };
-        self.queue.len -= 1;
-        self.queue.bytes = self.queue.bytes.saturating_sub(request.bytes);
+        self.queue.handle_gone(request);
         self.drain_rate.handle_departure(now);
         self.refresh_lane(model, place.lane, now);
         self.mark_listeners(model, now);

@@ -15,7 +15,8 @@ use super::event::{RequestKey, WorkerKey};
 use super::line::{Line, SeatId, Waiter};
 use super::models::ModelId;
 use super::registry::Worker;
-use super::request::{FailedOn, Scope, refuses};
+use super::request::{FailedOn, Request, Scope, refuses};
+use super::shares::Shares;
 
 /// What all requests of a lane have in common, besides their pin.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -314,6 +315,7 @@ pub(super) type LaneRef = (ModelId, LaneNo);
 pub(super) struct Queue {
     pub(super) len: usize,
     pub(super) bytes: u64,
+    pub(super) shares: Shares,
     /// The first of each lane that is not pinned, oldest first.
     pub(super) firsts: BTreeSet<(RequestKey, LaneRef)>,
     /// The first of each lane that is, by the worker that it waits for.
@@ -323,6 +325,24 @@ pub(super) struct Queue {
 }
 
 impl Queue {
+    /// Counts a request that begins to wait.
+    pub(super) fn handle_waiting(&mut self, request: &Request) {
+        self.len += 1;
+        self.bytes = self.bytes.saturating_add(request.bytes);
+        if let Some(share) = &request.share {
+            self.shares.handle_waiting(share, request.bytes);
+        }
+    }
+
+    /// Counts one that waits no more.
+    pub(super) fn handle_gone(&mut self, request: &Request) {
+        self.len -= 1;
+        self.bytes = self.bytes.saturating_sub(request.bytes);
+        if let Some(share) = &request.share {
+            self.shares.handle_gone(share, request.bytes);
+        }
+    }
+
     /// What waits for this worker alone: the first of each lane, oldest first.
     pub(super) fn firsts_pinned_to(&self, worker: WorkerKey) -> impl Iterator<Item = (RequestKey, LaneRef)> {
         let from = (worker, RequestKey(0), (ModelId::FIRST, LaneNo(0)));

@@ -2,7 +2,7 @@
 
 use super::clock::{Moment, Span, span};
 use super::effect::Failure;
-use super::event::{Allowed, DEFAULT_COLD_TIMEOUT, LoadFailure, Model, RequestKey, Settings, WorkerKey};
+use super::event::{Allowed, DEFAULT_COLD_TIMEOUT, LoadFailure, Model, QueueShare, RequestKey, Settings, WorkerKey};
 use super::line::{Deadlines, Waiter};
 use super::models::ModelId;
 use super::queue::{LaneId, LaneKey, Place};
@@ -23,6 +23,7 @@ pub(super) struct Request {
     pub(super) pin: Option<WorkerKey>,
     pub(super) needs_core1: bool,
     pub(super) scope: Option<Scope>,
+    pub(super) share: Option<QueueShare>,
     pub(super) arrived: Moment,
     pub(super) limits: Limits,
     /// Cold time of the waits that are over.

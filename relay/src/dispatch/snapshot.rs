@@ -77,6 +77,12 @@ impl Dispatch {
         self.queue.len
     }
 
+    /// Of how many keys with a share something waits.
+    #[cfg(test)]
+    pub(super) fn keys_waiting(&self) -> usize {
+        self.queue.shares.len()
+    }
+
     /// How many body bytes wait.
     pub fn queue_bytes(&self) -> u64 {
         self.queue.bytes

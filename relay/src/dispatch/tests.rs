@@ -16,6 +16,7 @@ mod requeue;
 mod scale;
 mod select;
 mod settings;
+mod shares;
 mod slots;
 mod snapshot;
 mod swaps;

@@ -7,7 +7,7 @@ use http::HeaderMap;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::headers::{bearer_token, is_own_key};
 
-use crate::dispatch::{Allowed, Model};
+use crate::dispatch::{Allowed, Model, QueueShare};
 use crate::keys::{Key, KeyLease};
 use crate::metrics::Realm;
 use crate::provider::Provider;
@@ -66,6 +66,12 @@ impl Caller {
     pub fn lease(&self) -> Result<Option<KeyLease>, ApiError> {
         let lease = self.key.as_ref().map(|key| key.acquire()).transpose();
         lease.map_err(|limit| ApiError::new(ErrorKind::KeyLimit, limit.to_string()))
+    }
+
+    /// How much of a queue the caller's requests may fill, where not all of it.
+    pub fn queue_share(&self) -> Option<QueueShare> {
+        let key = self.key.as_ref()?;
+        key.limits().max_queue_percent.map(|percent| QueueShare { key: key.id().into(), percent })
     }
 
     /// The key's id, for the log.

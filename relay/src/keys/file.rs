@@ -244,6 +244,7 @@ mod tests {
             models: Some(vec!["m".to_owned()]),
             expires_at: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(4_000_000_000)),
             max_in_flight: Some(2),
+            max_queue_percent: Some(50),
         };
         let store = open(&path);
         assert!(store.snapshot().is_empty() && !path.exists());

@@ -108,6 +108,8 @@ fn what_an_admin_asks_for_is_checked() {
         ("a\nb", limits()),
         (&"x".repeat(129), limits()),
         ("a", KeyLimits { max_in_flight: Some(0), ..limits() }),
+        ("a", KeyLimits { max_queue_percent: Some(0), ..limits() }),
+        ("a", KeyLimits { max_queue_percent: Some(101), ..limits() }),
         ("a", KeyLimits { models: Some(Vec::new()), ..limits() }),
         ("a", KeyLimits { providers: Some(vec![String::new()]), ..limits() }),
     ] {

@@ -86,6 +86,9 @@ impl Provider {
         let error = self.error_for(state, &record, failure);
         match failure {
             Failure::QueueFull { .. } => warn!(request_id = record.outline.id, provider = %self.name, "queue full"),
+            Failure::QueueShareFull { .. } => {
+                warn!(request_id = record.outline.id, provider = %self.name, "queue share of a key full");
+            }
             Failure::QueueTimeout { .. } => {
                 warn!(request_id = record.outline.id, provider = %self.name, model = &*record.outline.model, "queue timeout");
             }
@@ -117,6 +120,11 @@ impl Provider {
             Failure::QueueFull { retry_after_secs } => {
                 ApiError::new(ErrorKind::QueueFull, "Service temporarily at capacity")
                     .with_retry_after(secs(retry_after_secs))
+            }
+            Failure::QueueShareFull { percent } => {
+                let message =
+                    format!("the API key's requests fill their {percent} percent of the queue (max_queue_percent)");
+                ApiError::new(ErrorKind::KeyLimit, message)
             }
             Failure::QueueTimeout { retry_after_secs } => {
                 let mut message = "queue timeout: no worker available within deadline".to_owned();

@@ -24,7 +24,7 @@ pub(super) fn settings() -> Settings {
 
 pub(super) fn request(key: u64, model: &str) -> NewRequest {
     let (key, model) = (RequestKey(key), Model::from(model));
-    NewRequest { key, model, bytes: 100, pin: None, needs_core1: false, allowed: None }
+    NewRequest { key, model, bytes: 100, pin: None, needs_core1: false, allowed: None, share: None }
 }
 
 pub(super) fn secs(secs: f64) -> Duration {

@@ -22,8 +22,8 @@ use self::op::{MODELS, Op, history, models};
 use self::reference::Reference;
 use super::harness::show;
 use crate::dispatch::{
-    Dispatch, Effect, Event, Failure, Gate, Grant, Model, NewMultiplexer, NewRequest, NewWorker, RequestKey, Settings,
-    WorkerKey,
+    Dispatch, Effect, Event, Failure, Gate, Grant, Model, NewMultiplexer, NewRequest, NewWorker, QueueShare,
+    RequestKey, Settings, WorkerKey,
 };
 
 /// The core, the reference and the ledger, side by side.
@@ -40,8 +40,8 @@ struct Play {
 }
 
 /// What must have happened in a run, or its agreement says nothing about multiplexers.
-const MUST_BE_SEEN: [&str; 6] =
-    ["asked", "passed over", "sent through a gate", "sent by an alias", "model failed", "model loading"];
+const MUST_BE_SEEN: [&str; 7] =
+    ["asked", "passed over", "sent through a gate", "sent by an alias", "model failed", "model loading", "share full"];
 
 impl Play {
     fn new(settings: Settings) -> Self {
@@ -94,6 +94,7 @@ impl Play {
         assert_eq!(core.queue_len() + core.in_flight(), self.reference.requests.len());
         let known = core.models(self.start + now);
         assert_eq!(core.queue_bytes(), self.reference.queued_bytes());
+        assert_eq!(core.keys_waiting(), self.reference.keys_waiting());
         assert_eq!(known.len(), self.reference.models().len(), "a model was kept or lost");
         let asked = known.into_iter().filter_map(|model| Some((model.model, model.asked?)));
         assert!(asked.eq(self.reference.asked()), "another multiplexer was asked");
@@ -111,7 +112,8 @@ impl Play {
             if let Effect::Fail { failure, .. } = effect {
                 let failed = matches!(failure, Failure::ModelFailed { .. }).then_some("model failed");
                 let late = matches!(failure, Failure::ModelLoading { .. }).then_some("model loading");
-                self.seen.extend(failed.into_iter().chain(late));
+                let share = matches!(failure, Failure::QueueShareFull { .. }).then_some("share full");
+                self.seen.extend(failed.into_iter().chain(late).chain(share));
             }
         }
         self.seen.extend(self.reference.asked().next().map(|_| "asked"));
@@ -121,12 +123,13 @@ impl Play {
     /// What the op means as things stand: one arm each, so it is long.
     fn event(&mut self, op: Op) -> Option<Event> {
         Some(match op {
-            Op::Submit { model, bytes, pin, needs_core1, allowed } => {
+            Op::Submit { model, bytes, pin, needs_core1, allowed, share } => {
                 let key = RequestKey(self.key());
                 let model = Model::from(MODELS[model]);
                 let pin = pin.map(|index| self.worker(index).unwrap_or(WorkerKey(0)));
                 let allowed = allowed.map(|mask| Arc::new(models(mask).into_iter().collect()));
-                Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, allowed })
+                let share = share.map(|(key, percent)| QueueShare { key: key.to_string().into(), percent });
+                Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, allowed, share })
             }
             Op::Cancel { request, reason } => {
                 let live = self.reference.requests.keys().copied().collect::<Vec<_>>();

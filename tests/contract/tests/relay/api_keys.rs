@@ -216,9 +216,53 @@ async fn a_key_may_have_a_limit_of_requests_in_flight() {
 }
 
 #[tokio::test]
+async fn a_key_may_have_a_share_of_the_queue_so_that_others_still_get_in() {
+    let relay = strict().env("MAX_QUEUE_LEN", "4").start().await;
+    let (_, greedy) = new_key(&relay, json!({"name": "greedy", "max_queue_percent": 50})).await;
+    let (_, other) = new_key(&relay, json!({"name": "other"})).await;
+    let mut waiting = vec![relay.begin(chat("m").bearer(&greedy)), relay.begin(chat("m").bearer(&greedy))];
+    relay.wait_for_queue_depth("local", 2).await;
+    let reply = relay.fetch(chat("m").bearer(&greedy)).await;
+    let message = openai_error(&reply, 429, "rate_limit_error", "key_limit");
+    assert!(message.contains("50 percent") && message.contains("max_queue_percent"), "{message}");
+    assert_eq!(reply.header("retry-after").as_deref(), Some("1"));
+    anthropic_error(&relay.fetch(messages("m").bearer(&greedy)).await, 429, "rate_limit_error");
+    waiting.extend([relay.begin(chat("m").bearer(&other)), relay.begin(chat("m").bearer(&other))]);
+    relay.wait_for_queue_depth("local", 4).await;
+    let reply = relay.fetch(chat("m").bearer(&other)).await;
+    openai_error(&reply, 429, "rate_limit_error", "queue_full");
+    // A worker that is free serves the key, whatever its share.
+    let mut worker = relay.worker(&["m"], 9).await;
+    for _ in 0..4 {
+        let job = worker.expect_request().await;
+        worker.answer(&job, &json!({})).await;
+    }
+    for waiting in waiting {
+        let _ = waiting.reply().await.with_status(200);
+    }
+    let mut running = Vec::new();
+    for _ in 0..3 {
+        running.push(relay.begin(chat("m").bearer(&greedy)));
+        worker.expect_request().await;
+    }
+}
+
+#[tokio::test]
+async fn a_share_of_the_queue_survives_a_restart_and_is_listed() {
+    let relay = strict().env("MAX_QUEUE_LEN", "4").start().await;
+    let (_, key) = new_key(&relay, json!({"name": "k", "max_queue_percent": 25})).await;
+    let relay = relay.restart().await;
+    assert_eq!(relay.admin_json("/admin/keys").await["keys"][0]["max_queue_percent"], 25);
+    let _waiting = relay.begin(chat("m").bearer(&key));
+    relay.wait_for_queue_depth("local", 1).await;
+    openai_error(&relay.fetch(chat("m").bearer(&key)).await, 429, "rate_limit_error", "key_limit");
+}
+
+#[tokio::test]
 async fn a_bad_key_request_is_400() {
     let relay = Relay::start().await;
-    for body in [json!({}), json!({"name": 7}), json!([])] {
+    let share = |percent: i64| json!({"name": "k", "max_queue_percent": percent});
+    for body in [json!({}), json!({"name": 7}), json!([]), share(0), share(101), share(300), share(-1)] {
         assert_eq!(relay.admin_post("/admin/keys", &body).await.status, 400, "{body}");
     }
     assert_eq!(relay.admin_json("/admin/keys").await["keys"], json!([]));

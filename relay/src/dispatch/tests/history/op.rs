@@ -24,6 +24,8 @@ pub(super) enum Op {
         needs_core1: bool,
         /// The models that may answer it, as a mask.
         allowed: Option<usize>,
+        /// One of a few keys, and how much of the queue it may fill.
+        share: Option<(u8, u8)>,
     },
     Cancel {
         request: usize,
@@ -123,8 +125,17 @@ fn any_index() -> std::ops::Range<usize> {
 fn of_a_request() -> impl Strategy<Value = Op> {
     let pin = prop::option::weighted(0.1, any_index());
     let allowed = prop::option::weighted(0.2, 1..ALL_MODELS);
-    let submit = (0..MODELS.len(), 1..50_u64, pin, prop::bool::weighted(0.15), allowed)
-        .prop_map(|(model, bytes, pin, needs_core1, allowed)| Op::Submit { model, bytes, pin, needs_core1, allowed });
+    let share = prop::option::of((0..3_u8, prop::sample::select(vec![1, 20, 50, 80, 100])));
+    let submit = (0..MODELS.len(), 1..50_u64, pin, prop::bool::weighted(0.15), allowed, share).prop_map(
+        |(model, bytes, pin, needs_core1, allowed, share)| Op::Submit {
+            model,
+            bytes,
+            pin,
+            needs_core1,
+            allowed,
+            share,
+        },
+    );
     let reasons = [CancelReason::ClientDisconnect, CancelReason::SlowClient, CancelReason::Admin];
     let cancel = (any_index(), prop::sample::select(reasons.to_vec()))
         .prop_map(|(request, reason)| Op::Cancel { request, reason });

@@ -115,6 +115,25 @@ impl Reference {
         waiting
     }
 
+    /// Of how many keys with a share something waits.
+    pub(super) fn keys_waiting(&self) -> usize {
+        let shares = self.queued().filter_map(|key| self.requests[&key].new.share.as_ref());
+        shares.map(|share| &share.key).collect::<BTreeSet<_>>().len()
+    }
+
+    /// Whether a request may not wait beside what waits of its key already: the first always may.
+    fn share_is_full(&self, new: &NewRequest) -> Option<u8> {
+        let share = new.share.as_ref()?;
+        let others = self.queued().filter(|key| *key != new.key).map(|key| &self.requests[&key].new);
+        let same: Vec<_> =
+            others.filter(|other| other.share.as_ref().is_some_and(|held| held.key == share.key)).collect();
+        let part = |whole: u64| whole * u64::from(share.percent) / 100;
+        let too_many = same.len() as u64 + 1 > part(self.settings.max_queue_len as u64);
+        let bytes: u64 = same.iter().map(|other| other.bytes).sum();
+        let too_large = bytes + new.bytes > part(self.settings.max_queue_bytes);
+        (!same.is_empty() && (too_many || too_large)).then_some(share.percent)
+    }
+
     pub(super) fn queued_bytes(&self) -> u64 {
         self.queued().map(|key| self.requests[&key].new.bytes).sum()
     }

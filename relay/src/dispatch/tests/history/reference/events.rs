@@ -105,6 +105,7 @@ impl Reference {
         let in_slot = self.multiplexers(&new.model).next().is_some();
         let full = self.queued().count() >= self.settings.max_queue_len
             || self.queued_bytes() + new.bytes > self.settings.max_queue_bytes;
+        let share_full = self.share_is_full(&new);
         self.requests.insert(
             key,
             Request {
@@ -136,8 +137,12 @@ impl Reference {
             let full = full && self.best_for(key).is_none();
             full.then_some(Failure::QueueFull { retry_after_secs: 1 })
         };
+        let no_share = || {
+            let percent = share_full.filter(|_| self.best_for(key).is_none())?;
+            Some(Failure::QueueShareFull { percent })
+        };
         let no_load = || self.best_for(key).is_none().then(|| self.no_load(key)).flatten();
-        if let Some(failure) = refused.or_else(no_load).or_else(no_place) {
+        if let Some(failure) = refused.or_else(no_load).or_else(no_place).or_else(no_share) {
             self.fail(key, failure);
         }
     }

@@ -1,0 +1,51 @@
+//! How much of the queue the requests of one key fill.
+//!
+//! Only requests that come with a [`QueueShare`] are counted. One of them may always wait, however small the share: else a
+//! key would be useless whenever all workers are busy. A requeue is admitted beyond the share, and counts.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::event::{QueueShare, Settings};
+
+/// What waits, by whose it is. Nobody of whom nothing waits is in it.
+#[derive(Debug, Default)]
+pub(super) struct Shares(HashMap<Arc<str>, Held>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    count: usize,
+    bytes: u64,
+}
+
+impl Shares {
+    /// Whether a request with this share and so large a body may not wait beside what waits already.
+    pub(super) fn is_full_for(&self, share: &QueueShare, bytes: u64, settings: &Settings) -> bool {
+        let Some(held) = self.0.get(&share.key) else { return false };
+        let part = |whole: u64| u64::try_from(u128::from(whole) * u128::from(share.percent) / 100).unwrap_or(whole);
+        let most = part(u64::try_from(settings.max_queue_len).unwrap_or(u64::MAX)).max(1);
+        u64::try_from(held.count).unwrap_or(u64::MAX) >= most
+            || held.bytes.saturating_add(bytes) > part(settings.max_queue_bytes)
+    }
+
+    pub(super) fn handle_waiting(&mut self, share: &QueueShare, bytes: u64) {
+        let held = self.0.entry(Arc::clone(&share.key)).or_default();
+        held.count += 1;
+        held.bytes = held.bytes.saturating_add(bytes);
+    }
+
+    pub(super) fn handle_gone(&mut self, share: &QueueShare, bytes: u64) {
+        let Some(held) = self.0.get_mut(&share.key) else { return };
+        held.count -= 1;
+        held.bytes = held.bytes.saturating_sub(bytes);
+        if held.count == 0 {
+            self.0.remove(&share.key);
+        }
+    }
+
+    /// Of how many keys something waits.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+}

@@ -4,7 +4,9 @@
 //! One connection per request, so that dropping a [`Response`] or a [`Pending`] is what a vanishing client does. Ask for a
 //! [`Connection`] to send several requests over one.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+mod raw;
+
+use std::{io, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -13,13 +15,15 @@ use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use serde_json::Value;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncWrite},
     net::{TcpSocket, TcpStream},
     task::JoinHandle,
 };
 use tokio_rustls::TlsConnector;
 
-use crate::{PATIENCE, process::Log, within, within_for};
+pub use raw::RawConnection;
+
+use crate::{process::Log, secrecy, within};
 
 /// A request in the making.
 #[derive(Debug, Clone)]
@@ -131,6 +135,13 @@ impl Request {
         Pending { task: AbortOnDrop(task), what, log }
     }
 
+    /// Has the log, and answers about the program, searched for the credentials that it carries. Whether it asks for such an
+    /// answer.
+    fn hide_from(&self, log: &Log) -> bool {
+        self.headers.iter().for_each(|(name, value)| log.secrets().plant_header(name, &String::from_utf8_lossy(value)));
+        secrecy::is_about_the_program(&self.method, &self.target)
+    }
+
     fn into_hyper(self, host: SocketAddr) -> http::Request<Full<Bytes>> {
         let mut request = http::Request::builder().method(self.method.as_str()).uri(&self.target);
         if !self.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
@@ -162,10 +173,11 @@ impl Connection {
     pub async fn send(&mut self, request: Request) -> Response {
         let what = format!("the answer to {} {}", request.method, request.target);
         let log = self.log.clone();
+        let is_about_the_program = request.hide_from(&log);
         let answer = self.sender.send_request(request.into_hyper(self.host));
         let answer = within(&what, &log, answer).await;
         let answer = answer.unwrap_or_else(|error| panic!("{what}: {error}\n{}", log.dump()));
-        Response::new(answer, self.driver.clone(), log)
+        Response::new(answer, self.driver.clone(), log, is_about_the_program)
     }
 
     async fn open_for(to: SocketAddr, log: &Log, request: &Request) -> Self {
@@ -191,8 +203,9 @@ impl Connection {
     }
 
     async fn try_send(mut self, request: Request) -> hyper::Result<Response> {
+        let is_about_the_program = request.hide_from(&self.log);
         let answer = self.sender.send_request(request.into_hyper(self.host)).await?;
-        Ok(Response::new(answer, self.driver, self.log))
+        Ok(Response::new(answer, self.driver, self.log, is_about_the_program))
     }
 }
 
@@ -265,6 +278,7 @@ pub struct Response {
     text: Vec<u8>,
     _driver: Arc<AbortOnDrop<()>>,
     log: Log,
+    is_about_the_program: bool,
 }
 
 /// What a body gave next.
@@ -279,11 +293,17 @@ pub enum Piece {
 }
 
 impl Response {
-    fn new(answer: http::Response<Incoming>, driver: Arc<AbortOnDrop<()>>, log: Log) -> Self {
+    fn new(
+        answer: http::Response<Incoming>,
+        driver: Arc<AbortOnDrop<()>>,
+        log: Log,
+        is_about_the_program: bool,
+    ) -> Self {
         let (head, body) = answer.into_parts();
         let headers = head.headers.iter().map(|(name, value)| (name.to_string(), value.as_bytes().to_vec())).collect();
         let status = head.status.as_u16();
-        Self { status, headers: Headers(headers), body, text: Vec::new(), _driver: driver, log }
+        let (headers, text) = (Headers(headers), Vec::new());
+        Self { status, headers, body, text, _driver: driver, log, is_about_the_program }
     }
 
     /// The next piece of the body.
@@ -348,6 +368,9 @@ impl Response {
                 Piece::Aborted(_) => break true,
             }
         };
+        if self.is_about_the_program {
+            self.log.secrets().check("an answer about the program", &String::from_utf8_lossy(&body));
+        }
         Reply { status: self.status, headers: self.headers, body, aborted, log: self.log }
     }
 }
@@ -397,52 +420,6 @@ impl Reply {
     }
 }
 
-/// Bytes over TCP, for requests that no HTTP client would send.
-#[derive(Debug)]
-pub struct RawConnection {
-    stream: TcpStream,
-    log: Log,
-}
-
-impl RawConnection {
-    /// Connects.
-    pub async fn open(to: SocketAddr, log: &Log) -> Self {
-        let stream = within(&format!("a connection to {to}"), log, connect(to, None)).await;
-        Self { stream: stream.unwrap_or_else(|error| panic!("cannot connect to {to}: {error}")), log: log.clone() }
-    }
-
-    /// Writes all of `bytes`; a peer that closed already is not an error, since it may have answered early.
-    pub async fn write(&mut self, bytes: impl AsRef<[u8]>) {
-        let _ = within("room to write", &self.log, self.stream.write_all(bytes.as_ref())).await;
-    }
-
-    /// Reads up to the end of a response's head and returns it (with whatever of the body came along).
-    pub async fn read_head(&mut self) -> String {
-        let mut text = Vec::new();
-        let mut buffer = [0_u8; 4096];
-        while !text.windows(4).any(|four| four == b"\r\n\r\n") {
-            let count = within("the head of an answer", &self.log, self.stream.read(&mut buffer)).await;
-            match count {
-                Ok(0) | Err(_) => break,
-                Ok(count) => text.extend_from_slice(&buffer[..count]),
-            }
-        }
-        String::from_utf8_lossy(&text).into_owned()
-    }
-
-    /// Reads until the peer closes.
-    pub async fn read_to_end(&mut self) -> String {
-        self.read_to_end_within(PATIENCE).await
-    }
-
-    /// As [`Self::read_to_end`], where a rule states a time.
-    pub async fn read_to_end_within(&mut self, patience: Duration) -> String {
-        let mut text = Vec::new();
-        let _ = within_for(patience, "the peer's close", &self.log, self.stream.read_to_end(&mut text)).await;
-        String::from_utf8_lossy(&text).into_owned()
-    }
-}
-
 async fn connect(to: SocketAddr, receive_buffer: Option<u32>) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4().expect("a socket can be made");
     if let Some(bytes) = receive_buffer {
@@ -465,6 +442,7 @@ impl<T> Drop for AbortOnDrop<T> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
     use super::*;

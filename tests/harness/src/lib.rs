@@ -15,6 +15,7 @@ pub mod instructions;
 pub mod namespace;
 pub mod process;
 pub mod relay;
+pub mod secrecy;
 pub mod tls;
 pub mod trace;
 pub mod usage;

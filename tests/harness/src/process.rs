@@ -2,19 +2,23 @@
 
 use std::{
     collections::BTreeMap,
+    io::{BufRead, BufReader, PipeReader},
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
-    sync::{Arc, Mutex},
-    time::Duration,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
 };
 
 use tokio::{
-    io::{AsyncBufReadExt, AsyncRead, BufReader},
     process::{Child, Command},
     sync::watch,
 };
 
-use crate::PATIENCE;
+use crate::{PATIENCE, secrecy::Secrets};
+
+/// How long the last words of a program that was killed may take. Children of it that live on may hold its output open.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// What a test needs to start a program.
 #[derive(Debug, Clone)]
@@ -87,11 +91,13 @@ impl Spawn {
     pub fn start(self) -> Process {
         let mut command = Command::new(&self.binary);
         command.args(&self.args).env_clear().envs(&self.env);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let (out, stdout) = std::io::pipe().expect("a pipe can be made");
+        let (err, stderr) = std::io::pipe().expect("a pipe can be made");
+        command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).kill_on_drop(true);
         if let Some(dir) = &self.working_dir {
             command.current_dir(dir);
         }
-        let mut child = command.spawn().unwrap_or_else(|error| {
+        let child = command.spawn().unwrap_or_else(|error| {
             panic!(
                 "cannot start {}: {error} (build with `cargo build --release --bins`, or set MODELRELAY_BIN_DIR)",
                 self.binary.display()
@@ -99,13 +105,16 @@ impl Spawn {
         });
         let name = self.binary.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let log = Log::new(name);
-        log.follow(child.stdout.take().expect("stdout is piped"));
-        log.follow(child.stderr.take().expect("stderr is piped"));
+        self.env.iter().for_each(|(name, value)| log.secrets().plant_variable(name, value));
+        // The command holds our ends of the pipes that the program writes to.
+        drop(command);
+        log.follow(out);
+        log.follow(err);
         Process { child, log }
     }
 }
 
-/// A running program. Dropping it kills it.
+/// A running program. Dropping it kills it, and fails the test if it has told a secret.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -169,6 +178,14 @@ impl Process {
     }
 }
 
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.start_kill();
+        self.log.await_last_words();
+        self.log.check_secrecy();
+    }
+}
+
 /// The lines of a process, from stdout and stderr, in the order they were read. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Log(Arc<LogState>);
@@ -179,6 +196,7 @@ struct LogState {
     lines: Mutex<Vec<String>>,
     count: watch::Sender<usize>,
     open: watch::Sender<usize>,
+    secrets: Secrets,
 }
 
 impl Log {
@@ -186,7 +204,13 @@ impl Log {
     #[must_use]
     pub fn new(program: impl Into<String>) -> Self {
         let (lines, count, open) = (Mutex::default(), watch::Sender::new(0), watch::Sender::new(0));
-        Self(Arc::new(LogState { program: program.into(), lines, count, open }))
+        Self(Arc::new(LogState { program: program.into(), lines, count, open, secrets: Secrets::default() }))
+    }
+
+    /// What must not be in it, nor in what the program answers about itself.
+    #[must_use]
+    pub fn secrets(&self) -> &Secrets {
+        &self.0.secrets
     }
 
     /// All lines so far.
@@ -249,12 +273,30 @@ impl Log {
         crate::within("the end of the program's output", self, closed).await;
     }
 
-    fn follow(&self, stream: impl AsyncRead + Unpin + Send + 'static) {
+    /// Fails the test if a secret is in it; a test that fails already is told only.
+    fn check_secrecy(&self) {
+        let text = self.0.lines.lock().unwrap_or_else(PoisonError::into_inner).join("\n");
+        let place = format!("what {} printed", self.0.program);
+        if !thread::panicking() {
+            self.secrets().check(&place, &text);
+        } else if let Some(secret) = self.secrets().found_in(&text) {
+            eprintln!("a secret was told, too: {secret:?} is in {place}");
+        }
+    }
+
+    fn await_last_words(&self) {
+        let since = Instant::now();
+        while *self.0.open.borrow() > 0 && since.elapsed() < LAST_WORDS {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn follow(&self, stream: PipeReader) {
         let log = self.clone();
         self.0.open.send_modify(|open| *open += 1);
-        tokio::spawn(async move {
-            let mut lines = BufReader::new(stream).split(b'\n');
-            while let Ok(Some(line)) = lines.next_segment().await {
+        // A thread, and not a task: the last words of a program are read when the test's runtime is not running any more.
+        thread::spawn(move || {
+            for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
                 log.push(String::from_utf8_lossy(&line).trim_end().to_owned());
             }
             log.0.open.send_modify(|open| *open -= 1);
@@ -296,6 +338,14 @@ mod tests {
         assert_eq!(process.wait_for_line("one").await, "one");
         assert_eq!(process.wait_for_line("two").await, "two");
         assert_eq!(process.wait_exit().await.code(), Some(3));
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "a secret was told: \"planted-value-1\" is in what sh printed: it is planted-value-1")]
+    async fn a_program_that_tells_a_secret_fails_the_test() {
+        let script = "echo ready; echo it is $DRAIN_TOKEN >&2; sleep 60";
+        let spawn = Spawn { binary: "/bin/sh".into(), ..Spawn::program("sh") }.env("DRAIN_TOKEN", "planted-value-1");
+        spawn.arg("-c").arg(script).start().wait_for_line("ready").await;
     }
 
     #[tokio::test]

@@ -151,15 +151,22 @@ impl Relay {
         let process = spawn.clone().working_dir(dir.path()).start();
         let addr = listener(process.log(), "").await;
         let relay = Self { process, dir, spawn, addr, client };
-        relay.eventually("/livez answers 200", || async { relay.get("/livez").await.status == 200 }).await;
+        relay.wait_until_alive().await;
         relay
+    }
+
+    async fn wait_until_alive(&self) {
+        self.eventually("/livez answers 200", || async { self.get("/livez").await.status == 200 }).await;
     }
 
     /// Ends it by SIGTERM and starts it again in the same folder, on a new port.
     pub async fn restart(mut self) -> Self {
         self.process.terminate().await;
         self.process.wait_exit().await;
-        Self::start_in(self.dir, self.spawn, self.client).await
+        self.process = self.spawn.clone().working_dir(self.dir.path()).start();
+        self.addr = listener(self.process.log(), "").await;
+        self.wait_until_alive().await;
+        self
     }
 
     /// Lets clients trust this authority from now on, and no other.
@@ -328,6 +335,19 @@ impl Relay {
         let mut worker = self.dial().open().await;
         worker.register_slots1(models, &[slot("gpu0", "empty", models)]).await;
         worker
+    }
+}
+
+impl Drop for Relay {
+    /// What it wrote into its folder by itself, such as keys and the audit log, is searched for secrets too.
+    fn drop(&mut self) {
+        for name in ["audit.jsonl", "modelrelay-keys.json"] {
+            if let Ok(text) = std::fs::read_to_string(self.dir.path().join(name))
+                && !std::thread::panicking()
+            {
+                self.log().secrets().check(name, &text);
+            }
+        }
     }
 }
 

@@ -98,6 +98,7 @@ impl WorkerProcess {
         let answer = String::from_utf8_lossy(&answer).into_owned();
         let (head, body) = answer.split_once("\r\n\r\n")?;
         let status = head.split(' ').nth(1)?.parse().ok()?;
+        self.process.log().secrets().check("an answer of the probe server", body);
         Some(Probed { status, body: body.to_owned() })
     }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use modelrelay_harness::{
     client::{Reply, Request},
     relay::Relay,
+    secrecy::PROMPT,
 };
 use serde_json::{Value, json};
 
@@ -12,25 +13,34 @@ use serde_json::{Value, json};
 pub(crate) const INSTANT: Duration = Duration::from_secs(1);
 
 pub(crate) fn chat(model: &str) -> Request {
-    Request::post("/v1/chat/completions", &json!({"model": model, "messages": [{"role": "user", "content": "hi"}]}))
+    Request::post("/v1/chat/completions", &json!({"model": model, "messages": [{"role": "user", "content": PROMPT}]}))
 }
 
 pub(crate) fn chat_stream(model: &str) -> Request {
-    Request::post("/v1/chat/completions", &json!({"model": model, "stream": true, "messages": []}))
+    Request::post(
+        "/v1/chat/completions",
+        &json!({"model": model, "stream": true, "messages": [{"role": "user", "content": PROMPT}]}),
+    )
 }
 
 pub(crate) fn messages(model: &str) -> Request {
-    Request::post("/v1/messages", &json!({"model": model, "max_tokens": 9, "messages": []}))
-        .header("anthropic-version", "2023-06-01")
+    Request::post(
+        "/v1/messages",
+        &json!({"model": model, "max_tokens": 9, "messages": [{"role": "user", "content": PROMPT}]}),
+    )
+    .header("anthropic-version", "2023-06-01")
 }
 
 pub(crate) fn messages_stream(model: &str) -> Request {
-    Request::post("/v1/messages", &json!({"model": model, "stream": true, "messages": []}))
-        .header("anthropic-version", "2023-06-01")
+    Request::post(
+        "/v1/messages",
+        &json!({"model": model, "stream": true, "messages": [{"role": "user", "content": PROMPT}]}),
+    )
+    .header("anthropic-version", "2023-06-01")
 }
 
 pub(crate) fn responses_stream(model: &str) -> Request {
-    Request::post("/v1/responses", &json!({"model": model, "stream": true, "input": "hi"}))
+    Request::post("/v1/responses", &json!({"model": model, "stream": true, "input": PROMPT}))
 }
 
 /// A chat request that a test can tell from others: `tag` comes back from [`tag_of`].

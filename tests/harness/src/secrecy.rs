@@ -1,0 +1,130 @@
+//! Each test is one of secrecy too: what programs print, and what they answer about themselves, is searched for everything
+//! that must not be in it.
+//!
+//! That is: the secrets of this crate, the prompt of the usual requests, whatever else a test gave a program or sent to it
+//! as a credential ([`Secrets::plant`]), and anything that looks like a whole API key.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::{relay, worker_process};
+
+/// What the usual requests ask. It may reach a backend, and nothing else.
+pub const PROMPT: &str = "planted-prompt-of-the-tests";
+
+/// Shorter words could be there by chance.
+const SHORTEST: usize = 8;
+
+/// Variables whose values are secrets.
+const SECRET_VARIABLES: [&str; 4] = ["WORKER_SECRET", "MODELRELAY_ADMIN_TOKEN", "BACKEND_API_KEY", "DRAIN_TOKEN"];
+
+/// Headers whose values are.
+const SECRET_HEADERS: [&str; 4] = ["authorization", "x-api-key", "x-worker-secret", "cookie"];
+
+/// What must not be found in anything that one program says.
+#[derive(Debug, Default)]
+pub struct Secrets(Mutex<Vec<String>>);
+
+impl Secrets {
+    /// Hides a secret from now on, if it is long enough to be told from other words.
+    pub fn plant(&self, secret: &str) {
+        let mut planted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if secret.len() >= SHORTEST && !planted.iter().any(|known| known == secret) {
+            planted.push(secret.to_owned());
+        }
+    }
+
+    /// Hides the value of a variable, if the variable is one of secrets.
+    pub fn plant_variable(&self, name: &str, value: &str) {
+        if SECRET_VARIABLES.contains(&name) {
+            self.plant(value);
+        }
+    }
+
+    /// Hides what a request header carries, if it carries credentials.
+    pub fn plant_header(&self, name: &str, value: &str) {
+        if SECRET_HEADERS.iter().any(|known| known.eq_ignore_ascii_case(name)) {
+            self.plant(value.strip_prefix("Bearer ").unwrap_or(value).trim());
+        }
+    }
+
+    /// A secret that is in `text`.
+    #[must_use]
+    pub fn found_in(&self, text: &str) -> Option<String> {
+        let everywhere = [PROMPT, relay::WORKER_SECRET, relay::ADMIN_TOKEN, worker_process::WORKER_SECRET];
+        let known = everywhere.into_iter().find(|secret| text.contains(secret)).map(str::to_owned);
+        let planted = || {
+            let planted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            planted.iter().find(|secret| text.contains(secret.as_str())).cloned()
+        };
+        known.or_else(planted).or_else(|| api_key_in(text))
+    }
+
+    /// Fails the test if a secret is in `text`, which was found in `place`.
+    ///
+    /// # Panics
+    /// When one is.
+    pub fn check(&self, place: &str, text: &str) {
+        if let Some(secret) = self.found_in(text) {
+            let line = text.lines().find(|line| line.contains(&secret)).unwrap_or(text);
+            panic!("a secret was told: {secret:?} is in {place}: {line}");
+        }
+    }
+}
+
+/// Whether this answer shows secrets or prompts to nobody who may not know them, so that it must hold none: an answer of a
+/// relay about itself. A key that was just made is shown, once.
+#[must_use]
+pub fn is_about_the_program(method: &str, target: &str) -> bool {
+    let path = target.split('?').next().unwrap_or_default();
+    let makes_a_key = method == "POST" && path == "/admin/keys";
+    let about = ["/admin", "/metrics", "/health", "/readyz", "/livez"];
+    !makes_a_key && about.iter().any(|prefix| path.starts_with(prefix))
+}
+
+/// `mr-`, an id of twelve characters, and a secret of more than twenty.
+fn api_key_in(text: &str) -> Option<String> {
+    text.match_indices("mr-").find_map(|(at, _)| {
+        let key: String = text[at..].chars().take_while(|it| it.is_ascii_alphanumeric() || *it == '-').collect();
+        let mut parts = key.splitn(3, '-').skip(1);
+        let (id, secret) = (parts.next()?, parts.next()?);
+        (id.len() == 12 && secret.len() > 20).then(|| key.clone())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_planted_is_found_and_nothing_else() {
+        let secrets = Secrets::default();
+        assert_eq!(secrets.found_in("long-secret-of-mine"), None);
+        secrets.plant("long-secret");
+        secrets.plant("short");
+        secrets.plant_variable("DRAIN_TOKEN", "drain-token-1");
+        secrets.plant_variable("WORKER_NAME", "a-worker-name");
+        secrets.plant_header("Authorization", "Bearer client-token-1");
+        secrets.plant_header("user-agent", "some-client/1.0");
+        for hidden in ["long-secret", "drain-token-1", "client-token-1", PROMPT, relay::ADMIN_TOKEN] {
+            assert_eq!(secrets.found_in(&format!("a {hidden}.")).as_deref(), Some(hidden));
+        }
+        assert_eq!(secrets.found_in("short a-worker-name Bearer some-client/1.0"), None);
+    }
+
+    #[test]
+    fn a_whole_api_key_is_found_wherever_it_is_from() {
+        let key = "mr-f7ipcwmraanq-mqx2fcp3hkw6d7kq282xw5qf7ncmq72k";
+        assert_eq!(api_key_in(&format!("key=\"{key}\"")).as_deref(), Some(key));
+        assert_eq!(api_key_in("prefix mr-f7ipcwmraanq, mr-x-y"), None);
+    }
+
+    #[test]
+    fn a_new_keys_answer_is_the_only_one_about_the_relay_that_may_show_it() {
+        assert!(is_about_the_program("GET", "/admin/keys") && is_about_the_program("GET", "/metrics"));
+        assert!(
+            is_about_the_program("DELETE", "/admin/keys/x")
+                && is_about_the_program("GET", "/admin/state?residency=true")
+        );
+        assert!(!is_about_the_program("POST", "/admin/keys") && !is_about_the_program("POST", "/v1/chat/completions"));
+    }
+}

@@ -34,6 +34,7 @@ const ALPN: &[u8] = b"http/1.1";
 
 const CERT_SETTING: &str = "TLS_CERT_FILE (--tls-cert-file)";
 const KEY_SETTING: &str = "TLS_KEY_FILE (--tls-key-file)";
+const NO_KEY: &str = "no PEM private key is in it";
 
 /// What the listeners show to who connects.
 #[derive(Debug)]
@@ -167,17 +168,18 @@ impl Pair {
             Ok((_, leaf)) => leaf.validity().not_after.timestamp(),
             Err(_) => return Err(in_cert("its first certificate cannot be read")),
         };
-        let key = PrivateKeyDer::from_pem_slice(&sources.key).map_err(|error| match error {
-            pem::Error::NoItemsFound => in_key("no PEM private key is in it"),
-            // The others may repeat what they found.
-            _ => in_key("its private key is not PEM"),
+        let key = PrivateKeyDer::from_pem_slice(&sources.key).map_err(|error| {
+            // What else is wrong may repeat what was found.
+            in_key(if matches!(error, pem::Error::NoItemsFound) { NO_KEY } else { "its private key is not PEM" })
         })?;
-        let config = server_config(chain, key).map_err(|error| match error {
-            Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
+        let config = server_config(chain, key).map_err(|error| {
+            if matches!(error, Error::InconsistentKeys(InconsistentKeys::KeyMismatch)) {
                 in_key("the key does not belong to the certificate of TLS_CERT_FILE")
+            } else if matches!(error, Error::InvalidCertificate(_)) {
+                in_cert("its first certificate cannot be used by a server")
+            } else {
+                in_key("the key cannot be used: RSA, ECDSA (P-256, P-384) and Ed25519 can")
             }
-            Error::InvalidCertificate(_) => in_cert("its first certificate cannot be used by a server"),
-            _ => in_key("the key cannot be used: RSA, ECDSA (P-256, P-384) and Ed25519 can"),
         })?;
         if not_after < now() {
             let file = files.cert.display();

@@ -191,7 +191,8 @@ impl Connection {
             None => Box::new(stream),
             Some(client) => {
                 let connector = TlsConnector::from(Arc::clone(client));
-                Box::new(connector.connect(to.ip().into(), stream).await?)
+                // Boxed: it is large, and part of every future that sends a request.
+                Box::new(Box::pin(connector.connect(to.ip().into(), stream)).await?)
             }
         };
         let (sender, connection) =

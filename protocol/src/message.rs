@@ -3,6 +3,7 @@
 //! Parsing is done in two steps, the `type` first, for two reasons: an unknown type is somebody's future, to be skipped
 //! and not an error; and an internally tagged enum would copy every body of an old worker once more.
 
+mod redacted;
 mod relay_to_worker;
 mod worker_to_relay;
 

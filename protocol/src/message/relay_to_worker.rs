@@ -99,7 +99,7 @@ pub struct RelayLimits {
 }
 
 /// Dispatches a request.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// New for each attempt.
     pub request_id: String,

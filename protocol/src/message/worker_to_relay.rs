@@ -123,7 +123,7 @@ pub struct ModelsUpdate {
 }
 
 /// A part of a streamed answer, ready to be written.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResponseChunk {
     /// Of which request.
     pub request_id: String,
@@ -132,7 +132,7 @@ pub struct ResponseChunk {
 }
 
 /// The head of an answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResponseStart {
     /// Of which request.
     pub request_id: String,
@@ -147,7 +147,7 @@ pub struct ResponseStart {
 }
 
 /// The end of an answer. `core1` peers say nothing here but tokens and the response's id.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ResponseComplete {
     /// Of which request.
     pub request_id: String,

@@ -29,8 +29,19 @@ pub struct MessageError(serde_json::Error);
 
 impl std::fmt::Display for MessageError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // serde_json names line, column and field, and quotes scalar values only for a wrong type.
-        write!(f, "malformed message: {}", self.0)
+        write!(f, "malformed message: {}", without_values(&self.0.to_string()))
+    }
+}
+
+/// What serde_json says of a value that is none of those expected, without the value: it may be a part of a prompt. Its other
+/// errors name fields, lines and columns only.
+fn without_values(error: &str) -> String {
+    match error.find(", expected ").and_then(|_| error.rfind("expected ")) {
+        Some(expected) => {
+            let what = error.split([':', '`', '"']).next().unwrap_or_default();
+            format!("{}, {}", what.trim_end(), &error[expected..])
+        }
+        None => error.to_owned(),
     }
 }
 
@@ -124,4 +135,19 @@ pub struct Credit {
 
 fn is_false(b: &bool) -> bool {
     !*b
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_what_is_wrong_and_never_what_was_there() {
+        let told = |text: &str| RelayToWorker::parse(text).expect_err("malformed").to_string();
+        let error =
+            told(r#"{"type":"request","request_id":"r-1","endpoint_path":"/","stream":"planted, expected words"}"#);
+        assert!(!error.contains("planted") && !error.contains("words"), "{error}");
+        assert!(error.starts_with("malformed message: invalid type, expected u32 at line 1 column "), "{error}");
+        assert!(told(r#"{"type":"request","request_id":"r-1"}"#).contains("missing field `endpoint_path`"));
+    }
 }

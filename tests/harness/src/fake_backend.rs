@@ -12,9 +12,10 @@ mod request;
 #[cfg(test)]
 mod tests;
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use serde_json::json;
@@ -75,7 +76,7 @@ impl FakeBackend {
 
     /// A healthy backend at this address that lists these models.
     pub async fn start_at(addr: SocketAddr, models: &[&str]) -> Self {
-        let socket = bound(addr);
+        let socket = bound(addr).expect("a free address of this machine");
         let addr = local_addr(&socket);
         let (sender, calls) = mpsc::unbounded_channel();
         let state = State {
@@ -171,7 +172,7 @@ impl FakeBackend {
             for connection in self.shared.lock().connections.drain(..) {
                 connection.abort();
             }
-            self.door = Door::Shut(bound(self.addr));
+            self.door = Door::Shut(bound_again(self.addr).await);
         } else {
             self.door = door;
         }
@@ -204,12 +205,24 @@ impl Shared {
     }
 }
 
-fn bound(addr: SocketAddr) -> Socket {
+fn bound(addr: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).expect("a TCP socket");
     socket.set_reuse_address(true).expect("SO_REUSEADDR");
     socket.set_nonblocking(true).expect("a non-blocking socket");
-    socket.bind(&addr.into()).expect("a free address of this machine");
-    socket
+    socket.bind(&addr.into()).map(|()| socket)
+}
+
+/// Binds the port of a listener that was just closed. A program that another test starts at this moment holds a copy of it
+/// until it runs, so the port may be taken for a little longer.
+async fn bound_again(addr: SocketAddr) -> Socket {
+    let since = Instant::now();
+    loop {
+        match bound(addr) {
+            Ok(socket) => return socket,
+            Err(error) => assert!(since.elapsed() < PATIENCE, "cannot bind {addr} again: {error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 fn local_addr(socket: &Socket) -> SocketAddr {

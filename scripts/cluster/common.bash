@@ -52,7 +52,7 @@ is_root() { [ "$(id -u)" = 0 ]; }
 apt_install() {
   is_root && has apt-get || return 0
   say "installing $*"
-  local quiet=(env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@")
+  local quiet=(env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -qq -y --no-install-recommends "$@")
   "${quiet[@]}" > /dev/null 2>&1 || { apt-get update -qq && "${quiet[@]}"; } > /dev/null 2>&1 || true
 }
 

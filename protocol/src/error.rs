@@ -8,6 +8,8 @@ use std::time::Duration;
 /// Which row of the table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
+    /// The head does not say in one way where the request ends and for whom it is.
+    MalformedRequest,
     /// The body is not JSON, or a field has the wrong type.
     InvalidJson,
     /// The body names no model.
@@ -93,6 +95,7 @@ impl ErrorKind {
             status, openai_type, code, anthropic_type, should_retry: None, retry_after: None,
         };
         match self {
+            Self::MalformedRequest => row(400, "invalid_request_error", "malformed_request", "invalid_request_error"),
             Self::InvalidJson => row(400, "invalid_request_error", "invalid_json", "invalid_request_error"),
             Self::MissingModel => row(400, "invalid_request_error", "missing_model", "invalid_request_error"),
             Self::RequestTooLarge => row(413, "invalid_request_error", "request_too_large", "request_too_large"),

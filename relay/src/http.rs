@@ -2,6 +2,7 @@
 
 pub mod answer;
 pub mod auth;
+pub mod framing;
 pub mod health;
 pub mod inference;
 pub mod intake;
@@ -71,8 +72,17 @@ pub fn router(relay: Arc<Relay>, parts: Parts) -> Router {
 /// Answers one request; whatever the route, the answer carries the request's id.
 pub async fn answer(router: &mut Router, mut request: Request<Body>) -> Response {
     let client = Client::read(&request);
-    request.extensions_mut().insert(client.clone());
-    let mut response = router.call(request).await.unwrap_or_else(|never| match never {});
+    let mut response = match framing::fault(&request) {
+        None => {
+            request.extensions_mut().insert(client.clone());
+            router.call(request).await.unwrap_or_else(|never| match never {})
+        }
+        Some(fault) => {
+            let mut response = client.error(&fault);
+            response.headers_mut().insert(http::header::CONNECTION, http::HeaderValue::from_static("close"));
+            response
+        }
+    };
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         client.stamp(response.headers_mut());
     }

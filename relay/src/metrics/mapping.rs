@@ -10,7 +10,8 @@ impl Outcome {
     /// The outcome of a request that was answered with an error of ours.
     pub fn of_error(kind: &ErrorKind) -> Self {
         match kind {
-            ErrorKind::InvalidJson
+            ErrorKind::MalformedRequest
+            | ErrorKind::InvalidJson
             | ErrorKind::MissingModel
             | ErrorKind::RequestTooLarge
             | ErrorKind::KeyLimit

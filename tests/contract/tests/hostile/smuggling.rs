@@ -1,0 +1,96 @@
+//! Requests that two programs in a row could read differently, and by that as two requests: the relay beside nginx and
+//! haproxy, which get the same bytes.
+//!
+//! The rule: what the relay passes on is, request for request and byte for byte, what the others pass on too. It may
+//! answer more by itself than they do, and it may refuse.
+
+mod cases;
+mod recorder;
+
+use std::collections::BTreeMap;
+
+use modelrelay_harness::relay::Relay;
+
+use cases::{CASES, Case, Verdict};
+use recorder::{Door, Oracle, Seen, Talk, record_worker, talk};
+
+/// All that became of one case at one program.
+#[derive(Debug)]
+struct Outcome {
+    talk: Talk,
+    seen: Vec<Seen>,
+}
+
+/// Sends every case to one program, all at once, each over a connection of its own.
+async fn run(door: &Door) -> Vec<Talk> {
+    let talks: Vec<_> =
+        CASES.iter().enumerate().map(|(number, case)| tokio::spawn(talk(door.clone(), case.bytes(number)))).collect();
+    let mut ended = Vec::new();
+    for talk in talks {
+        ended.push(talk.await.expect("no conversation panics"));
+    }
+    ended
+}
+
+fn outcomes(talks: Vec<Talk>, mut seen: BTreeMap<usize, Vec<Seen>>) -> Vec<Outcome> {
+    let outcome = |(number, talk)| Outcome { talk, seen: seen.remove(&number).unwrap_or_default() };
+    talks.into_iter().enumerate().map(outcome).collect()
+}
+
+async fn relay_outcomes() -> Vec<Outcome> {
+    let relay = Relay::start().await;
+    let recorded = record_worker(relay.worker(&["m"], 1000).await);
+    let talks = run(&Door::Tcp(relay.addr())).await;
+    let seen = recorded.take();
+    assert_eq!(relay.get("/livez").await.status, 200);
+    outcomes(talks, seen)
+}
+
+async fn oracle_outcomes(name: &str) -> Option<Vec<Outcome>> {
+    let oracle = Oracle::start(name).await?;
+    let talks = run(oracle.door()).await;
+    Some(outcomes(talks, oracle.recorded.take()))
+}
+
+/// Whether everything in `few` is in `many`, in that order.
+fn is_among(few: &[Seen], many: &[Seen]) -> bool {
+    let mut many = many.iter();
+    few.iter().all(|one| many.any(|other| other == one))
+}
+
+/// What is wrong with the relay's outcome of one case, if anything.
+fn judge(case: &Case, relay: &Outcome, oracles: &[(&str, &Outcome)]) -> Vec<String> {
+    let mut faults = Vec::new();
+    let verdict = Verdict::of(relay.talk.status, relay.talk.closed, &relay.seen);
+    if verdict != case.relay {
+        faults.push(format!("expected {:?}, got {verdict:?}", case.relay));
+    }
+    for (name, oracle) in oracles {
+        let unlike = !is_among(&relay.seen, &oracle.seen);
+        if unlike && !case.stricter.contains(name) {
+            faults.push(format!("{name} passed on {:?}, the relay {:?}", oracle.seen, relay.seen));
+        }
+        // A stricter program refuses; it never reads the same bytes as something else.
+        if case.stricter.contains(name) && !oracle.seen.is_empty() && unlike {
+            faults.push(format!("{name} is not stricter, it reads something else: {:?}", oracle.seen));
+        }
+    }
+    faults
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_request_is_read_as_another_one_than_nginx_and_haproxy_read() {
+    let (relay, nginx, haproxy) = tokio::join!(relay_outcomes(), oracle_outcomes("nginx"), oracle_outcomes("haproxy"));
+    let oracles: Vec<_> =
+        [("nginx", nginx), ("haproxy", haproxy)].into_iter().filter_map(|(name, of)| Some((name, of?))).collect();
+    let mut faults = Vec::new();
+    for (number, case) in CASES.iter().enumerate() {
+        let beside: Vec<_> = oracles.iter().map(|(name, all)| (*name, &all[number])).collect();
+        let shown =
+            |outcome: &Outcome| format!("{:?}", Verdict::of(outcome.talk.status, outcome.talk.closed, &outcome.seen));
+        let others: Vec<_> = beside.iter().map(|(name, outcome)| format!("{name} {}", shown(outcome))).collect();
+        eprintln!("{}: relay {}, {}", case.name, shown(&relay[number]), others.join(", "));
+        faults.extend(judge(case, &relay[number], &beside).into_iter().map(|fault| format!("{}: {fault}", case.name)));
+    }
+    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
+}

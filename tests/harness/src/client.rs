@@ -174,7 +174,11 @@ impl Connection {
         let what = format!("the answer to {} {}", request.method, request.target);
         let log = self.log.clone();
         let is_about_the_program = request.hide_from(&log);
-        let answer = self.sender.send_request(request.into_hyper(self.host));
+        let answer = async {
+            // The last answer may have ended before its connection knows.
+            self.sender.ready().await?;
+            self.sender.send_request(request.into_hyper(self.host)).await
+        };
         let answer = within(&what, &log, answer).await;
         let answer = answer.unwrap_or_else(|error| panic!("{what}: {error}\n{}", log.dump()));
         Response::new(answer, self.driver.clone(), log, is_about_the_program)

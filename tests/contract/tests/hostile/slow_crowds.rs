@@ -1,0 +1,163 @@
+//! Two thousand peers that take for ever, and what one who does not notices of them.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use modelrelay_harness::{
+    client::{RawConnection, Request, Response},
+    relay::Relay,
+    usage::may_open,
+    worker::{ANSWER_WINDOW, FakeWorker},
+};
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+use crate::{alone, neighbour::Neighbour};
+
+/// One for each connection here, and something for the rest.
+const OPEN_FILES: u64 = 2500;
+
+const CROWD: usize = 2000;
+
+const QUESTIONS: usize = 400;
+
+/// Beside twice the time from before: the noise of a busy machine.
+const NOISE: Duration = Duration::from_millis(50);
+
+/// What a connection may cost that only begins its headers.
+const HEADER_BYTES: u64 = 24 << 10;
+
+/// What a reader may cost who does not read: the window of its answer twice over (as it came, and as it is written), and a
+/// connection.
+const READER_BYTES: u64 = 2 * ANSWER_WINDOW as u64 + HEADER_BYTES;
+
+fn check(what: &str, before: (Duration, Duration), beside: (Duration, Duration), cost: u64, bound: u64) {
+    eprintln!(
+        "{what}: p99 {:?} before, {:?} beside {CROWD}; slowest {:?} and {:?}; {} KiB each",
+        before.0,
+        beside.0,
+        before.1,
+        beside.1,
+        cost / CROWD as u64 / 1024
+    );
+    assert!(beside.0 <= 2 * before.0 + NOISE, "p99 {:?} beside {what}, {:?} before", beside.0, before.0);
+    assert!(cost < bound, "{what} cost {cost} bytes, {bound} at most");
+}
+
+/// Sends its headers a byte at a time to each, one round after the other, until told to stop. Says how many rounds it made.
+async fn dribble(mut crowd: Vec<RawConnection>, enough: Arc<AtomicBool>) -> (Vec<RawConnection>, usize) {
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-request-id: slow\r\nx-slow: ".as_bytes();
+    let mut rounds = 0;
+    while !enough.load(Ordering::Relaxed) {
+        let byte = head.get(rounds).copied().unwrap_or(b'a');
+        for slow in &mut crowd {
+            slow.write([byte]).await;
+            // Two bytes in a millisecond: never a burst.
+            if rounds % 2 == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        rounds += 1;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    (crowd, rounds)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_thousand_slow_headers_slow_down_nobody_else() {
+    if !may_open(OPEN_FILES) {
+        return;
+    }
+    let _turn = alone().await;
+    let relay = Relay::start().await;
+    let mut neighbour = Neighbour::of(&relay).await;
+    let before = neighbour.ask_often(QUESTIONS).await;
+    let memory = relay.usage().resident_bytes;
+    let mut crowd = Vec::new();
+    for _ in 0..CROWD {
+        crowd.push(RawConnection::open(relay.addr(), relay.log()).await);
+    }
+    let enough = Arc::new(AtomicBool::new(false));
+    let crowd = tokio::spawn(dribble(crowd, Arc::clone(&enough)));
+    let beside = neighbour.ask_often(QUESTIONS).await;
+    enough.store(true, Ordering::Relaxed);
+    let (crowd, rounds) = crowd.await.expect("the crowd does not panic");
+    assert!(rounds > 0, "no byte was sent beside the questions");
+    let cost = relay.usage().peak_bytes.saturating_sub(memory);
+    check("slow headers", before, beside, cost, CROWD as u64 * HEADER_BYTES);
+    drop(crowd);
+    neighbour.ask().await;
+}
+
+/// Gives each request of the crowd one window of its answer, and no end.
+async fn answer_begins(mut worker: FakeWorker, given: tokio::sync::mpsc::Sender<()>) {
+    let window = vec![b'x'; ANSWER_WINDOW];
+    for _ in 0..CROWD {
+        let job = worker.expect_request().await;
+        worker.response_start(&job, 200, &[("content-type", "text/event-stream")]).await;
+        worker.pieces(&job, &window).await;
+        let _ = given.send(()).await;
+    }
+    // Whatever comes now is read, heartbeats above all.
+    loop {
+        worker.recv_json().await;
+    }
+}
+
+async fn readers(relay: &Relay) -> (Vec<Response>, JoinHandle<()>) {
+    let worker = relay.core1_worker(&["slow"], CROWD as u64).await;
+    let (given, mut gives) = tokio::sync::mpsc::channel(CROWD);
+    let worker = tokio::spawn(answer_begins(worker, given));
+    let request =
+        Request::post("/v1/chat/completions", &json!({"model": "slow", "stream": true})).small_receive_buffer();
+    let mut asked = Vec::new();
+    for _ in 0..CROWD {
+        asked.push(relay.begin(request.clone()));
+        if asked.len() % 50 == 0 {
+            for _ in 0..50 {
+                gives.recv().await.expect("the worker lives");
+            }
+        }
+    }
+    let mut responses = Vec::new();
+    for asked in asked {
+        responses.push(asked.response().await);
+    }
+    (responses, worker)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_thousand_slow_readers_slow_down_nobody_else() {
+    if !may_open(OPEN_FILES) {
+        return;
+    }
+    let _turn = alone().await;
+    let relay = Relay::builder().env("MAX_QUEUE_LEN", "4000").start().await;
+    let mut neighbour = Neighbour::of(&relay).await;
+    let before = neighbour.ask_often(QUESTIONS).await;
+    let memory = relay.usage().resident_bytes;
+    let (mut responses, worker) = readers(&relay).await;
+    let slowly = tokio::spawn(async move {
+        // Each takes a little in turn, so that all their windows move a little.
+        for response in &mut responses {
+            response.read_at_least(1).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        responses
+    });
+    let beside = neighbour.ask_often(QUESTIONS).await;
+    let responses = slowly.await.expect("everybody had something to read");
+    let cost = relay.usage().peak_bytes.saturating_sub(memory);
+    check("slow readers", before, beside, cost, CROWD as u64 * READER_BYTES);
+    worker.abort();
+    drop(responses);
+    relay
+        .eventually("all are gone", || async { relay.admin_json("/admin/requests").await["requests"] == json!([]) })
+        .await;
+    neighbour.ask().await;
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Linux counts a process's time for `/proc` in hundredths of a second, whatever its own clock's rate.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Memory and processor time of one process.
+/// Memory, processor time and open files of one process.
 #[derive(Debug, Clone, Copy)]
 pub struct Usage {
     /// Memory that it has in RAM now.
@@ -14,6 +14,8 @@ pub struct Usage {
     pub peak_bytes: u64,
     /// Processor time since its start, its own and the kernel's for it, to a hundredth of a second.
     pub cpu: Duration,
+    /// Files, connections and the like that are open.
+    pub open_files: usize,
 }
 
 impl Usage {
@@ -28,7 +30,9 @@ impl Usage {
             std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("cannot read {path}: {error}"))
         };
         let (status, stat) = (read("status"), read("stat"));
-        Self { resident_bytes: kib(&status, "VmRSS:"), peak_bytes: kib(&status, "VmHWM:"), cpu: TICK * ticks(&stat) }
+        let open_files = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+        let (resident_bytes, peak_bytes) = (kib(&status, "VmRSS:"), kib(&status, "VmHWM:"));
+        Self { resident_bytes, peak_bytes, cpu: TICK * ticks(&stat), open_files }
     }
 }
 

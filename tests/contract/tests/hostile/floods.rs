@@ -204,7 +204,9 @@ async fn floods_are_refused_or_passed_on_and_no_neighbour_waits() {
 
 fn config() -> String {
     let secret = modelrelay_harness::relay::WORKER_SECRET;
-    format!("providers:\n- name: local\n  workerSecrets: [{{value: {secret}}}]\n  models: [{{id: m}}, {{id: neighbour}}]\n")
+    format!(
+        "providers:\n- name: local\n  workerSecrets: [{{value: {secret}}}]\n  models: [{{id: m}}, {{id: neighbour}}]\n"
+    )
 }
 
 /// The answer to a request with these header lines.

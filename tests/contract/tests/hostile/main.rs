@@ -1,6 +1,8 @@
 //! Peers that mean harm, or behave as if they did: what they can reach, and what their neighbours notice.
 
+mod disconnects;
 mod floods;
+mod lying_worker;
 mod neighbour;
 mod slow_crowds;
 mod smuggling;

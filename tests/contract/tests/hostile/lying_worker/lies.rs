@@ -106,7 +106,7 @@ impl Dice {
         };
         match found.cloned() {
             Some((id, stream)) => (json!(id), stream),
-            None => (self.odd_value(), u32::try_from(self.below(64)).expect("small")),
+            None => (json!(self.text(300)), u32::try_from(self.below(64)).expect("small")),
         }
     }
 }
@@ -166,7 +166,7 @@ fn message(dice: &mut Dice, known: &Known) -> Value {
         10 => json!({"type": "grant", "slots": 4, "others": 0, "capacity": 4, "links": 1,
             "models": [{"id": "lie", "slots": number(dice)}, {"id": "lie", "slots": 1}, {"id": "honest", "slots": 9}]}),
         11 => json!({"type": "models_update", "models": models(dice), "current_load": number(dice)}),
-        12 => json!({"type": "pong", "current_load": number(dice), "timestamp_unix_ms": dice.odd_value()}),
+        12 => json!({"type": "pong", "current_load": number(dice), "timestamp_unix_ms": u64::MAX}),
         13 => json!({"type": "slots", "slots": slots(dice)}),
         14 => json!({"type": "command_result", "op_id": id, "ok": dice.below(2) == 0, "error": dice.text(50)}),
         _ => json!({"type": dice.text(20), "request_id": id}),

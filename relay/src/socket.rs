@@ -10,6 +10,7 @@ mod read_ahead;
 pub mod register;
 pub mod session;
 pub mod slots;
+pub mod upgrade;
 mod worker_info;
 
 use std::net::{IpAddr, SocketAddr};
@@ -19,14 +20,8 @@ use std::time::{Instant, SystemTime};
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use http::header::{CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
-use http::{HeaderMap, HeaderValue, Request, StatusCode};
+use http::{HeaderValue, Request, StatusCode};
 use hyper::upgrade::{OnUpgrade, Upgraded};
-use hyper_util::rt::TokioIo;
-use modelrelay_protocol::limits::MAX_MESSAGE_BYTES;
-use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use tracing::{debug, warn};
 
 use crate::http::peer::Peer;
@@ -35,13 +30,7 @@ use crate::metrics::{ConnectionResult, Realm};
 use crate::provider::Provider;
 use crate::relay::Relay;
 use crate::shared::Phase;
-use crate::tls::{Connection, MaybeTls};
-use io::{Pulse, PulsedIo};
-use read_ahead::ReadAhead;
-
-/// What tungstenite reads of a message at a time. It clears so much before each read, and an idle worker holds it; the
-/// system calls are larger, see [`ReadAhead`].
-const READ_BUFFER_BYTES: usize = 2 << 10;
+use io::Pulse;
 
 /// What a worker showed at the door.
 #[derive(Clone, Copy)]
@@ -56,7 +45,7 @@ pub struct Admission {
 
 /// `GET /v1/worker/connect`
 pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>) -> Response {
-    let accept = match websocket_accept(request.headers()) {
+    let accept = match upgrade::accept(request.headers()) {
         Ok(accept) => accept,
         Err(refusal) => return *refusal,
     };
@@ -76,39 +65,15 @@ pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>
             Err(error) => debug!(%error, "worker upgrade failed"),
         }
     });
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let headers = response.headers_mut();
-    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
-    response
+    upgrade::switching(accept)
 }
 
 async fn serve(upgraded: Upgraded, provider: Arc<Provider>, admission: Admission) {
-    // Always a connection of our own listener; taken out of hyper's boxes, it costs less.
-    let Ok(parts) = upgraded.downcast::<TokioIo<Connection>>() else {
+    let pulse = Pulse::new();
+    let Some((socket, _place)) = upgrade::open(upgraded, &pulse).await else {
         warn!("a worker's connection is of an unexpected kind");
         return;
     };
-    let (stream, _place) = match parts.io.into_inner() {
-        Connection::Plain(io) => {
-            let (stream, place) = io.into_parts();
-            (MaybeTls::Plain(stream), Some(place))
-        }
-        Connection::Tls(mut stream) => {
-            // The session has a rule of its own for a worker that stops reading.
-            stream.get_mut().0.leave_patience_to_others();
-            (MaybeTls::Tls(stream), None)
-        }
-    };
-    let pulse = Pulse::new();
-    let config = WebSocketConfig::default()
-        .read_buffer_size(READ_BUFFER_BYTES)
-        .max_message_size(Some(MAX_MESSAGE_BYTES))
-        .max_frame_size(Some(MAX_MESSAGE_BYTES));
-    let io = ReadAhead::new(PulsedIo::new(stream, Arc::clone(&pulse)));
-    let socket = WebSocketStream::from_partially_read(io, parts.read_buf.to_vec(), Role::Server, Some(config)).await;
     session::serve(socket, pulse, provider, admission).await;
 }
 
@@ -198,25 +163,6 @@ fn percent_decoded(value: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn websocket_accept(headers: &HeaderMap) -> Result<HeaderValue, Box<Response>> {
-    let has = |name, wanted: &str| {
-        let values = headers.get_all(name).iter().filter_map(|value: &HeaderValue| value.to_str().ok());
-        values.flat_map(|value| value.split(',')).any(|token| token.trim().eq_ignore_ascii_case(wanted))
-    };
-    if !has(UPGRADE, "websocket") || !has(SEC_WEBSOCKET_VERSION, "13") && headers.contains_key(SEC_WEBSOCKET_VERSION) {
-        let mut response = refuse(StatusCode::UPGRADE_REQUIRED, "workers connect here by WebSocket, version 13");
-        response.headers_mut().insert(UPGRADE, HeaderValue::from_static("websocket"));
-        response.headers_mut().insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
-        return Err(Box::new(response));
-    }
-    let key = headers.get(SEC_WEBSOCKET_KEY).filter(|key| key.len() == 24);
-    let Some(key) = key.filter(|_| has(CONNECTION, "upgrade") && has(SEC_WEBSOCKET_VERSION, "13")) else {
-        return Err(Box::new(refuse(StatusCode::BAD_REQUEST, "not a proper WebSocket handshake")));
-    };
-    HeaderValue::try_from(derive_accept_key(key.as_bytes()))
-        .map_err(|_| Box::new(refuse(StatusCode::BAD_REQUEST, "not a proper WebSocket handshake")))
-}
-
 /// A refusal that a worker's log, or a person with curl, can read.
 fn refuse(status: StatusCode, message: &str) -> Response {
     let body = serde_json::json!({ "error": { "message": message, "code": status.as_u16() } }).to_string();
@@ -236,28 +182,5 @@ mod tests {
         assert_eq!(query.provider.as_deref(), Some("a b"));
         assert_eq!(query.worker_secret.as_deref(), Some("s+s%zz t"));
         assert_eq!(Query::parse(""), Query::default());
-    }
-
-    fn status(pairs: &[(&'static str, &'static str)]) -> Option<u16> {
-        let mut headers = HeaderMap::new();
-        for (name, value) in pairs {
-            headers.append(*name, HeaderValue::from_static(value));
-        }
-        websocket_accept(&headers).err().map(|response| response.status().as_u16())
-    }
-
-    #[test]
-    fn a_handshake_must_be_whole() {
-        let whole = [
-            ("connection", "keep-alive, Upgrade"),
-            ("upgrade", "websocket"),
-            ("sec-websocket-version", "13"),
-            ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
-        ];
-        assert_eq!(status(&whole), None);
-        assert_eq!(status(&[]), Some(426));
-        assert_eq!(status(&[whole[0], whole[1], ("sec-websocket-version", "8"), whole[3]]), Some(426));
-        assert_eq!(status(&[whole[0], whole[1], whole[2]]), Some(400));
-        assert_eq!(status(&[whole[1], whole[2], whole[3]]), Some(400));
     }
 }

@@ -44,8 +44,11 @@ const BATCH_BYTES: usize = 128 << 10;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 const PROTOCOL_ERROR: Close = Close { code: 1002, reason: "worker registration protocol error" };
+const NO_UTF8: Close = Close { code: 1007, reason: "text that is no UTF-8" };
 const TOO_LARGE: Close = Close { code: 1009, reason: "message too large" };
 const HEARTBEAT_LOST: Close = Close { code: 1000, reason: "worker heartbeat timed out" };
+/// In answer to the worker's own close, whose code the library sends back in the place of this one.
+const GOODBYE: Close = Close { code: 1000, reason: "" };
 const DRAIN_TIMED_OUT: Close = Close { code: 1000, reason: "graceful shutdown timed out" };
 
 /// Closed because the drain is complete.
@@ -191,6 +194,7 @@ where
             Some(Ok(Message::Text(text))) => text,
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
             Some(Err(WsError::Capacity(_))) => return Err(TOO_LARGE),
+            Some(Err(WsError::Utf8(_))) => return Err(NO_UTF8),
             Some(Ok(Message::Binary(_) | Message::Close(_) | Message::Frame(_)) | Err(_)) | None => {
                 return Err(PROTOCOL_ERROR);
             }
@@ -280,7 +284,10 @@ where
             }
             Some(Ok(Message::Binary(bytes))) => inbound::handle_binary(provider, link, bytes),
             Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => Ok(()),
-            Some(Ok(Message::Close(_))) | None => return End::gone(DisconnectReason::ClosedByWorker),
+            Some(Ok(Message::Close(_))) => return End::closing(GOODBYE, DisconnectReason::ClosedByWorker),
+            None => return End::gone(DisconnectReason::ClosedByWorker),
+            // Its words would be those of the message, which no log may have.
+            Some(Err(WsError::Utf8(_))) => return End::closing(NO_UTF8, DisconnectReason::ProtocolError),
             Some(Err(WsError::Capacity(_))) => return End::closing(TOO_LARGE, DisconnectReason::MessageTooLarge),
             Some(Err(WsError::Protocol(error))) => {
                 debug!(worker = %link.info.name, %error, "websocket protocol error");
@@ -384,9 +391,12 @@ where
 {
     let frame = CloseFrame { code: close.code.into(), reason: close.reason.into() };
     let closed = async {
-        socket.close(Some(frame)).await?;
+        if socket.close(Some(frame)).await.is_err() {
+            // The worker was first: what is left to send is the answer to its close.
+            return socket.flush().await;
+        }
         while let Some(Ok(_)) = socket.next().await {}
-        Ok::<_, WsError>(())
+        Ok(())
     };
     // A peer that does not answer is dropped all the same.
     let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;

@@ -6,6 +6,7 @@ mod lying_worker;
 mod neighbour;
 mod slow_crowds;
 mod smuggling;
+mod websocket;
 
 use tokio::sync::{Mutex, MutexGuard};
 

@@ -1,0 +1,68 @@
+//! Sends every WebSocket message back, over the relay's own listener, upgrade and socket: for Autobahn's test suite, which
+//! speaks to nothing but an echo server. `make autobahn` runs it.
+//!
+//! ```sh
+//! cargo run -p modelrelay-relay --example websocket_echo    # says where it listens
+//! ```
+
+use std::error::Error;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use axum::routing::any;
+use clap::Parser;
+use futures_util::{SinkExt, StreamExt};
+use http::{Request, StatusCode};
+use hyper::upgrade::OnUpgrade;
+use modelrelay_relay::cli::Args;
+use modelrelay_relay::config::Config;
+use modelrelay_relay::metrics::Metrics;
+use modelrelay_relay::net;
+use modelrelay_relay::server::{self, Serving};
+use modelrelay_relay::shared::Shared;
+use modelrelay_relay::socket::io::Pulse;
+use modelrelay_relay::socket::upgrade::{self, Socket};
+use tokio_util::task::TaskTracker;
+
+const CONNECTIONS: usize = 64;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse_from(["websocket-echo", "--worker-secret", "nobody-is-asked-for-it"]);
+    let shared = Shared::new(Config::from_args(&args)?, Arc::new(Metrics::new()));
+    let listener = net::listen(([127, 0, 0, 1], 0).into()).await?;
+    eprintln!("listening on ws://{}", listener.local_addr()?);
+    let router = Router::new().fallback(any(connect));
+    server::serve(listener, Serving { router, shared, tls: None }, CONNECTIONS, TaskTracker::new()).await;
+    Ok(())
+}
+
+async fn connect(mut request: Request<Body>) -> Response {
+    let accept = match upgrade::accept(request.headers()) {
+        Ok(accept) => accept,
+        Err(refusal) => return *refusal,
+    };
+    let Some(upgrading) = request.extensions_mut().remove::<OnUpgrade>() else {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::BAD_REQUEST;
+        return response;
+    };
+    tokio::spawn(async move {
+        let Ok(upgraded) = upgrading.await else { return };
+        if let Some((socket, _place)) = upgrade::open(upgraded, &Pulse::new()).await {
+            echo(socket).await;
+        }
+    });
+    upgrade::switching(accept)
+}
+
+/// Pings and closes are answered below this.
+async fn echo(mut socket: Socket) {
+    while let Some(Ok(message)) = socket.next().await {
+        if (message.is_text() || message.is_binary()) && socket.send(message).await.is_err() {
+            return;
+        }
+    }
+}

@@ -286,7 +286,6 @@ where
             Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => Ok(()),
             Some(Ok(Message::Close(_))) => return End::closing(GOODBYE, DisconnectReason::ClosedByWorker),
             None => return End::gone(DisconnectReason::ClosedByWorker),
-            // Its words would be those of the message, which no log may have.
             Some(Err(WsError::Utf8(_))) => return End::closing(NO_UTF8, DisconnectReason::ProtocolError),
             Some(Err(WsError::Capacity(_))) => return End::closing(TOO_LARGE, DisconnectReason::MessageTooLarge),
             Some(Err(WsError::Protocol(error))) => {

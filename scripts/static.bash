@@ -27,11 +27,12 @@ outdate() {
 }
 
 check_static() {
-  if ldd "$1" 2> /dev/null | grep -q '=>'; then
+  # All of it is read: a `grep -q` that leaves early would end the program before it, and with pipefail the whole.
+  if [[ $(ldd "$1" 2> /dev/null) == *'=>'* ]]; then
     echo "$1 is not static" >&2
     return 1
   fi
   is_auditable "$1" || { echo "$1 does not list its libraries" >&2; return 1; }
 }
 
-is_auditable() { readelf --sections --wide "$1" 2> /dev/null | grep -q '\.dep-v0'; }
+is_auditable() { [[ $(readelf --sections --wide "$1" 2> /dev/null) == *.dep-v0* ]]; }

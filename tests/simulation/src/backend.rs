@@ -1,6 +1,7 @@
 //! The inference servers: one for each worker, on one host.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
 
@@ -12,14 +13,16 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use turmoil::net::TcpListener;
 
 use crate::answer;
+use crate::determinism;
 use crate::ledger::{Event, Ledger};
 use crate::plan::{Plan, RequestPlan, Trouble};
+use crate::router::Router;
 use crate::secrets;
 
 type Body = Either<Full<Bytes>, StreamBody<LocalBoxStream<'static, io::Result<Frame<Bytes>>>>>;
@@ -34,13 +37,27 @@ pub struct Backend {
     ledger: Ledger,
     is_up: watch::Receiver<bool>,
     executions: Cell<usize>,
+    /// How many run of each request's model.
+    running: RefCell<BTreeMap<&'static str, usize>>,
+    router: Option<RefCell<Router>>,
     seen: RefCell<Vec<String>>,
 }
 
 impl Backend {
     /// Of the worker of that number; it serves while `is_up`.
     pub fn new(worker: usize, plan: Rc<Plan>, ledger: Ledger, is_up: watch::Receiver<bool>) -> Rc<Self> {
-        Rc::new(Self { worker, plan, ledger, is_up, executions: Cell::new(0), seen: RefCell::default() })
+        let own = &plan.workers[worker];
+        let router = own.slot.clone().map(|slot| RefCell::new(Router::new(slot, &own.models)));
+        Rc::new(Self {
+            worker,
+            router,
+            plan,
+            ledger,
+            is_up,
+            executions: Cell::new(0),
+            running: RefCell::default(),
+            seen: RefCell::default(),
+        })
     }
 
     /// Serves for ever.
@@ -70,6 +87,12 @@ impl Backend {
 
     async fn answer(self: Rc<Self>, request: Request<Incoming>) -> Result<Response<Body>, io::Error> {
         self.look_for_secrets(&request);
+        let path = request.uri().path().to_owned();
+        if let Some(router) = &self.router
+            && path.starts_with("/models")
+        {
+            return self.manage(router, &path, request.into_body()).await;
+        }
         if request.method() == http::Method::GET {
             let models = &self.plan.workers[self.worker].models;
             let models: Vec<_> = models.iter().map(|id| json!({ "id": id, "object": "model" })).collect();
@@ -92,7 +115,12 @@ impl Backend {
         if !self.plan.workers[self.worker].models.contains(&plan.model) {
             self.wrong(format!("request {nonce} came to a worker that does not serve {}", plan.model));
         }
-        let execution = Execution::begin(&self, nonce);
+        if let Some(router) = &self.router
+            && !router.borrow_mut().is_loaded(plan.model, determinism::elapsed())
+        {
+            self.wrong(format!("request {nonce} came while {} was not loaded", plan.model));
+        }
+        let execution = Execution::begin(&self, nonce, plan.model);
         sleep(plan.answer.thinks).await;
         match plan.answer.trouble {
             Trouble::Hangs => std::future::pending().await,
@@ -100,6 +128,29 @@ impl Backend {
             Trouble::Refuses => Ok(whole(500, answer::BACKEND_ERROR.to_owned())),
             Trouble::None | Trouble::ClosesMidway | Trouble::HangsMidway => Ok(begin(execution, plan)),
         }
+    }
+
+    /// Lists, loads and unloads.
+    async fn manage(&self, router: &RefCell<Router>, path: &str, body: Incoming) -> Result<Response<Body>, io::Error> {
+        let now = determinism::elapsed();
+        if path == "/models" {
+            return Ok(whole(200, router.borrow_mut().list(now).to_string()));
+        }
+        let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+        let body: Value = serde_json::from_slice(&body).map_err(io::Error::other)?;
+        let model = body["model"].as_str().unwrap_or_default();
+        if path == "/models/load" {
+            if let Err(wrong) = router.borrow_mut().load(model, now) {
+                self.wrong(wrong);
+            }
+        } else {
+            let running = self.running.borrow().get(model).copied().unwrap_or_default();
+            if running > 0 {
+                self.wrong(format!("{model} is unloaded under {running} requests"));
+            }
+            router.borrow_mut().unload(model);
+        }
+        Ok(whole(200, json!({ "success": true }).to_string()))
     }
 
     fn look_for_secrets(&self, request: &Request<Incoming>) {
@@ -124,19 +175,22 @@ impl Backend {
 struct Execution {
     backend: Rc<Backend>,
     number: usize,
+    model: &'static str,
 }
 
 impl Execution {
-    fn begin(backend: &Rc<Backend>, nonce: usize) -> Self {
+    fn begin(backend: &Rc<Backend>, nonce: usize, model: &'static str) -> Self {
         let number = backend.executions.get();
         backend.executions.set(number + 1);
         backend.ledger.note(Event::Began { nonce, worker: backend.worker, execution: number });
-        Self { backend: Rc::clone(backend), number }
+        *backend.running.borrow_mut().entry(model).or_default() += 1;
+        Self { backend: Rc::clone(backend), number, model }
     }
 }
 
 impl Drop for Execution {
     fn drop(&mut self) {
+        self.backend.running.borrow_mut().entry(self.model).and_modify(|running| *running -= 1);
         self.backend.ledger.note(Event::Finished { worker: self.backend.worker, execution: self.number });
     }
 }

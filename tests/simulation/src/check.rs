@@ -32,6 +32,9 @@ const REASONS: [&str; 9] = [
 /// Those of them that need nothing to go wrong.
 const REASONS_OF_LOAD: [&str; 3] = ["queue_full", "queue_timeout", "request_timeout"];
 
+/// Those that a worker with a slot adds, and that need nothing to go wrong but loads.
+const REASONS_OF_SLOTS: [&str; 3] = ["model_loading", "severed_by_swap", "backend_unavailable"];
+
 /// A request is begun so often at most before its first byte: it is sent to a worker once and three times again, and a worker
 /// asks its backend once more when a connection that it had kept turns out to be closed.
 const MAX_EXECUTIONS: usize = 8;
@@ -153,7 +156,8 @@ impl<'a> History<'a> {
         // A stream that has begun with a comment has said 200, and says the backend's error in-band.
         let own_error = request.answer.trouble == Trouble::Refuses && code == "backend_error";
         let is_quiet = self.plan.faults.is_empty() && request.answer.trouble == Trouble::None;
-        if own_error {
+        let has_slots = self.plan.workers.iter().any(|worker| worker.slot.is_some());
+        if own_error || (has_slots && REASONS_OF_SLOTS.contains(&code)) {
             None
         } else if !REASONS.contains(&code) {
             Some(format!("ended for the reason {code:?}, which is none"))
@@ -168,7 +172,10 @@ impl<'a> History<'a> {
         let settings = &self.plan.settings;
         let held: Duration = self.faults_of(request.relay).map(|fault| fault.1).sum();
         let read = request.reads_each.map_or(Duration::ZERO, |each| each * 2 * (request.answer.pieces as u32 + 10));
-        Duration::from_secs(settings.queue_timeout + settings.request_timeout) + SLACK + held + read
+        Duration::from_secs(settings.queue_timeout + settings.cold_timeout + settings.request_timeout)
+            + SLACK
+            + held
+            + read
     }
 
     /// Faults between clients and that relay, and how long they may delay a packet.
@@ -313,7 +320,8 @@ mod tests {
 
     /// One request for a stream to the only relay, and nothing goes wrong.
     fn plan() -> Plan {
-        let seeds = (0..).map(Plan::new).find(|plan| plan.relays == 1 && plan.requests[0].answer.streams);
+        let seeds =
+            (0..).map(|seed| Plan::new(seed, false)).find(|plan| plan.relays == 1 && plan.requests[0].answer.streams);
         let mut plan = seeds.expect("there is one");
         plan.requests.truncate(1);
         let request = &mut plan.requests[0];
@@ -321,7 +329,8 @@ mod tests {
         (request.leaves_after, request.reads_each) = (None, None);
         plan.faults.clear();
         (plan.tick, plan.latency) = (Duration::from_millis(1), Duration::from_millis(1));
-        plan.workers[0].capacity = 1;
+        (plan.workers[0].capacity, plan.workers[0].slot) = (1, None);
+        plan.workers.truncate(1);
         plan
     }
 
@@ -396,7 +405,7 @@ mod tests {
         let doubled =
             [sent(), began(1, 0), (2, Event::FirstByte { nonce: 0 }), began(3, 1), ended(4, Ending::Answered)];
         assert!(judged(&plan(), &doubled).join(" ").contains("begun again behind its first byte"));
-        let many: Vec<_> = (0..9).map(|execution| (1, Event::Began { nonce: 0, worker: 1, execution })).collect();
+        let many: Vec<_> = (0..9).map(|execution| (1, Event::Began { nonce: 0, worker: 0, execution })).collect();
         let many = [vec![sent()], many, vec![ended(9, Ending::Answered)]].concat();
         assert!(judged(&plan(), &many).join(" ").contains("was worked on 9 times"));
     }

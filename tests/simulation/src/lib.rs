@@ -12,5 +12,6 @@ pub mod determinism;
 pub mod ledger;
 pub mod log;
 pub mod plan;
+pub mod router;
 pub mod secrets;
 pub mod world;

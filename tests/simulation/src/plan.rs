@@ -42,6 +42,19 @@ pub struct WorkerPlan {
     pub models: Vec<&'static str>,
     /// How much of it at once.
     pub capacity: usize,
+    /// Its multiplexer's only slot; `None`: its backend has all models at once.
+    pub slot: Option<SlotPlan>,
+}
+
+/// A slot that holds one model at a time.
+#[derive(Debug, Clone)]
+pub struct SlotPlan {
+    /// What a load takes.
+    pub loads_in: Duration,
+    /// Each load of that number fails; 0: none does.
+    pub fails_each: usize,
+    /// `drainTimeout`, in seconds.
+    pub drain_timeout: u64,
 }
 
 /// Settings of the relays.
@@ -51,6 +64,8 @@ pub struct Settings {
     pub queue_len: usize,
     /// `QUEUE_TIMEOUT_SECS`.
     pub queue_timeout: u64,
+    /// `COLD_TIMEOUT_SECS`.
+    pub cold_timeout: u64,
     /// `REQUEST_TIMEOUT_SECS`.
     pub request_timeout: u64,
     /// `DRAIN_TIMEOUT_SECS`.
@@ -149,8 +164,21 @@ pub enum FaultKind {
 }
 
 impl Plan {
-    /// What `seed` means.
-    pub fn new(seed: u64) -> Self {
+    /// What `seed` means; `with_slots`: some of its workers swap models.
+    pub fn new(seed: u64, with_slots: bool) -> Self {
+        let mut plan = Self::without_slots(seed);
+        if with_slots {
+            // From numbers of its own, so that all else of the seed stays as it is.
+            let mut rng = SmallRng::seed_from_u64(!seed);
+            for worker in &mut plan.workers {
+                worker.slot = rng.random_bool(0.4).then(|| SlotPlan::new(&mut rng));
+            }
+            plan.settings.cold_timeout = rng.random_range(5..=20);
+        }
+        plan
+    }
+
+    fn without_slots(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let relays = rng.random_range(1..=2);
         let models = &MODELS[..rng.random_range(1..=MODELS.len())];
@@ -201,15 +229,32 @@ fn probes(requests: &[RequestPlan], relays: usize, workers: &[WorkerPlan]) -> Ve
 impl WorkerPlan {
     fn new(rng: &mut SmallRng, models: &[&'static str]) -> Self {
         let count = rng.random_range(1..=models.len());
-        Self { models: models.choose_multiple(rng, count).copied().collect(), capacity: rng.random_range(1..=4) }
+        Self {
+            models: models.choose_multiple(rng, count).copied().collect(),
+            capacity: rng.random_range(1..=4),
+            slot: None,
+        }
+    }
+}
+
+impl SlotPlan {
+    fn new(rng: &mut SmallRng) -> Self {
+        Self {
+            loads_in: within(rng, Duration::from_secs(3)),
+            fails_each: *[0, 0, 4].choose(rng).expect("three"),
+            drain_timeout: rng.random_range(1..=5),
+        }
     }
 }
 
 impl Settings {
     fn new(rng: &mut SmallRng) -> Self {
+        let queue_len = *[2, 10, 100].choose(rng).expect("three");
+        let queue_timeout = rng.random_range(2..=10);
         Self {
-            queue_len: *[2, 10, 100].choose(rng).expect("three"),
-            queue_timeout: rng.random_range(2..=10),
+            queue_len,
+            queue_timeout,
+            cold_timeout: queue_timeout,
             request_timeout: rng.random_range(12..=30),
             drain_timeout: rng.random_range(2..=10),
             keepalive: *[0, 0, 2].choose(rng).expect("three"),

@@ -2,8 +2,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,7 +23,7 @@ use turmoil::Sim;
 use crate::backend::{Backend, FIRST_PORT};
 use crate::ledger::{Entry, Event, Ledger};
 use crate::log::{self, Line};
-use crate::plan::{Fault, FaultKind, Plan};
+use crate::plan::{Fault, FaultKind, Plan, SlotPlan, WorkerPlan};
 use crate::{check, client, determinism, secrets};
 
 /// After the last fault every model of every relay is served again within this time.
@@ -52,8 +54,8 @@ pub struct Report {
 
 /// Runs a seed to its end, on a thread of its own. The first seed of a process is the same in every process; a later one is not,
 /// because tokio counts tasks from the process's begin.
-pub fn run(seed: u64) -> Report {
-    let ran = determinism::enter(seed, move || World::run(Plan::new(seed)));
+pub fn run(seed: u64, with_slots: bool) -> Report {
+    let ran = determinism::enter(seed, move || World::run(Plan::new(seed, with_slots)));
     ran.unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().cloned();
         let said = said.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default();
@@ -130,9 +132,13 @@ impl World {
             world.start_relay(&mut sim, relay, keys);
         }
         for worker in 0..world.plan.workers.len() {
-            world.start_worker(&mut sim, worker);
+            world.start_worker(&mut sim, worker, folder.path().join(format!("worker-{worker}.yaml")));
         }
         world.start_clients(&mut sim);
+        for worker in 0..world.plan.workers.len() {
+            // They are on one machine: what is sent first comes first.
+            sim.set_link_latency(format!("worker-{worker}"), "backends", Duration::ZERO);
+        }
         world.drive(sim)
     }
 
@@ -152,14 +158,18 @@ impl World {
         });
     }
 
-    fn start_worker(&mut self, sim: &mut Sim<'_>, number: usize) {
+    fn start_worker(&mut self, sim: &mut Sim<'_>, number: usize, config: PathBuf) {
         let name = format!("worker-{number}");
         let host = self.add_host(&name);
         let plan = Rc::clone(&self.plan);
+        if let Some(slot) = &plan.workers[number].slot {
+            let yaml = worker_yaml(&plan.workers[number], slot, number);
+            fs::write(&config, yaml).expect("a folder that can be written");
+        }
         sim.host(name, move || {
-            let (plan, host) = (Rc::clone(&plan), host.clone());
+            let (plan, host, config) = (Rc::clone(&plan), host.clone(), config.clone());
             async move {
-                let Ok(Command::Run(args)) = parse(worker_arguments(&plan, number)) else {
+                let Ok(Command::Run(args)) = parse(worker_arguments(&plan, number, &config)) else {
                     return Err("the worker's arguments".into());
                 };
                 let worker = Rc::new(std::sync::Arc::new(Worker::new(Settings::load(&args)?)?));
@@ -381,6 +391,7 @@ fn relay_arguments(plan: &Plan, keys: &str) -> Vec<String> {
     set("heartbeat-interval", "1".to_owned());
     set("max-queue-len", settings.queue_len.to_string());
     set("queue-timeout-secs", settings.queue_timeout.to_string());
+    set("cold-timeout-secs", settings.cold_timeout.to_string());
     set("request-timeout-secs", settings.request_timeout.to_string());
     set("drain-timeout-secs", settings.drain_timeout.to_string());
     set("stream-keepalive-secs", settings.keepalive.to_string());
@@ -388,18 +399,36 @@ fn relay_arguments(plan: &Plan, keys: &str) -> Vec<String> {
     arguments
 }
 
-fn worker_arguments(plan: &Plan, number: usize) -> Vec<String> {
+fn worker_arguments(plan: &Plan, number: usize, config: &Path) -> Vec<String> {
     let worker = &plan.workers[number];
     let mut arguments = vec!["modelrelay-worker".to_owned()];
     let mut set = |flag: &str, value: String| arguments.extend([format!("--{flag}"), value]);
     set("proxy-url", format!("dns+http://relay:{}", client::RELAY_PORT));
     set("worker-secret", secrets::WORKER_SECRET.to_owned());
     set("worker-name", format!("worker-{number}"));
-    set("backend-url", format!("http://backends:{}", FIRST_PORT + number as u16));
-    set("models", worker.models.join(","));
-    set("max-concurrency", worker.capacity.to_string());
     set("shutdown-timeout-secs", plan.settings.drain_timeout.to_string());
+    if worker.slot.is_some() {
+        set("config", config.display().to_string());
+    } else {
+        set("backend-url", backend_url(number));
+        set("models", worker.models.join(","));
+        set("max-concurrency", worker.capacity.to_string());
+    }
     arguments
+}
+
+/// The `worker.yaml` of a worker with a slot.
+fn worker_yaml(worker: &WorkerPlan, slot: &SlotPlan, number: usize) -> String {
+    let capacity = worker.capacity;
+    let models = worker.models.iter().map(|id| format!("    - {{id: {id}, maxConcurrency: {capacity}}}\n"));
+    let (drain, url) = (slot.drain_timeout, backend_url(number));
+    let head = format!("multiplexer:\n  drainTimeout: {drain}s\n  minResidency: 1s\n  slots:\n  - id: gpu0\n");
+    let slot = format!("    driver: llama-server\n    url: {url}\n    models:\n");
+    head + &slot + &models.collect::<String>()
+}
+
+fn backend_url(number: usize) -> String {
+    format!("http://backends:{}", FIRST_PORT + number as u16)
 }
 
 fn story(entries: &[Entry], lines: &[Line]) -> String {

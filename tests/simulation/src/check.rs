@@ -7,7 +7,7 @@
 //! 5. Nothing that a peer does stops a process (a panic anywhere fails the seed).
 //! 6. Nothing secret is logged, or forwarded to a party it is not for (a backend looks itself).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use crate::client;
@@ -170,7 +170,7 @@ impl<'a> History<'a> {
 
     fn longest(&self, request: &RequestPlan) -> Duration {
         let settings = &self.plan.settings;
-        let held: Duration = self.faults_of(request.relay).map(|fault| fault.1).sum();
+        let held: Duration = self.delays(request.relay).sum();
         let read = request.reads_each.map_or(Duration::ZERO, |each| each * 2 * (request.answer.pieces as u32 + 10));
         Duration::from_secs(settings.queue_timeout + settings.cold_timeout + settings.request_timeout)
             + SLACK
@@ -178,18 +178,18 @@ impl<'a> History<'a> {
             + read
     }
 
-    /// Faults between clients and that relay, and how long they may delay a packet.
-    fn faults_of(&self, relay: usize) -> impl Iterator<Item = (Duration, Duration)> {
+    /// How long each fault between clients and that relay may delay a packet.
+    fn delays(&self, relay: usize) -> impl Iterator<Item = Duration> {
         let relay = format!("relay-{relay}");
         self.plan.faults.iter().filter_map(move |fault| match &fault.kind {
-            FaultKind::Hold(a, b) if *a == relay && b == "clients" => Some((fault.at, fault.lasts)),
-            FaultKind::Slow(a, b, by) if *a == relay && b == "clients" => Some((fault.at, *by * 6)),
+            FaultKind::Hold(a, b) if *a == relay && b == "clients" => Some(fault.lasts),
+            FaultKind::Slow(a, b, by) if *a == relay && b == "clients" => Some(*by * 6),
             _ => None,
         })
     }
 
     fn is_hard_to_reach(&self, relay: usize) -> bool {
-        self.faults_of(relay).next().is_some()
+        self.delays(relay).next().is_some()
     }
 
     fn relay_went(&self, relay: usize, from: Duration, to: Duration) -> bool {
@@ -260,7 +260,7 @@ fn check_order(lines: &[Line]) -> Vec<String> {
     let mut submitted: HashMap<(&str, &str), usize> = HashMap::new();
     // The latest request that was sent of each model, by relay.
     let mut latest: HashMap<(&str, &str), (usize, &str)> = HashMap::new();
-    let mut sent: HashMap<(&str, &str), ()> = HashMap::new();
+    let mut sent: HashSet<(&str, &str)> = HashSet::new();
     let mut wrong = Vec::new();
     // What is logged without a host is a killed process being taken apart, in which nothing would run any more.
     for (place, line) in lines.iter().enumerate().filter(|(_, line)| !line.host.is_empty()) {
@@ -268,7 +268,7 @@ fn check_order(lines: &[Line]) -> Vec<String> {
         let key = (line.host.as_str(), id);
         match line.message.as_str() {
             "request submitted" => drop(submitted.insert(key, place)),
-            "request dispatched" if sent.insert(key, ()).is_none() => {
+            "request dispatched" if sent.insert(key) => {
                 let Some(came) = submitted.get(&key) else {
                     wrong.push(format!("{id} was dispatched and never submitted"));
                     continue;

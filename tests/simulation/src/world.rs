@@ -7,6 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use modelrelay_relay::cli::Args as RelayArgs;
@@ -172,7 +173,7 @@ impl World {
                 let Ok(Command::Run(args)) = parse(worker_arguments(&plan, number, &config)) else {
                     return Err("the worker's arguments".into());
                 };
-                let worker = Rc::new(std::sync::Arc::new(Worker::new(Settings::load(&args)?)?));
+                let worker = Arc::new(Worker::new(Settings::load(&args)?)?);
                 let mut stop = host.stop.borrow().subscribe();
                 let stop = async move {
                     let _ = stop.wait_for(Option::is_some).await;

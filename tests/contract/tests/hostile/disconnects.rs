@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use modelrelay_harness::{client::RawConnection, process::Log, relay::Relay, worker::FakeWorker};
+use modelrelay_harness::{
+    client::RawConnection,
+    process::Log,
+    relay::Relay,
+    worker::{FakeWorker, Job},
+};
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -125,14 +130,20 @@ async fn read_exactly(stream: &mut TcpStream, count: usize, log: &Log) -> Vec<u8
     bytes
 }
 
-/// Asks, is answered with two events of a stream without an end, reads `count` bytes and vanishes.
-async fn vanish_while_reading(relay: &Relay, worker: &mut FakeWorker, count: usize) {
+/// Asks, and is answered with two events of a stream without an end.
+async fn ask_for_a_stream(relay: &Relay, worker: &mut FakeWorker) -> (TcpStream, Job) {
     let mut stream = TcpStream::connect(relay.addr()).await.expect("the relay accepts connections");
     stream.write_all(&request(10)).await.expect("the relay reads");
     let job = worker.expect_request().await;
     worker.response_start(&job, 200, SSE).await;
     worker.pieces(&job, b"data: one\n\n").await;
     worker.pieces(&job, b"data: two\n\n").await;
+    (stream, job)
+}
+
+/// Asks for that, reads `count` bytes and vanishes.
+async fn vanish_while_reading(relay: &Relay, worker: &mut FakeWorker, count: usize) {
+    let (mut stream, job) = ask_for_a_stream(relay, worker).await;
     read_exactly(&mut stream, count, relay.log()).await;
     drop(stream);
     assert_eq!(worker.expect_cancel(&job.id).await["reason"], "client_disconnect");
@@ -140,12 +151,7 @@ async fn vanish_while_reading(relay: &Relay, worker: &mut FakeWorker, count: usi
 
 /// The bytes of that answer.
 async fn answer_length(relay: &Relay, worker: &mut FakeWorker) -> usize {
-    let mut stream = TcpStream::connect(relay.addr()).await.expect("the relay accepts connections");
-    stream.write_all(&request(10)).await.expect("the relay reads");
-    let job = worker.expect_request().await;
-    worker.response_start(&job, 200, SSE).await;
-    worker.pieces(&job, b"data: one\n\n").await;
-    worker.pieces(&job, b"data: two\n\n").await;
+    let (mut stream, job) = ask_for_a_stream(relay, worker).await;
     let mut text = Vec::new();
     while !text.ends_with(b"data: two\n\n\r\n") {
         text.extend(read_exactly(&mut stream, 1, relay.log()).await);

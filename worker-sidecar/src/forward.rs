@@ -31,7 +31,7 @@ use modelrelay_protocol::usage::UsageReader;
 use crate::backend::{Answer, Backend, BackendError, Upload, UploadError};
 use crate::capacity::{Held, Place};
 use crate::multiplexer::actor::{Arriving, Suspicion};
-use crate::relay_link::{Link, RequestKey};
+use crate::relay_link::{Link, RequestKey, Taken};
 use crate::swapping::Leased;
 use crate::worker::Worker;
 
@@ -76,14 +76,14 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     if link.core1 && (request.stream.is_none() || request.content_length.is_none()) {
         return refuse(WorkerError::BAD_BODY, "the request names no stream or no length");
     }
-    let (slot, start) = match &worker.swapping {
+    let (taken, start) = match &worker.swapping {
         // In line before anything else is read: a demand counts what came before it.
         Some(swapping) => match swapping.arrive(link, &request.model) {
-            Some(arriving) => (None, Start::Arriving(arriving)),
+            Some(arriving) => (Some(Taken::Place(arriving.ticket())), Start::Arriving(arriving)),
             None => return,
         },
         None => match worker.capacity.handle_request(link) {
-            Place::Run(slot) => (Some(slot), Start::Now),
+            Place::Run(slot) => (Some(Taken::Slot(slot)), Start::Now),
             Place::Held(held) => (None, Start::Held(held)),
             // The grant that says so is queued already.
             Place::AtCapacity => return refuse(WorkerError::AT_CAPACITY, "all slots are taken"),
@@ -94,7 +94,7 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     let window = request.window.unwrap_or(link.window);
     let id = request.request_id.clone();
     let (worker, job_link) = (Arc::clone(worker), Arc::clone(link));
-    let begun = link.begin(&id, stream, window, slot, move |key| {
+    let begun = link.begin(&id, stream, window, taken, move |key| {
         let job = Job { worker, link: job_link, key, request, upload, started: Instant::now(), leased: None };
         tokio::spawn(job.run(start)).abort_handle()
     });

@@ -17,6 +17,7 @@ mod writer;
 pub use backoff::{Backoff, EndKind, random};
 pub use dial::Endpoint;
 pub use establish::{End, Linked, establish};
+pub use requests::Taken;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

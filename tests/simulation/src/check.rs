@@ -320,8 +320,7 @@ mod tests {
 
     /// One request for a stream to the only relay, and nothing goes wrong.
     fn plan() -> Plan {
-        let seeds =
-            (0..).map(|seed| Plan::new(seed, false)).find(|plan| plan.relays == 1 && plan.requests[0].answer.streams);
+        let seeds = (0..).map(|seed| Plan::new(seed)).find(|plan| plan.relays == 1 && plan.requests[0].answer.streams);
         let mut plan = seeds.expect("there is one");
         plan.requests.truncate(1);
         let request = &mut plan.requests[0];

@@ -30,9 +30,6 @@ struct Args {
     /// Run this seed alone, and print all that happened.
     #[arg(long, env = "SEED")]
     seed: Option<u64>,
-    /// Give some workers a slot that swaps models.
-    #[arg(long, env = "SLOTS", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true")]
-    slots: bool,
     /// With it, print what came of it for a program to read.
     #[arg(long, hide = true, requires = "seed")]
     report: bool,
@@ -46,15 +43,15 @@ fn main() -> ExitCode {
     log::install();
     world::catch_panics();
     match args.seed {
-        Some(seed) if args.report => report(seed, args.slots),
-        Some(seed) => tell(seed, args.slots),
+        Some(seed) if args.report => report(seed),
+        Some(seed) => tell(seed),
         None => run_all(&args),
     }
 }
 
 #[allow(clippy::print_stdout)]
-fn tell(seed: u64, slots: bool) -> ExitCode {
-    let report = world::run(seed, slots);
+fn tell(seed: u64) -> ExitCode {
+    let report = world::run(seed);
     print!("{}", report.story);
     println!("seed {seed}: {:?}, fingerprint {:016x}, {:?}", report.elapsed, report.fingerprint, report.outcomes);
     report.wrong.iter().for_each(|wrong| println!("WRONG: {wrong}"));
@@ -62,8 +59,8 @@ fn tell(seed: u64, slots: bool) -> ExitCode {
 }
 
 #[allow(clippy::print_stdout)]
-fn report(seed: u64, slots: bool) -> ExitCode {
-    match serde_json::to_string(&world::run(seed, slots)) {
+fn report(seed: u64) -> ExitCode {
+    match serde_json::to_string(&world::run(seed)) {
         Ok(report) => println!("{report}"),
         Err(_) => return ExitCode::FAILURE,
     }
@@ -71,10 +68,9 @@ fn report(seed: u64, slots: bool) -> ExitCode {
 }
 
 /// Runs a seed in a process of its own, where nothing is left of another.
-fn run_apart(seed: u64, slots: bool) -> Report {
+fn run_apart(seed: u64) -> Report {
     let program = std::env::current_exe().expect("this program has a path");
-    let output =
-        Command::new(program).arg(format!("--seed={seed}")).arg("--report").env("SLOTS", slots.to_string()).output();
+    let output = Command::new(program).arg(format!("--seed={seed}")).arg("--report").output();
     let output = output.expect("this program can be started");
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -113,7 +109,7 @@ fn run_all(args: &Args) -> ExitCode {
                     }
                     let fresh = number.wrapping_sub(kept.len() as u64);
                     let seed = kept.get(number as usize).copied().unwrap_or(first.wrapping_add(fresh));
-                    if reports.send(run_apart(seed, args.slots)).is_err() {
+                    if reports.send(run_apart(seed)).is_err() {
                         break;
                     }
                 }

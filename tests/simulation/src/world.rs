@@ -55,8 +55,8 @@ pub struct Report {
 
 /// Runs a seed to its end, on a thread of its own. The first seed of a process is the same in every process; a later one is not,
 /// because tokio counts tasks from the process's begin.
-pub fn run(seed: u64, with_slots: bool) -> Report {
-    let ran = determinism::enter(seed, move || World::run(Plan::new(seed, with_slots)));
+pub fn run(seed: u64) -> Report {
+    let ran = determinism::enter(seed, move || World::run(Plan::new(seed)));
     ran.unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().cloned();
         let said = said.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default();

@@ -25,7 +25,7 @@ use futures_util::FutureExt;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::history::{Noted, Report, Shares};
-pub use self::lease::{Arriving, Lease, Suspicion};
+pub use self::lease::{Arriving, Lease, Suspicion, Ticket};
 
 use self::calls::{Call, Calls};
 use self::history::History;

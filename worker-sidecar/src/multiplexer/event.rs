@@ -64,7 +64,7 @@ pub enum Event {
         /// The link.
         relay: RelayKey,
     },
-    /// A waiting request is wanted no more. One that has its lease is ended with [`Event::Released`].
+    /// A request is wanted no more. One that has its lease takes no place from now on; [`Event::Released`] still ends it.
     Cancelled {
         /// The request.
         request: RequestKey,

@@ -99,6 +99,8 @@ struct Lease {
     relay: RelayKey,
     /// Its holder was told to end it.
     cancelled: bool,
+    /// Its request is wanted no more. It takes no place then, and still holds the model until it is released.
+    unwanted: bool,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -11,6 +11,7 @@ use tokio::task::AbortHandle;
 use super::{Link, RequestKey, State};
 use crate::backend::Upload;
 use crate::capacity::{Held, Slot};
+use crate::multiplexer::actor::Ticket;
 
 /// A request stops reading its backend while so much of its answer waits here.
 const STREAM_HIGH_WATER: u64 = 32 << 10;
@@ -22,7 +23,16 @@ const TEXT_HIGH_WATER: usize = 1 << 20;
 pub(super) struct Running {
     key: RequestKey,
     task: Option<AbortHandle>,
-    slot: Option<Slot>,
+    taken: Option<Taken>,
+}
+
+/// What a request takes until it ends: given back in the moment in which its cancel is read, before the next message.
+#[derive(Debug)]
+pub enum Taken {
+    /// One of the slots of a worker with one backend. Dropping it gives it back.
+    Slot(Slot),
+    /// A place with a multiplexer. Given back with the lease where the request ends by itself.
+    Place(Ticket),
 }
 
 #[derive(Debug)]
@@ -40,7 +50,7 @@ impl Link {
         id: &str,
         stream: Option<(u32, Upload)>,
         window: u64,
-        slot: Option<Slot>,
+        taken: Option<Taken>,
         start: impl FnOnce(RequestKey) -> AbortHandle,
     ) -> Option<()> {
         let mut state = self.lock();
@@ -58,7 +68,7 @@ impl Link {
         }
         // The task takes this lock before it can say anything, so it always finds itself known.
         let task = Some(start(key.clone()));
-        state.requests.insert(id, Running { key, task, slot });
+        state.requests.insert(id, Running { key, task, taken });
         Some(())
     }
 
@@ -69,7 +79,7 @@ impl Link {
         let known = state.running(key);
         match known {
             Some(running) => {
-                running.slot = Some(slot);
+                running.taken = Some(Taken::Slot(slot));
                 true
             }
             None => {
@@ -224,9 +234,9 @@ impl Link {
 
     /// Comes before the request's last message is queued, so that the grant it causes goes first.
     fn free_slot(&self, key: &RequestKey) {
-        let slot = self.lock().running(key).and_then(|running| running.slot.take());
+        let taken = self.lock().running(key).and_then(|running| running.taken.take());
         // Freeing takes this very lock again, to queue the grant.
-        drop(slot);
+        drop(taken);
     }
 
     fn forget(&self, key: &RequestKey) {
@@ -255,6 +265,8 @@ impl Running {
         if let Some(task) = &self.task {
             task.abort();
         }
-        drop(self.slot);
+        if let Some(Taken::Place(ticket)) = self.taken {
+            ticket.cancel();
+        }
     }
 }

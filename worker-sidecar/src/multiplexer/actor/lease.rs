@@ -29,6 +29,14 @@ pub struct Arriving {
     mailbox: Option<mpsc::UnboundedSender<Message>>,
 }
 
+/// Who may say that a request is wanted no more, before its holder has come to drop what it has.
+#[derive(Debug)]
+pub struct Ticket {
+    request: RequestKey,
+    /// Not what keeps the slot's task.
+    mailbox: Option<mpsc::WeakUnboundedSender<Message>>,
+}
+
 /// The right to talk to a model's backend. Dropping it gives it back: hold it until the backend's connection is closed or
 /// can be used again.
 #[derive(Debug)]
@@ -67,6 +75,20 @@ impl Arriving {
         // The receiver is right here.
         let _ = sender.send(Err(error));
         Self { request, answer, mailbox: None }
+    }
+
+    /// To cancel it with, be it waiting or leased by then.
+    pub fn ticket(&self) -> Ticket {
+        Ticket { request: self.request, mailbox: self.mailbox.as_ref().map(mpsc::UnboundedSender::downgrade) }
+    }
+}
+
+impl Ticket {
+    /// The request's place is free for what comes next: all that is told to the slot after this.
+    pub fn cancel(self) {
+        if let Some(mailbox) = self.mailbox.and_then(|mailbox| mailbox.upgrade()) {
+            let _ = mailbox.send(Message::Cancelled(self.request));
+        }
     }
 }
 

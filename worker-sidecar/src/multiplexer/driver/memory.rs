@@ -134,15 +134,27 @@ impl SlotMemory {
     }
 
     async fn free(&self) -> Option<u64> {
-        let meter = Arc::clone(&self.meter);
-        let free = tokio::task::spawn_blocking(move || meter.free()).await.ok().flatten();
+        let free = self.measure(|meter| meter.free()).await;
         self.measures.fetch_or(free.is_some(), Ordering::Relaxed);
         free
     }
 
     async fn host_free(&self) -> Option<u64> {
+        self.measure(|meter| meter.host_free()).await
+    }
+
+    #[cfg(not(feature = "simulation"))]
+    async fn measure(&self, read: impl FnOnce(&dyn Meter) -> Option<u64> + Send + 'static) -> Option<u64> {
         let meter = Arc::clone(&self.meter);
-        tokio::task::spawn_blocking(move || meter.host_free()).await.ok().flatten()
+        tokio::task::spawn_blocking(move || read(&*meter)).await.ok().flatten()
+    }
+
+    /// Where this machine's memory and the pace of its threads would be what a seed does not say.
+    #[cfg(feature = "simulation")]
+    #[allow(clippy::unused_async)]
+    async fn measure(&self, read: impl FnOnce(&dyn Meter) -> Option<u64> + Send + 'static) -> Option<u64> {
+        let _ = (&self.meter, read);
+        None
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Model, Seen>> {

@@ -99,7 +99,7 @@ impl Machine {
 
     /// Requests of one relay that run or wait here.
     fn requests_of(&self, relay: RelayKey) -> usize {
-        let running = self.leases.values().filter(|lease| lease.relay == relay).count();
+        let running = self.leases.values().filter(|lease| lease.relay == relay && !lease.unwanted).count();
         let waiting = self.models.values().flat_map(|entry| &entry.held);
         running + waiting.filter(|waiter| waiter.relay == relay).count()
     }
@@ -108,9 +108,10 @@ impl Machine {
     fn lease(&mut self, model: &Model, relay: RelayKey, request: RequestKey) {
         let generation = self.generation;
         debug_assert!(self.ready().is_some_and(|resident| resident.model == *model), "a lease needs an open gate");
-        self.leases.insert(request, Lease { model: model.clone(), relay, cancelled: false });
+        self.leases.insert(request, Lease { model: model.clone(), relay, cancelled: false, unwanted: false });
         if let Some(entry) = self.models.get_mut(model) {
-            let running = u32::try_from(self.leases.len()).unwrap_or(u32::MAX);
+            let running = self.leases.values().filter(|lease| !lease.unwanted).count();
+            let running = u32::try_from(running).unwrap_or(u32::MAX);
             entry.concurrency.record(running.saturating_add(entry.waiting(self.now).count));
         }
         self.out.push(Effect::Lease { request, model: model.clone(), generation });
@@ -141,11 +142,19 @@ impl Machine {
         }
     }
 
+    /// The place of one that runs is free at once, as its relay takes it to be: what the relay sends behind its cancel would
+    /// be refused else, under the very grant that it was told last, and no other grant would follow. The lease stays until
+    /// its connection is closed; no swap goes before that.
     pub(super) fn handle_cancelled(&mut self, request: RequestKey) {
         for entry in self.models.values_mut() {
             if entry.cancel(request, self.now) {
                 return;
             }
+        }
+        let Some(lease) = self.leases.get_mut(&request).filter(|lease| !lease.unwanted) else { return };
+        lease.unwanted = true;
+        if let Some(entry) = self.models.get_mut(&lease.model) {
+            entry.divider.on_finished(lease.relay, self.now);
         }
     }
 
@@ -153,7 +162,9 @@ impl Machine {
     pub(super) fn handle_released(&mut self, request: RequestKey, answered: bool) {
         let Some(lease) = self.leases.remove(&request) else { return };
         if let Some(entry) = self.models.get_mut(&lease.model) {
-            entry.divider.on_finished(lease.relay, self.now);
+            if !lease.unwanted {
+                entry.divider.on_finished(lease.relay, self.now);
+            }
             if answered {
                 entry.failures = 0;
             }
@@ -180,7 +191,7 @@ impl Machine {
     pub(super) fn end_leases(&mut self, why: LeaseEnd) -> u32 {
         self.cancel_leases(why, |_| true);
         let leases = std::mem::take(&mut self.leases);
-        for lease in leases.values() {
+        for lease in leases.values().filter(|lease| !lease.unwanted) {
             if let Some(entry) = self.models.get_mut(&lease.model) {
                 entry.divider.on_finished(lease.relay, self.now);
             }

@@ -60,6 +60,14 @@ impl World {
                 self.end(request);
                 self.handle(Event::Cancelled { request });
             }
+            Op::Abandon { lease } => {
+                let wanted: Vec<_> = self.running.iter().filter(|(_, r)| !r.abandoned).map(|(key, _)| *key).collect();
+                let Some(request) = pick(&wanted, lease) else { return };
+                if let Some(running) = self.running.get_mut(&request) {
+                    running.abandoned = true;
+                }
+                self.handle(Event::Cancelled { request });
+            }
             Op::Finish { lease, answered } => {
                 let running: Vec<_> = self.running.keys().copied().collect();
                 let Some(request) = pick(&running, lease) else { return };
@@ -133,7 +141,8 @@ impl World {
         self.handle(Event::Arrived(Arrival { relay, request, model, at }));
         if self.waiting.contains_key(&request) {
             let of_it = self.waiting.values().filter(|(of, _)| *of == relay).count();
-            let running = self.machine.leases.values().filter(|lease| lease.relay == relay).count();
+            let of_relay = self.machine.leases.values().filter(|lease| lease.relay == relay && !lease.unwanted);
+            let running = of_relay.count();
             assert!(of_it + running <= self.machine.config.max_held_per_relay, "I10: {of_it} held, {running} run");
         }
     }
@@ -142,22 +151,32 @@ impl World {
     fn send(&mut self, relay: RelayKey) {
         let Some((_, queue)) = self.relays.get(&relay) else { return };
         let may = |model: &Model| {
-            let own = self.running.values().filter(|running| running.relay == relay && running.model == *model);
             let granted = self.grants.get(&(relay, model.clone())).copied().unwrap_or(0);
-            own.count() < granted as usize
+            self.own(relay, model) < granted
         };
         let Some(model) = queue.waiting.keys().find(|model| may(model)).cloned() else { return };
         if let Some((_, queue)) = self.relays.get_mut(&relay) {
             queue.take(&model);
         }
-        let before = self.running.len();
+        let (before, granted) = (self.running.len(), self.granted);
         self.arrive(relay, model.clone(), Duration::ZERO);
         if self.running.len() == before
             && let Some((_, queue)) = self.relays.get_mut(&relay)
         {
-            // Refused: it is queued again.
-            *queue.waiting.entry(model).or_default() += 1;
+            // Refused: it is queued again, and the relay sends no more than it has there until it is told a grant.
+            *queue.waiting.entry(model.clone()).or_default() += 1;
+            if self.granted == granted {
+                let own = self.own(relay, &model);
+                self.grants.insert((relay, model), own);
+            }
         }
+    }
+
+    /// What the relay takes to run here.
+    fn own(&self, relay: RelayKey, model: &Model) -> u32 {
+        let is_own =
+            |running: &&world::Running| running.relay == relay && running.model == *model && !running.abandoned;
+        self.running.values().filter(is_own).count() as u32
     }
 
     fn state_demand(&mut self, relay: RelayKey) {

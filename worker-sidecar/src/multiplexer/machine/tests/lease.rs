@@ -142,3 +142,45 @@ fn no_way_for_a_request_to_end_leaks_a_count() {
     assert_eq!(s.arrive(1005, "a"), NOTHING);
     assert_eq!(s.down(1, DownCause::Gone).len(), 6, "a closed gate, four cancels, one look at the memory");
 }
+
+// A relay counts a request that it cancelled no more, and sends the next one right behind the cancel.
+#[test]
+fn place_of_a_cancelled_request_is_free_at_once_and_its_lease_is_not() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    for request in 1..=4 {
+        s.arrive(request, "a");
+    }
+    assert_eq!(s.arrive(5, "a"), NOTHING);
+    assert_eq!(s.cancel(2), ["lease r5 g1"]);
+    assert_eq!(s.cancel(2), NOTHING, "it is told twice where nobody took the lease");
+    s.arrive(6, "b");
+    for request in [1, 3, 4, 5] {
+        assert_eq!(s.finish(request), NOTHING);
+    }
+    s.pass(6.0);
+    assert_eq!(s.fits(), ["close a"], "the backend still answers the second");
+    assert_eq!(s.drop_lease(2), ["evict a"]);
+}
+
+#[test]
+fn cancelled_request_frees_no_second_place_when_it_is_released() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    for request in 1..=4 {
+        s.arrive(request, "a");
+    }
+    s.cancel(2);
+    s.arrive(5, "a");
+    assert_eq!(s.arrive(6, "a"), NOTHING);
+    assert_eq!(s.drop_lease(2), NOTHING);
+    assert_eq!(s.finish(5), ["lease r6 g1"]);
+}
+
+#[test]
+fn relays_next_request_behind_its_cancel_is_not_refused() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    for request in 1..=4 {
+        s.arrive_from(NEW, request, "a");
+    }
+    s.cancel(4);
+    assert_eq!(s.arrive_from(NEW, 5, "a"), ["lease r5 g1"]);
+}

@@ -41,6 +41,10 @@ pub(super) enum Op {
     Cancel {
         request: usize,
     },
+    /// The client of a request that runs goes away.
+    Abandon {
+        lease: usize,
+    },
     Finish {
         lease: usize,
         answered: bool,
@@ -142,6 +146,7 @@ fn of_requests() -> impl Strategy<Value = Op> {
         8 => any_index().prop_map(|relay| Op::Send { relay }),
         2 => any_index().prop_map(|relay| Op::Withdraw { relay }),
         2 => any_index().prop_map(|request| Op::Cancel { request }),
+        2 => any_index().prop_map(|lease| Op::Abandon { lease }),
         6 => (any_index(), prop::bool::weighted(0.8)).prop_map(|(lease, answered)| Op::Finish { lease, answered }),
         2 => kinds.prop_map(|kind| Op::Join { kind }),
         1 => any_index().prop_map(|relay| Op::Lose { relay }),

@@ -45,6 +45,8 @@ pub(super) struct World {
     ended: BTreeSet<RequestKey>,
     /// What the relays may send.
     pub(super) grants: BTreeMap<(RelayKey, Model), u32>,
+    /// How many of them were told.
+    pub(super) granted: u64,
     open: Option<Model>,
     pub(super) call: Option<(OpId, Call)>,
     pub(super) old_calls: Vec<(OpId, Call)>,
@@ -73,6 +75,8 @@ pub(super) struct Running {
     pub(super) relay: RelayKey,
     generation: u64,
     told_to_end: bool,
+    /// Its client is gone, and its holder has not let go of it yet.
+    pub(super) abandoned: bool,
 }
 
 impl World {
@@ -91,6 +95,7 @@ impl World {
             running: BTreeMap::new(),
             ended: BTreeSet::new(),
             grants: BTreeMap::new(),
+            granted: 0,
             open: None,
             call: None,
             old_calls: Vec::new(),
@@ -188,6 +193,7 @@ impl World {
             Effect::Grant { relay, model, values } => {
                 assert_eq!(self.open.as_ref(), Some(model), "a closed gate grants nothing");
                 self.grants.insert((*relay, model.clone()), values.slots);
+                self.granted += 1;
             }
             Effect::Preflight { op, model } => {
                 self.check_turn(*op, model);
@@ -227,7 +233,7 @@ impl World {
         let relay = self.senders[&request];
         self.waiting.remove(&request);
         self.end(request);
-        let running = Running { model: model.clone(), relay, generation, told_to_end: false };
+        let running = Running { model: model.clone(), relay, generation, told_to_end: false, abandoned: false };
         self.running.insert(request, running);
     }
 
@@ -310,10 +316,9 @@ impl World {
         let held: BTreeMap<_, _> = held.collect();
         assert_eq!(held, self.waiting, "I5: a waiting request was lost or kept");
         for entry in machine.models.values() {
-            let counted = machine
-                .leases
-                .values()
-                .filter(|lease| lease.model == *entry.model() && self.relays.contains_key(&lease.relay));
+            let counted = machine.leases.values().filter(|lease| {
+                lease.model == *entry.model() && self.relays.contains_key(&lease.relay) && !lease.unwanted
+            });
             assert_eq!(entry.divider.running() as usize, counted.count(), "I4: {} counts wrongly", entry.model());
             let open = self.open.as_ref() == Some(entry.model());
             assert_eq!(entry.gate_open, open);

@@ -8,6 +8,7 @@ mod harness;
 mod lease;
 mod names;
 mod races;
+mod relays;
 mod several;
 mod storm;
 mod swap;

@@ -109,7 +109,7 @@ pub struct Args {
     /// File that holds the token for /drain [default: none]
     #[arg(long, env = "DRAIN_TOKEN_FILE", value_name = "FILE")]
     pub drain_token_file: Option<PathBuf>,
-    /// Certificates (PEM) to trust for the relay, besides the system's [default: none]
+    /// Certificates (PEM) to trust for the relay, besides the system's; read again at every dial [default: none]
     #[arg(long, env = "RELAY_CA_FILE", value_name = "FILE")]
     pub relay_ca_file: Option<PathBuf>,
     /// error, warn, info, debug or trace [default: info]

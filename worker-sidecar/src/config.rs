@@ -76,8 +76,6 @@ impl std::error::Error for SettingError {}
 /// All settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Which relays.
-    pub relay: RelayUrl,
     /// Which provider there.
     pub provider: String,
     /// For people.
@@ -90,8 +88,6 @@ pub struct Settings {
     pub probe: ProbeAddr,
     /// What `/drain` asks for.
     pub drain_token: Option<Secret>,
-    /// Certificates to trust besides the system's.
-    pub relay_ca_file: Option<PathBuf>,
     /// How much is logged.
     pub log_filter: LogFilter,
     /// How log lines look.
@@ -103,6 +99,10 @@ pub struct Settings {
 /// Settings that a reload of `worker.yaml` applies without a restart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Live {
+    /// Which relays: counts from the next dial on.
+    pub relay: RelayUrl,
+    /// Certificates to trust besides the system's.
+    pub relay_ca_file: Option<PathBuf>,
     /// What admits us.
     pub secret: SecretSource,
     /// The backend.
@@ -188,10 +188,6 @@ impl Settings {
         let pool = Given::first([("WORKER_POOL", &args.worker_pool), ("pool", &file.pool)]);
         let (log_filter, log_format) = log(args, file)?;
         Ok(Self {
-            relay: match relay {
-                Some(given) => RelayUrl::parse(given.setting, given.value)?,
-                None => RelayUrl::default(),
-            },
             provider: provider.map_or(Ok("local".to_owned()), |given| given.provider())?,
             name: name.map_or_else(|| Ok(host_name()), |given| given.label())?,
             pool: pool.map(|given| given.label()).transpose()?,
@@ -203,10 +199,14 @@ impl Settings {
                 ("drainToken", file.drain_token.0.as_ref()),
                 ("drainTokenFile", file.drain_token_file.as_deref()),
             )?,
-            relay_ca_file: args.relay_ca_file.clone().or_else(|| file.relay_ca_file.clone()),
             log_filter,
             log_format,
             live: Live {
+                relay: match relay {
+                    Some(given) => RelayUrl::parse(given.setting, given.value)?,
+                    None => RelayUrl::default(),
+                },
+                relay_ca_file: args.relay_ca_file.clone().or_else(|| file.relay_ca_file.clone()),
                 secret: worker_secret(args, file)?,
                 backend: backend(args, file)?,
                 models: models(args, file)?,

@@ -2,9 +2,9 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -30,56 +30,85 @@ pub enum Stream {
 }
 
 /// Who is trusted: the system's roots, and those of a file. Read at first use, because most workers need neither and the
-/// system's roots take a megabyte.
+/// system's roots take a megabyte; and again whenever the file's content has changed, because authorities are renewed while
+/// workers run.
 #[derive(Debug)]
 pub struct Trust {
     system: bool,
     extra: Option<PathBuf>,
-    config: OnceLock<Arc<ClientConfig>>,
+    made: Mutex<Option<Made>>,
+}
+
+/// What was made of the file's content.
+#[derive(Debug)]
+struct Made {
+    extra: Vec<u8>,
+    config: Arc<ClientConfig>,
 }
 
 impl Trust {
     /// Trusts the system's roots and the certificates in `extra`.
     pub fn new(extra: Option<PathBuf>) -> Self {
-        Self { system: true, extra, config: OnceLock::new() }
+        Self { system: true, extra, made: Mutex::default() }
     }
 
     /// Trusts the certificates in `file` and nobody else.
     pub fn only(file: PathBuf) -> Self {
-        Self { system: false, extra: Some(file), config: OnceLock::new() }
+        Self { system: false, extra: Some(file), made: Mutex::default() }
     }
 
     /// Reads `extra`, so that a wrong file is found at the start.
     pub fn check(&self) -> io::Result<()> {
-        self.extra.as_deref().map(read_pem).transpose().map(|_| ())
+        self.read_extra()?.map(|pem| certificates(&pem)).transpose().map(|_| ())
     }
 
     fn connector(&self) -> io::Result<TlsConnector> {
-        if let Some(config) = self.config.get() {
-            return Ok(TlsConnector::from(Arc::clone(config)));
-        }
+        // Held while a small file is read, by those who dial at the same moment.
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let extra = self.read_extra();
+        let config = match (made.as_ref(), extra) {
+            (Some(made), Ok(extra)) if made.extra == extra.as_deref().unwrap_or_default() => made.config.clone(),
+            (Some(made), Err(_)) => made.config.clone(),
+            (before, extra) => match (before, self.make(extra?.unwrap_or_default())) {
+                // Half a file, or one that is being replaced: the last good one still counts.
+                (Some(before), Err(_)) => before.config.clone(),
+                (_, new) => made.insert(new?).config.clone(),
+            },
+        };
+        Ok(TlsConnector::from(config))
+    }
+
+    fn make(&self, extra: Vec<u8>) -> io::Result<Made> {
         let mut roots = RootCertStore::empty();
         if self.system {
             let (_, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
-        if let Some(path) = &self.extra {
-            let (_, _) = roots.add_parsable_certificates(read_pem(path)?);
+        if self.extra.is_some() {
+            let (_, _) = roots.add_parsable_certificates(certificates(&extra)?);
         }
         if roots.is_empty() {
             return Err(io::Error::other("no trusted certificates: neither the system's roots nor a CA file"));
         }
         let config = Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth());
-        Ok(TlsConnector::from(Arc::clone(self.config.get_or_init(|| config))))
+        Ok(Made { extra, config })
+    }
+
+    fn read_extra(&self) -> io::Result<Option<Vec<u8>>> {
+        let read = |path: &PathBuf| std::fs::read(path).map_err(|error| unreadable(&error));
+        self.extra.as_ref().map(read).transpose()
     }
 }
 
-fn read_pem(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    match read {
+fn certificates(pem: &[u8]) -> io::Result<Vec<CertificateDer<'static>>> {
+    match CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>() {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
         Ok(_) => Err(io::Error::other("the file holds no certificate in PEM form")),
-        Err(error) => Err(io::Error::other(format!("the file cannot be read as PEM certificates: {error}"))),
+        Err(error) => Err(unreadable(&error)),
     }
+}
+
+fn unreadable(error: &dyn std::fmt::Display) -> io::Error {
+    io::Error::other(format!("the file cannot be read as PEM certificates: {error}"))
 }
 
 /// Connects to `host:port`, or to `addr` in its place while `host` stays the name that a certificate must have.

@@ -24,7 +24,6 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Interval;
 
-use crate::config::RelayUrl;
 use crate::net;
 use crate::relay_link::{self, Backoff, End, EndKind, Endpoint, Link, Linked};
 use crate::shutdown::DrainState;
@@ -85,7 +84,7 @@ impl<'a> Dialling<'a> {
     async fn run(mut self) {
         let mut drain = self.worker.drain.subscribe();
         let mut count = self.worker.relay_count.subscribe();
-        let every_address = self.worker.settings.relay.every_address;
+        let every_address = self.worker.live.load().relay.every_address;
         let mut lookups = tokio::time::interval(LOOKUP_INTERVAL);
         lookups.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         if !every_address {
@@ -98,7 +97,7 @@ impl<'a> Dialling<'a> {
                     let number = *count.borrow_and_update();
                     self.want_count(number, ADDED_SPREAD);
                 }
-                found = look_up(&self.worker.settings.relay, &mut lookups), if every_address => self.handle_lookup(found),
+                found = look_up(self.worker, &mut lookups), if every_address => self.handle_lookup(found),
                 Some(Ok(key)) = self.tasks.join_next() => self.handle_ended(key),
             }
         }
@@ -112,7 +111,7 @@ impl<'a> Dialling<'a> {
     }
 
     fn handle_lookup(&mut self, found: io::Result<BTreeSet<SocketAddr>>) {
-        let name = &self.worker.settings.relay.host;
+        let name = self.worker.live.load().relay.host.clone();
         match found {
             Ok(found) if found.is_empty() => {}
             Ok(found) => {
@@ -152,11 +151,10 @@ impl<'a> Dialling<'a> {
             Key::Nth(_) => None,
             Key::Addr(addr) => Some(addr),
         };
-        let endpoint = Endpoint { url: self.worker.settings.relay.clone(), addr };
         let worker = Arc::clone(self.worker);
         let first = within.mul_f64(relay_link::random());
         self.tasks.spawn(async move {
-            keep_linked(&worker, &endpoint, wanted, first).await;
+            keep_linked(&worker, addr, wanted, first).await;
             key
         });
     }
@@ -170,7 +168,12 @@ impl<'a> Dialling<'a> {
 }
 
 /// Dials one endpoint, `first` from now, serves the link, and dials again, until it is no longer wanted or the worker drains.
-async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watch::Receiver<bool>, first: Duration) {
+async fn keep_linked(
+    worker: &Arc<Worker>,
+    addr: Option<SocketAddr>,
+    mut wanted: watch::Receiver<bool>,
+    first: Duration,
+) {
     if !is_wanted_after(tokio::time::sleep(first), worker, &mut wanted).await {
         return;
     }
@@ -180,9 +183,10 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
     // Links whose place another has taken, until they end.
     let mut leaving: Vec<Session> = Vec::new();
     loop {
-        let end = serve(worker, endpoint, version, &wanted, &mut leaving).await;
+        let endpoint = endpoint(worker, addr);
+        let end = serve(worker, &endpoint, version, &wanted, &mut leaving).await;
         worker.metrics.reconnects(end.label);
-        tell(endpoint, &end, &mut said);
+        tell(&endpoint, &end, &mut said);
         let mut kind = end.kind;
         if kind == EndKind::OtherVersion {
             // The published relay refuses our version; one that refuses both is not hurried.
@@ -192,7 +196,7 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
         let relays = *worker.relay_count.borrow();
         let pause = backoff.next_pause(kind, relays, relay_link::random()).max(end.retry_after.unwrap_or_default());
         let rest = async {
-            match (&end.relay_id, endpoint.addr) {
+            match (&end.relay_id, addr) {
                 // That very relay sits behind this address: there is nothing to gain while its link lives.
                 (Some(relay_id), Some(_)) if kind == EndKind::Duplicate => {
                     worker.links.wait_without(relay_id).await;
@@ -212,6 +216,11 @@ async fn keep_linked(worker: &Arc<Worker>, endpoint: &Endpoint, mut wanted: watc
     for mut session in leaving {
         let _ = (&mut session.0).await;
     }
+}
+
+/// Where the next dial goes: worker.yaml may have another address by now.
+fn endpoint(worker: &Worker, addr: Option<SocketAddr>) -> Endpoint {
+    Endpoint { url: worker.live.load().relay.clone(), addr }
 }
 
 /// Whether a dial is still wanted when the rest is over; where it is not, the rest is cut short.
@@ -248,9 +257,10 @@ async fn serve(
                 end = &mut session.0 => return end.unwrap_or_else(|_| End::panicked()),
             }
             // Not given up when the older link ends meanwhile: the relay may have accepted the newer one already.
-            match link_up(worker, endpoint, version, Some(&link)).await {
+            let endpoint = self::endpoint(worker, endpoint.addr);
+            match link_up(worker, &endpoint, version, Some(&link)).await {
                 Ok(newer) => break newer,
-                Err(end) => moving.handle_failed(endpoint, &end),
+                Err(end) => moving.handle_failed(&endpoint, &end),
             }
         };
         tracing::info!(relay = %link.relay, "a link with the new worker secret takes the place of the older one");
@@ -334,8 +344,9 @@ fn spread(random: f64) -> Duration {
 }
 
 /// Waits for the next time and looks the name up. A lookup may take long, so whoever waits for it waits for a drain too.
-async fn look_up(relay: &RelayUrl, lookups: &mut Interval) -> io::Result<BTreeSet<SocketAddr>> {
+async fn look_up(worker: &Worker, lookups: &mut Interval) -> io::Result<BTreeSet<SocketAddr>> {
     lookups.tick().await;
+    let relay = worker.live.load().relay.clone();
     let found = net::look_up(&relay.host, relay.port).await?;
     Ok(found.into_iter().take(MAX_RELAYS).collect())
 }

@@ -5,6 +5,7 @@ mod undo;
 
 pub use links::Links;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -39,7 +40,7 @@ pub struct Worker {
     /// The backend in force.
     pub backend: ArcSwap<Backend>,
     /// Who is trusted as a relay.
-    pub trust: Arc<Trust>,
+    pub trust: ArcSwap<Trust>,
     /// 128 random bits: names this process to relays.
     pub instance_id: String,
     /// Live links.
@@ -134,11 +135,7 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
 impl Worker {
     /// A worker without links yet; the slots of a multiplexer start at once. Within a runtime.
     pub fn new(settings: Settings) -> Result<Self, SettingError> {
-        let trust = Arc::new(Trust::new(settings.relay_ca_file.clone()));
-        trust.check().map_err(|error| {
-            let path = settings.relay_ca_file.clone().unwrap_or_default();
-            SettingError::new("RELAY_CA_FILE", path.display().to_string(), error.to_string())
-        })?;
+        let trust = ArcSwap::from_pointee(trust(settings.live.relay_ca_file.as_ref())?);
         let metrics = Arc::new(Metrics::new());
         let live = settings.live.clone();
         let start = |slots| Swapping::start(slots, &metrics);
@@ -372,10 +369,20 @@ impl Worker {
     }
 
     fn apply(&self, settings: Settings) {
-        let (old, new) = (self.live.load_full(), settings.live.clone());
+        let (old, mut new) = (self.live.load_full(), settings.live.clone());
+        if new.relay_ca_file != old.relay_ca_file {
+            match trust(new.relay_ca_file.as_ref()) {
+                Ok(trust) => self.trust.store(Arc::new(trust)),
+                Err(error) => return self.refuse(&error),
+            }
+        }
         let rest = Settings { live: self.settings.live.clone(), ..settings };
         if rest != self.settings {
             tracing::warn!("worker.yaml changed settings that need a restart; they stay as they were");
+        }
+        if new.relay.every_address != old.relay.every_address {
+            tracing::warn!("worker.yaml changed between one relay address and dns+; that needs a restart");
+            new.relay = old.relay.clone();
         }
         lock(&self.config_error).take();
         self.live.store(Arc::new(new.clone()));
@@ -408,6 +415,16 @@ impl Worker {
         tracing::error!(%error, "worker.yaml cannot be used; the last good settings stay in force");
         *lock(&self.config_error) = Some(error.to_string());
     }
+}
+
+/// Who is trusted for the relay; a file that cannot be used is found now.
+fn trust(relay_ca_file: Option<&PathBuf>) -> Result<Trust, SettingError> {
+    let trust = Trust::new(relay_ca_file.cloned());
+    trust.check().map_err(|error| {
+        let path = relay_ca_file.cloned().unwrap_or_default();
+        SettingError::new("RELAY_CA_FILE", path.display().to_string(), error.to_string())
+    })?;
+    Ok(trust)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -17,7 +17,7 @@ pub(super) fn error(args: &Args, yaml: &str) -> String {
 #[test]
 fn everything_has_a_default_but_the_secret() {
     let settings = load(&args(), "").unwrap();
-    assert_eq!(settings.relay, RelayUrl::default());
+    assert_eq!(settings.live.relay, RelayUrl::default());
     assert_eq!((settings.provider.as_str(), settings.live.max_concurrency), ("local", 1));
     assert_eq!(settings.live.models, Models::Ask);
     assert_eq!(settings.live.backend.url.as_str(), "http://127.0.0.1:8000/");
@@ -72,7 +72,7 @@ fn the_file_is_read_and_variables_win_over_it() {
         backend: {url: 'http://127.0.0.1:9000/v1', engine: vllm, apiKeyFile: '', headers: {x-a: b}}\n\
         models: [a, ' b ', a]\nmaxConcurrency: 4\nshutdownTimeout: 90s\nprobeListen: 0.0.0.0:17990\n";
     let settings = load(&args(), yaml).unwrap();
-    assert!(settings.relay.every_address && settings.relay.port == 8081);
+    assert!(settings.live.relay.every_address && settings.live.relay.port == 8081);
     assert_eq!(settings.live.backend.url.as_str(), "http://127.0.0.1:9000/");
     assert_eq!(settings.live.backend.engine, Engine::Vllm);
     assert_eq!(settings.live.backend.headers["x-a"], "b");

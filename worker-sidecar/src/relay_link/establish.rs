@@ -160,7 +160,7 @@ async fn dial_and_register(
 }
 
 async fn connect(worker: &Worker, endpoint: &Endpoint, secret: &Secret) -> Result<(WebSocket, Arc<Traffic>), End> {
-    dial(endpoint, &worker.settings.provider, secret, &worker.trust).await.map_err(|error| {
+    dial(endpoint, &worker.settings.provider, secret, &worker.trust.load()).await.map_err(|error| {
         let text = error.to_string();
         match error {
             DialError::Unauthorized => {

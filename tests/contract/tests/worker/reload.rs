@@ -1,9 +1,10 @@
 //! `worker.yaml` is watched: a change applies without dropping a link, a broken file changes nothing.
 
 use std::path::Path;
+use std::time::Duration;
 
 use modelrelay_harness::fake_backend::FakeBackend;
-use modelrelay_harness::fake_relay::{Ask, FakeRelay, RelayLink};
+use modelrelay_harness::fake_relay::{Ask, Certificates, FakeRelay, RelayLink};
 use modelrelay_harness::worker_process::WorkerProcess;
 use serde_json::json;
 use tempfile::TempDir;
@@ -137,4 +138,47 @@ async fn what_needs_a_restart_is_said_and_stays() {
     watched.change("models: [m, other]\npool: after");
     watched.link.expect_where("models_update", |update| update["models"] == json!(["m", "other"])).await;
     watched.worker.process.wait_for_line("need a restart").await;
+}
+
+/// As on Kubernetes, where a Provider is given a certificate while its workers serve: backends take minutes to load.
+#[tokio::test]
+async fn a_relay_that_takes_to_tls_is_followed_without_a_restart() {
+    let certificates = Certificates::make();
+    let mut watched = Watched::start("models: [m]").await;
+    watched.link.models(&["m"]).await;
+    watched.relay = FakeRelay::start_tls(&certificates).await;
+    watched.change(&format!("models: [m]\nrelayCaFile: {}", certificates.ca_file().display()));
+    watched.worker.process.wait_for_line("worker.yaml applied").await;
+    assert!(watched.relay.dial_within(Duration::from_millis(500)).await.is_none(), "a link that serves was given up");
+    watched.link.close(1012, "restarting");
+    watched.link = watched.relay.accept_registered(&["core1"]).await;
+    watched.link.models(&["m"]).await;
+}
+
+#[tokio::test]
+async fn an_authority_that_was_renewed_counts_from_the_next_dial_on() {
+    let (old, new) = (Certificates::make(), Certificates::make());
+    let mut watched = Watched::start("models: [m]").await;
+    let authority = watched.directory.path().join("ca.crt");
+    std::fs::copy(old.ca_file(), &authority).expect("a writable directory");
+    let settings = format!("models: [m]\nrelayCaFile: {}", authority.display());
+    for certificates in [&old, &new] {
+        std::fs::copy(certificates.ca_file(), &authority).expect("a writable directory");
+        watched.relay = FakeRelay::start_tls(certificates).await;
+        watched.change(&settings);
+        watched.link.close(1012, "restarting");
+        watched.link = watched.relay.accept_registered(&["core1"]).await;
+    }
+    watched.link.models(&["m"]).await;
+}
+
+#[tokio::test]
+async fn an_authority_that_cannot_be_read_leaves_the_settings_as_they_were() {
+    let mut watched = Watched::start("models: [m]").await;
+    watched.link.models(&["m"]).await;
+    watched.change("models: [m, other]\nrelayCaFile: /nowhere/ca.crt");
+    watched.worker.process.wait_for_line("RELAY_CA_FILE").await;
+    watched.link.close(1012, "restarting");
+    let mut link = watched.relay.accept_registered(&["core1"]).await;
+    link.models(&["m"]).await;
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use futures_util::{Stream, StreamExt, future};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{ConfigMap, ContainerStatus, Pod, PodStatus, Secret, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, ContainerStatus, EnvVar, Pod, PodStatus, Secret, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
@@ -25,6 +25,7 @@ use serde::de::DeserializeOwned;
 
 use crate::context::Span;
 use crate::crd::{Provider, WorkerPool};
+use crate::manifests::relay::TLS_ENV;
 use crate::names;
 
 mod triggers;
@@ -326,7 +327,10 @@ fn trim_pod(pod: &mut Pod) {
             container.startup_probe = None;
             container.security_context = None;
             if !is_worker {
-                container.env = None;
+                // Of a relay it is asked whether it speaks TLS.
+                let tls = |env: Vec<EnvVar>| env.into_iter().find(|variable| variable.name == TLS_ENV);
+                let is_relay = container.name == names::RELAY_CONTAINER;
+                container.env = container.env.take().filter(|_| is_relay).and_then(tls).map(|tls| vec![tls]);
                 container.resources = None;
                 container.ports = None;
                 container.image = None;
@@ -430,5 +434,19 @@ mod tests {
         assert_eq!(kept.len(), 1);
         assert_eq!((kept[0].name.as_str(), kept[0].image.as_str(), kept[0].restart_count), ("relay", "", 0));
         assert_eq!(serde_json::to_value(&kept[0].state).unwrap(), json!({"waiting": {"reason": "ImagePullBackOff"}}));
+    }
+
+    #[test]
+    fn of_a_pods_environment_only_what_a_relay_speaks_is_kept() {
+        let env = json!([{"name": "A", "value": "b"}, {"name": "TLS_CERT_FILE", "value": "/f"}]);
+        let containers = json!([{"name": "proxy", "env": env}, {"name": "relay", "env": env}]);
+        let mut pod: Pod =
+            serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": containers}})).unwrap();
+        trim_pod(&mut pod);
+        let kept = serde_json::to_value(pod.spec.unwrap().containers).unwrap();
+        assert_eq!(
+            kept,
+            json!([{"name": "proxy"}, {"name": "relay", "env": [{"name": "TLS_CERT_FILE", "value": "/f"}]}])
+        );
     }
 }

@@ -19,6 +19,7 @@ pub mod probe;
 pub mod provider;
 pub mod relay_client;
 pub mod relay_state;
+pub mod relay_tls;
 pub mod run;
 pub mod telemetry;
 mod words;

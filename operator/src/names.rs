@@ -16,6 +16,8 @@ pub const UPGRADE_ANNOTATION: &str = "modelrelay.io/upgrade";
 pub const SCALED_ANNOTATION: &str = "modelrelay.io/scaled-to";
 /// On relay Pods, so that the kubelet refreshes the mounted configuration at once.
 pub const CONFIG_HASH_ANNOTATION: &str = "modelrelay.io/config-hash";
+/// On relay Pods, so that the kubelet refreshes the mounted certificate at once: the Secret's resourceVersion.
+pub const TLS_VERSION_ANNOTATION: &str = "modelrelay.io/tls-version";
 /// On relay Pods, so that the kubelet refreshes the mounted API keys at once.
 pub const API_KEYS_VERSION_ANNOTATION: &str = "modelrelay.io/api-keys-version";
 /// On worker Pods, so that the kubelet refreshes the mounted secret at once: the Secret's resourceVersion.
@@ -145,7 +147,12 @@ pub fn previous_until_annotation(age: usize) -> String {
     }
 }
 
-/// The address that workers in the cluster dial, without scheme: every relay Pod is behind that name.
+/// The name that workers in the cluster dial: every relay Pod is behind it.
+pub fn worker_host(provider: &str, namespace: &str) -> String {
+    format!("{}.{namespace}.svc", workers_service(provider))
+}
+
+/// The address that workers in the cluster dial, without scheme.
 pub fn worker_address(provider: &str, namespace: &str) -> String {
-    format!("{}.{namespace}.svc:{WORKER_PORT}", workers_service(provider))
+    format!("{}:{WORKER_PORT}", worker_host(provider, namespace))
 }

@@ -5,6 +5,7 @@
 //! Pods changed, so that `Programmed` follows at once. A Provider without a relay Pod costs nothing.
 
 use std::collections::{HashMap, HashSet};
+use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,7 @@ use tokio::time::Instant;
 use crate::cache::Caches;
 use crate::context::Context;
 use crate::crd::{Provider, WorkerPool};
+use crate::manifests::relay::TLS_ENV;
 use crate::manifests::secrets::ADMIN_TOKEN;
 use crate::names;
 use crate::relay_state::{Expectation, RelaySnapshot};
@@ -28,6 +30,7 @@ use crate::relay_state::{Expectation, RelaySnapshot};
 mod state;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 use state::RelayState;
 
@@ -76,13 +79,16 @@ pub async fn run(ctx: Arc<Context>, caches: Caches) {
 }
 
 fn client() -> reqwest::Result<reqwest::Client> {
+    client_builder().build()
+}
+
+fn client_builder() -> reqwest::ClientBuilder {
     reqwest::Client::builder()
         // Pods are reached directly, whatever proxy the operator itself lives behind.
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
         .timeout(TIMEOUT)
         .pool_idle_timeout(Duration::from_secs(30))
-        .build()
 }
 
 /// Namespace and name of a Provider.
@@ -99,6 +105,8 @@ struct RelayPod {
     name: String,
     address: Option<IpAddr>,
     is_leaving: bool,
+    /// As its Pod was made: while a Provider takes to TLS it has both kinds.
+    speaks_tls: bool,
 }
 
 impl Relays {
@@ -121,8 +129,15 @@ impl RelayPod {
             name: pod.name_any(),
             address: status.and_then(|status| status.pod_ip.as_ref()).and_then(|ip| ip.parse().ok()),
             is_leaving: ended || pod.metadata.deletion_timestamp.is_some(),
+            speaks_tls: speaks_tls(pod),
         }
     }
+}
+
+fn speaks_tls(pod: &Pod) -> bool {
+    let mut containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let relay = containers.find(|container| container.name == names::RELAY_CONTAINER);
+    relay.is_some_and(|relay| relay.env.iter().flatten().any(|variable| variable.name == TLS_ENV))
 }
 
 /// When to look at whom.
@@ -142,6 +157,8 @@ struct Entry {
 #[derive(Clone)]
 struct Token {
     header: HeaderValue,
+    /// For relays that speak TLS; `None` where the Provider has no certificate.
+    tls: Option<Result<reqwest::Client, String>>,
     read_at: Instant,
 }
 
@@ -212,7 +229,7 @@ fn look(
         };
         let asked = pods.into_iter().map(|pod| ask(&ctx, &client, pod, token.as_ref()));
         let answers = future::join_all(asked).await;
-        // Refused: somebody changed the token. The next look reads it again.
+        // Refused: somebody changed the token, or the certificate. The next look reads them again.
         let refused = answers.iter().any(|answer| matches!(answer.answer, Err(Unanswered::Refused(_))));
         let snapshot = snapshot(&key.1, answers);
         Seen { key, snapshot, token: token.ok().filter(|_| !refused) }
@@ -259,7 +276,7 @@ async fn read_token(ctx: &Context, provider: &Provider) -> Result<Token, String>
     let mut header = HeaderValue::try_from(format!("Bearer {}", secret_of_file(&text)))
         .map_err(|_| format!("the admin token in Secret {name}, key {key}, cannot be sent: it is no single line"))?;
     header.set_sensitive(true);
-    Ok(Token { header, read_at: Instant::now() })
+    Ok(Token { header, tls: tls::client(ctx, provider).await, read_at: Instant::now() })
 }
 
 /// A Pod and what it said.
@@ -270,7 +287,7 @@ struct Answer {
 
 /// Why there is no answer, as a line for people.
 enum Unanswered {
-    /// The token is not the relay's.
+    /// The token is not the relay's, or its certificate not one to trust.
     Refused(String),
     /// Anything else.
     Silent(String),
@@ -282,7 +299,13 @@ async fn ask(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Resu
         (Some(_), Err(why)) => Err(Unanswered::Silent(why.clone())),
         (Some(address), Ok(token)) => {
             let port = u16::try_from(names::ADMIN_PORT).unwrap_or_default();
-            let (code, answer) = request(client, SocketAddr::new(address, port), token).await;
+            let address = SocketAddr::new(address, port);
+            let (code, answer) = match (pod.speaks_tls, &token.tls) {
+                (false, _) => request(client, &format!("http://{address}"), token).await,
+                (true, Some(Ok(client))) => request(client, &format!("https://{address}"), token).await,
+                (true, Some(Err(why))) => (0, Err(Unanswered::Refused(why.clone()))),
+                (true, None) => (0, Err(Unanswered::Refused("it still speaks TLS".to_owned()))),
+            };
             ctx.metrics.relay_asked(code);
             answer
         }
@@ -290,18 +313,14 @@ async fn ask(ctx: &Context, client: &reqwest::Client, pod: RelayPod, token: Resu
     Answer { pod, answer }
 }
 
-async fn request(
-    client: &reqwest::Client,
-    address: SocketAddr,
-    token: &Token,
-) -> (u16, Result<RelayState, Unanswered>) {
-    let url = format!("http://{address}/admin/state");
+async fn request(client: &reqwest::Client, base: &str, token: &Token) -> (u16, Result<RelayState, Unanswered>) {
+    let url = format!("{base}/admin/state");
     let sent = client.get(url).header(AUTHORIZATION, token.header.clone()).send().await;
     let response = match sent {
         Ok(response) => response,
         // Without the URL: a Pod's address changes with every attempt to start it, and messages should not.
         Err(error) if error.is_timeout() => return (0, Err(Unanswered::Silent("it does not answer".to_owned()))),
-        Err(_) => return (0, Err(Unanswered::Silent("it cannot be connected to".to_owned()))),
+        Err(error) => return (0, Err(unreached(&error))),
     };
     let code = response.status().as_u16();
     let answer = match code {
@@ -310,6 +329,21 @@ async fn request(
         _ => Err(Unanswered::Silent(format!("it answers HTTP {code}"))),
     };
     (code, answer)
+}
+
+/// What is wrong with a certificate is for a person to mend; addresses and numbers of the system's errors are not.
+fn unreached(error: &reqwest::Error) -> Unanswered {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        // An error of the connection has it inside, and does not give it as its cause.
+        let inside = error.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref());
+        let tls = inside.and_then(|inside| inside.downcast_ref()).or_else(|| error.downcast_ref());
+        if let Some(why @ rustls::Error::InvalidCertificate(_)) = tls {
+            return Unanswered::Refused(format!("its certificate is refused: {why}"));
+        }
+        cause = inside.map_or_else(|| error.source(), |inside| Some(inside));
+    }
+    Unanswered::Silent("it cannot be connected to".to_owned())
 }
 
 async fn body(mut response: reqwest::Response) -> Result<RelayState, String> {

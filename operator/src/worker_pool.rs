@@ -70,6 +70,8 @@ const CONCURRENCY: u16 = 4;
 const GATHER: Duration = Duration::from_millis(100);
 /// A look without a reason, in case a change went unnoticed.
 const RESYNC: Duration = Duration::from_secs(300);
+/// The Secret with the relays' authority tells nobody that it changed.
+const AUTHORITY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Between two looks at a pool that has no Pods: why somebody else cannot create them, no watch tells.
 const WITHOUT_PODS: Duration = Duration::from_secs(60);
@@ -248,7 +250,11 @@ async fn look(pool: &WorkerPool, shared: &Shared) -> Result<Action, ReconcileErr
     }
     match outcome.stall {
         Some((reason, message)) if outcome.heals => Err(ReconcileError::Stalled { reason, message }),
-        Some(_) | None => Ok(Action::requeue(next_look(pool, &fetched.census, numbers_later))),
+        Some(_) | None => {
+            let next = next_look(pool, &fetched.census, numbers_later);
+            let follows_secret = fetch::tls_secret(&shared.caches, pool).is_some();
+            Ok(Action::requeue(if follows_secret { next.min(AUTHORITY_INTERVAL) } else { next }))
+        }
     }
 }
 
@@ -293,7 +299,8 @@ async fn bring_about(
     fetched: &Fetched,
     validated: &Validated,
 ) -> Result<Outcome, ReconcileError> {
-    let config = worker_config::config_map(pool, &shared.ctx.defaults.worker);
+    let speech = fetch::speech(&shared.ctx.client, &shared.caches, pool).await?;
+    let config = worker_config::config_map(pool, &shared.ctx.defaults.worker, &speech);
     bring::unread(shared, pool, &config).await?;
     let Some(workload) = validated.workload else { return Ok(Outcome::default()) };
 

@@ -153,6 +153,23 @@ def test_monitors_name_the_jobs_that_the_alerts_ask_for():
     assert named == asked == scraped
 
 
+def test_relays_are_scraped_as_their_pods_say():
+    objects = chart.render({"metrics": chart.MONITORING})
+    [relays] = [m for m in chart.of_kind(objects, "PodMonitor") if m["metadata"]["name"].endswith("-relays")]
+    [endpoint] = relays["spec"]["podMetricsEndpoints"]
+    [job] = [job for job in scrape_config()["scrape_configs"] if job["job_name"] == "modelrelay-relay"]
+    [rule] = [rule for rule in endpoint["relabelings"] if rule["targetLabel"] == "__scheme__"]
+    [same] = [rule for rule in job["relabel_configs"] if rule.get("target_label") == "__scheme__"]
+    # The annotation that the operator gives to relays with a certificate, as Prometheus names it.
+    manifest = chart.ROOT / "operator/src/manifests/snapshots/provider-tls.yaml"
+    assert "prometheus.io/scheme: https" in manifest.read_text()
+    wanted = (["__meta_kubernetes_pod_annotation_prometheus_io_scheme"], "(https)")
+    assert (rule["sourceLabels"], rule["regex"]) == wanted == (same["source_labels"], same["regex"])
+    # Where the annotation is not there, nothing matches and the scheme stays.
+    assert re.fullmatch(rule["regex"], "") is None
+    assert endpoint["tlsConfig"] == {"insecureSkipVerify": True} and job["tls_config"] == {"insecure_skip_verify": True}
+
+
 def test_the_monitor_of_the_operator_selects_one_service():
     objects = chart.render({"metrics": chart.MONITORING})
     selector = chart.one(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]

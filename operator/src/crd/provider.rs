@@ -140,6 +140,9 @@ pub struct Relay {
     /// How long running requests may take to finish when a relay Pod stops.
     #[serde(default = "half_a_minute")]
     pub drain_timeout: DurationText,
+    /// Speak TLS on every port, with a certificate of yours. Without it: plain HTTP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<Tls>,
     /// Be unready while no worker is attached. Ignored while a pool may be at zero.
     #[serde(default)]
     pub expect_workers: bool,
@@ -171,17 +174,27 @@ pub struct Relay {
     pub pod_template: PodTemplate,
 }
 
-/// The Service that clients use.
+/// The certificate that a relay shows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Tls {
+    /// Secret of type kubernetes.io/tls in this namespace: tls.crt, for at least PROVIDER-workers.NAMESPACE.svc, its key tls.key, and
+    /// where the system's roots do not know it, the authority ca.crt. A renewed one is served without a restart.
+    #[schemars(length(min = 1, max = 253))]
+    pub secret_name: String,
+}
+
+/// The Service that clients use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Service {
     /// How it is reached.
     #[serde(default, rename = "type")]
     pub type_: ServiceType,
-    /// Its port for clients.
-    #[serde(default = "http_port")]
+    /// Its port for clients. Default: 80, or 443 with tls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
-    pub port: i32,
+    pub port: Option<i32>,
     /// Also carry the port 8081 for workers outside the cluster.
     #[serde(default)]
     pub workers: bool,
@@ -349,6 +362,7 @@ impl Default for Relay {
             require_api_keys: false,
             admin_token_secret_ref: None,
             drain_timeout: half_a_minute(),
+            tls: None,
             expect_workers: false,
             unready_when_saturated: false,
             service: Service::default(),
@@ -362,15 +376,15 @@ impl Default for Relay {
     }
 }
 
-impl Default for Service {
-    fn default() -> Self {
-        Self {
-            type_: ServiceType::default(),
-            port: http_port(),
-            workers: false,
-            annotations: BTreeMap::new(),
-            load_balancer_class: String::new(),
-        }
+impl Relay {
+    /// The Service's port for clients.
+    pub fn client_port(&self) -> i32 {
+        self.service.port.unwrap_or(if self.tls.is_some() { 443 } else { 80 })
+    }
+
+    /// What clients, workers, probes and the operator speak.
+    pub fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
     }
 }
 
@@ -386,10 +400,6 @@ fn yes() -> bool {
 
 fn one() -> i32 {
     1
-}
-
-fn http_port() -> i32 {
-    80
 }
 
 fn max_length() -> i32 {

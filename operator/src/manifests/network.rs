@@ -15,13 +15,13 @@ use crate::provider::ValidatedProvider;
 /// The Service that clients use; with `workers`, those outside the cluster dial it too.
 pub fn client_service(provider: &ValidatedProvider) -> Manifest {
     let service = &provider.spec.relay.service;
+    let scheme = provider.spec.relay.scheme();
     let mut ports = vec![json!({
-        "name": "http", "protocol": "TCP", "port": service.port, "targetPort": "client", "appProtocol": "http",
+        "name": scheme, "protocol": "TCP", "port": provider.spec.relay.client_port(), "targetPort": "client",
+        "appProtocol": scheme,
     })];
     if service.workers {
-        ports.push(json!({
-            "name": "workers", "protocol": "TCP", "port": names::WORKER_PORT, "targetPort": "workers", "appProtocol": "http",
-        }));
+        ports.push(workers_port(provider));
     }
     let kind = match service.type_ {
         ServiceType::ClusterIP => "ClusterIP",
@@ -51,9 +51,7 @@ pub fn workers_service(provider: &ValidatedProvider) -> Manifest {
         "clusterIP": "None",
         "publishNotReadyAddresses": true,
         "selector": selector(&provider.name),
-        "ports": [{
-            "name": "workers", "protocol": "TCP", "port": names::WORKER_PORT, "targetPort": "workers", "appProtocol": "http",
-        }],
+        "ports": [workers_port(provider)],
     });
     let metadata = provider.metadata(&names::workers_service(&provider.name));
     object(ApiResource::erase::<Service>(&()), metadata, "spec", spec)
@@ -103,6 +101,13 @@ fn admin_rule(provider: &ValidatedProvider, operator: &Place) -> Value {
     }
     peers.extend(metrics_from.iter().cloned());
     json!({"ports": [port(names::ADMIN_PORT)], "from": peers})
+}
+
+fn workers_port(provider: &ValidatedProvider) -> Value {
+    json!({
+        "name": "workers", "protocol": "TCP", "port": names::WORKER_PORT, "targetPort": "workers",
+        "appProtocol": provider.spec.relay.scheme(),
+    })
 }
 
 fn port(number: i32) -> Value {

@@ -14,9 +14,11 @@ use super::network::object;
 use super::secrets::{ADMIN_TOKEN, API_KEYS};
 use crate::crd::LogFormat;
 use crate::crd::common::RawObject;
+use crate::crd::provider::Relay;
 use crate::defaults::RelayDefaults;
 use crate::names::{self, Component};
 use crate::provider::ValidatedProvider;
+use crate::relay_tls::{CERTIFICATE, PRIVATE_KEY};
 
 /// How long a relay still takes requests after SIGTERM, while load balancers notice.
 const SHUTDOWN_GRACE_SECS: u64 = 5;
@@ -27,13 +29,16 @@ const USER: i64 = 65532;
 const CONFIG_PATH: &str = "/etc/modelrelay/config";
 const ADMIN_PATH: &str = "/etc/modelrelay/admin";
 const KEYS_PATH: &str = "/etc/modelrelay/keys";
+const TLS_PATH: &str = "/etc/modelrelay/tls";
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// Everything below is the operator's.
 pub const RESERVED_PATH: &str = "/etc/modelrelay";
 /// Volumes of the operator; a user's must have other names.
-pub const RESERVED_VOLUMES: [&str; 4] = ["config", "admin", "api-keys", "api-access"];
+pub const RESERVED_VOLUMES: [&str; 5] = ["config", "admin", "api-keys", "api-access", "tls"];
+/// Tells a relay that speaks TLS, and where its certificate is.
+pub const TLS_ENV: &str = "TLS_CERT_FILE";
 /// Variables that the operator sets; a user's must have other names.
-pub const RESERVED_ENV: [&str; 12] = [
+pub const RESERVED_ENV: [&str; 14] = [
     "LISTEN_ADDR",
     "WORKER_LISTEN_ADDR",
     "WORKERS_ON_CLIENT_PORT",
@@ -46,6 +51,8 @@ pub const RESERVED_ENV: [&str; 12] = [
     "LOG_FORMAT",
     "API_KEYS_SECRET",
     "API_KEYS_FILE",
+    TLS_ENV,
+    "TLS_KEY_FILE",
 ];
 
 /// Labels that tell a Provider's relay Pods from everything else. They never change: a Deployment's selector cannot.
@@ -125,6 +132,9 @@ fn pod_metadata(provider: &ValidatedProvider) -> Value {
     ];
     let mut annotations: BTreeMap<String, String> =
         defaults.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    if provider.spec.relay.tls.is_some() {
+        annotations.insert("prometheus.io/scheme".to_owned(), "https".to_owned());
+    }
     let users = template.annotations.iter().filter(|(key, _)| !key.starts_with("modelrelay.io/"));
     annotations.extend(users.map(|(key, value)| (key.clone(), value.clone())));
     json!({"labels": labels, "annotations": annotations})
@@ -188,9 +198,11 @@ fn container(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_
             {"name": "admin", "containerPort": names::ADMIN_PORT, "protocol": "TCP"},
         ]),
     );
-    set("startupProbe", probe("/livez", 1, 60));
-    set("livenessProbe", probe("/livez", 10, 6));
-    set("readinessProbe", probe("/readyz", 2, 2));
+    for (key, path, period, failures) in
+        [("startupProbe", "/livez", 1, 60), ("livenessProbe", "/livez", 10, 6), ("readinessProbe", "/readyz", 2, 2)]
+    {
+        set(key, probe(relay, path, period, failures));
+    }
     set(
         "securityContext",
         json!({
@@ -225,6 +237,10 @@ fn env(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: 
         pairs.push(("API_KEYS_SECRET", names::api_keys_secret(&provider.name)));
         pairs.push(("API_KEYS_FILE", format!("{KEYS_PATH}/{API_KEYS}")));
     }
+    if relay.tls.is_some() {
+        pairs.push((TLS_ENV, format!("{TLS_PATH}/{CERTIFICATE}")));
+        pairs.push(("TLS_KEY_FILE", format!("{TLS_PATH}/{PRIVATE_KEY}")));
+    }
     let mut env: Vec<Value> = pairs.into_iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
     let has = |name: &str| relay.pod_template.env.iter().any(|entry| entry["name"] == name);
     if !has("POD_NAMESPACE") {
@@ -252,6 +268,9 @@ fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
             .push(json!({"name": "api-keys", "secret": {"secretName": keys, "optional": true, "defaultMode": 0o440}}));
         volumes.push(api_access());
     }
+    if let Some(tls) = &relay.tls {
+        volumes.push(json!({"name": "tls", "secret": {"secretName": tls.secret_name, "defaultMode": 0o440}}));
+    }
     volumes.extend(relay.pod_template.volumes.iter().cloned());
     Value::Array(volumes)
 }
@@ -274,15 +293,23 @@ fn volume_mounts(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
         mounts.push(mount("api-keys", KEYS_PATH));
         mounts.push(mount("api-access", TOKEN_PATH));
     }
+    if relay.tls.is_some() {
+        mounts.push(mount("tls", TLS_PATH));
+    }
     mounts.extend(relay.pod_template.volume_mounts.iter().cloned());
     Value::Array(mounts)
 }
 
-fn probe(path: &str, period: i32, failures: i32) -> Value {
-    json!({
+/// Kubelets take any certificate.
+fn probe(relay: &Relay, path: &str, period: i32, failures: i32) -> Value {
+    let mut probe = json!({
         "httpGet": {"path": path, "port": "admin"},
         "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures,
-    })
+    });
+    if relay.tls.is_some() {
+        probe["httpGet"]["scheme"] = json!("HTTPS");
+    }
+    probe
 }
 
 /// The restricted one, with the user's fields over it.

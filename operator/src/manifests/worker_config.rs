@@ -24,11 +24,56 @@ pub const DEFAULT_MAX_CONCURRENCY: i32 = 16;
 
 /// Key of the ConfigMap, and name of the file.
 const FILE: &str = "worker.yaml";
+/// Key of the relays' authority in the ConfigMap, and name of the file beside the other: both reach a Pod in one step.
+const AUTHORITY: &str = "ca.crt";
+const AUTHORITY_FILE: &str = "/etc/modelrelay/config/ca.crt";
+const TLS_SCHEME: &str = "dns+https";
+
+/// What workers speak with their relays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Speech {
+    /// Plain HTTP.
+    #[default]
+    Plain,
+    /// TLS.
+    Tls {
+        /// Whom to trust in PEM, besides the system's roots.
+        authority: Option<String>,
+    },
+}
+
+impl Speech {
+    /// What a ConfigMap says that is there.
+    pub fn of(config_map: &ConfigMap) -> Self {
+        let entry = |key| config_map.data.as_ref().and_then(|data| data.get(key));
+        let speaks_tls = |yaml: &String| yaml.lines().any(|line| line.starts_with(&format!("relay: {TLS_SCHEME}://")));
+        match entry(FILE).is_some_and(speaks_tls) {
+            true => Self::Tls { authority: entry(AUTHORITY).cloned() },
+            false => Self::Plain,
+        }
+    }
+
+    fn scheme(&self) -> &'static str {
+        match self {
+            Self::Plain => "dns+http",
+            Self::Tls { .. } => TLS_SCHEME,
+        }
+    }
+
+    fn authority(&self) -> Option<&String> {
+        match self {
+            Self::Plain => None,
+            Self::Tls { authority } => authority.as_ref(),
+        }
+    }
+}
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct File<'a> {
     relay: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relay_ca_file: Option<&'static str>,
     provider: &'a str,
     worker_secret_file: &'static str,
     pool: &'a str,
@@ -54,8 +99,10 @@ struct Backend {
 }
 
 /// The ConfigMap `<pool>-worker`.
-pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults) -> Manifest {
+pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech) -> Manifest {
     let name = pool.metadata.name.as_deref().unwrap_or_default();
+    let yaml = (FILE.to_owned(), worker_yaml(pool, defaults, speech));
+    let authority = speech.authority().map(|authority| (AUTHORITY.to_owned(), authority.clone()));
     Manifest::of(&ConfigMap {
         metadata: ObjectMeta {
             name: Some(names::worker(name)),
@@ -64,7 +111,7 @@ pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults) -> Manifest {
             owner_references: pool.controller_owner_ref(&()).map(|owner| vec![owner]),
             ..ObjectMeta::default()
         },
-        data: Some([(FILE.to_owned(), worker_yaml(pool, defaults))].into()),
+        data: Some([yaml].into_iter().chain(authority).collect()),
         ..ConfigMap::default()
     })
 }
@@ -77,7 +124,7 @@ pub fn max_concurrency(pool: &WorkerPool) -> i32 {
     }
 }
 
-fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults) -> String {
+fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, speech: &Speech) -> String {
     let spec = &pool.spec;
     let sidecar = &spec.sidecar;
     // Each slot says where its backends are and what they run; a worker refuses anything of that beside them.
@@ -85,7 +132,8 @@ fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults) -> String {
     let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
     let log_format = sidecar.log_format.or(defaults.log_format).unwrap_or(LogFormat::Json);
     let file = File {
-        relay: format!("dns+http://{}", names::worker_address(&spec.provider, namespace)),
+        relay: format!("{}://{}", speech.scheme(), names::worker_address(&spec.provider, namespace)),
+        relay_ca_file: speech.authority().map(|_| AUTHORITY_FILE),
         provider: &spec.provider,
         worker_secret_file: sidecar::SECRET_FILE,
         pool: pool.metadata.name.as_deref().unwrap_or_default(),
@@ -109,6 +157,10 @@ fn backend(pool: &WorkerPool) -> Option<Backend> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
+    use modelrelay_worker::cli::Args;
+    use modelrelay_worker::config::Settings;
     use serde_json::json;
 
     use super::*;
@@ -117,7 +169,7 @@ mod tests {
     #[test]
     fn what_a_pool_leaves_out_is_filled_in() {
         let pool = testing::pool(&json!({"provider": "local"}));
-        snapshot::check("worker-config-inject", &config_map(&pool, &testing::defaults()).to_yaml());
+        snapshot::check("worker-config-inject", &config_map(&pool, &testing::defaults(), &Speech::Plain).to_yaml());
     }
 
     #[test]
@@ -131,7 +183,7 @@ mod tests {
             },
             "sidecar": {"port": 18000, "logLevel": "debug", "logFormat": "text"},
         }));
-        snapshot::check("worker-config-standalone", &config_map(&pool, &testing::defaults()).to_yaml());
+        snapshot::check("worker-config-standalone", &config_map(&pool, &testing::defaults(), &Speech::Plain).to_yaml());
     }
 
     #[test]
@@ -149,15 +201,35 @@ mod tests {
                 ],
             },
         }));
-        snapshot::check("worker-config-multiplexer", &config_map(&pool, &testing::defaults()).to_yaml());
+        snapshot::check(
+            "worker-config-multiplexer",
+            &config_map(&pool, &testing::defaults(), &Speech::Plain).to_yaml(),
+        );
         assert_eq!(max_concurrency(&pool), 8 + 1);
+    }
+
+    #[test]
+    fn relays_with_a_certificate_are_dialled_over_tls_and_their_authority_is_beside_the_file() {
+        let pool = testing::pool(&json!({"provider": "local"}));
+        let authority = Some("-----BEGIN CERTIFICATE-----\n".to_owned());
+        let speech = Speech::Tls { authority: authority.clone() };
+        snapshot::check("worker-config-tls", &config_map(&pool, &testing::defaults(), &speech).to_yaml());
+        for speech in [speech, Speech::Tls { authority: None }, Speech::Plain] {
+            let manifest = config_map(&pool, &testing::defaults(), &speech);
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(manifest.value["data"][FILE].as_str().unwrap().as_bytes()).unwrap();
+            let args = Args { config: Some(file.path().to_owned()), ..Args::default() };
+            let relay = Settings::load(&args).expect("the worker's own parser takes it").live.relay;
+            assert!(relay.every_address && relay.tls == (speech != Speech::Plain));
+            assert_eq!(Speech::of(&serde_json::from_value(manifest.value).unwrap()), speech);
+        }
     }
 
     #[test]
     fn what_the_charts_values_say_counts_where_the_pool_says_nothing() {
         let defaults =
             WorkerDefaults { log_level: Some("warn".into()), log_format: Some(LogFormat::Text), ..testing::defaults() };
-        let yaml = worker_yaml(&testing::pool(&json!({"provider": "local"})), &defaults);
+        let yaml = worker_yaml(&testing::pool(&json!({"provider": "local"})), &defaults, &Speech::Plain);
         assert!(yaml.contains("logLevel: warn\nlogFormat: text\n"), "{yaml}");
     }
 }

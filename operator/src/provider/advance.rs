@@ -39,7 +39,9 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
         Ok(fetched) => fetched,
         Err(error) => return Outcome { failure: Some(Failure::from(&error)), ..kept },
     };
-    let own_refs = provider.spec.worker_secret_ref.is_some() || provider.spec.relay.admin_token_secret_ref.is_some();
+    let relay = &provider.spec.relay;
+    let own_refs =
+        provider.spec.worker_secret_ref.is_some() || relay.admin_token_secret_ref.is_some() || relay.tls.is_some();
     let now = Timestamp::now();
     let Planned { plan, salt, admin_token } = match plan_secrets(provider, &fetched, look, now) {
         Ok(planned) => planned,
@@ -77,6 +79,7 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
             .mounts_api_keys
             .then(|| memory.versions.get(&names::api_keys_secret(&valid.name)).cloned())
             .flatten(),
+        tls_version: fetched.tls.and_then(|tls| tls.version),
         cold_models: valid.cold_models,
         ignores_expect_workers: valid.spec.relay.expect_workers && valid.scales_from_zero,
         news: if applied.failure.is_none() { plan.news } else { Vec::new() },

@@ -13,6 +13,7 @@ use crate::crd::{Provider, SecretKeyRef};
 use crate::manifests::config::{PREVIOUS_WORKER_SECRETS, RELAY_YAML, WORKER_SECRET, hash_of, salt_of};
 use crate::manifests::secrets::{ADMIN_TOKEN, API_KEYS};
 use crate::names;
+use crate::relay_tls::{self, RelayTls, Unusable};
 
 /// What the Secrets hold.
 #[derive(Debug, Default)]
@@ -27,6 +28,8 @@ pub(super) struct Fetched {
     pub(super) salt: Option<SecretText>,
     /// The user's own worker secret.
     pub(super) own: Option<SecretText>,
+    /// What relays serve with.
+    pub(super) tls: Option<RelayTls>,
     /// The generated admin token.
     pub(super) admin_token: Option<SecretText>,
     /// Whether the Secret with the clients' keys is there already.
@@ -46,6 +49,16 @@ pub(super) enum FetchError {
         /// The Secret.
         secret: String,
         /// What is missing of it.
+        problem: String,
+    },
+    /// The user's Secret holds what cannot be used.
+    #[error("{place}: Secret {secret} {problem}")]
+    SecretInvalid {
+        /// The field of the spec.
+        place: &'static str,
+        /// The Secret.
+        secret: String,
+        /// What is wrong with it.
         problem: String,
     },
     /// The API server did not answer.
@@ -72,6 +85,10 @@ pub(super) async fn fetch(client: &Client, provider: &Provider) -> Result<Fetche
     }
     if let Some(reference) = &provider.spec.relay.admin_token_secret_ref {
         reader.users("spec.relay.adminTokenSecretRef", reference).await?;
+    }
+    if let Some(tls) = &provider.spec.relay.tls {
+        let host = names::worker_host(&name, &provider.namespace().unwrap_or_default());
+        fetched.tls = Some(reader.tls(&tls.secret_name, &host).await?);
     }
     if let Some(secret) = reader.ours(&names::relay(&name)).await? {
         fetched.relay = relay_side(&secret);
@@ -117,6 +134,15 @@ impl Reader<'_> {
             Some(_) => Err(missing(format!("has more than {MAX_SECRET_CHARS} characters in the key {key}"))),
             None => Err(missing(format!("has no text in the key {key}"))),
         }
+    }
+
+    async fn tls(&self, name: &str, host: &str) -> Result<RelayTls, FetchError> {
+        let (place, secret) = ("spec.relay.tls.secretName", name.to_owned());
+        let found = self.get(name).await?.ok_or(Unusable::Missing("does not exist".to_owned()));
+        found.and_then(|secret| relay_tls::judge(&secret, host)).map_err(|unusable| match unusable {
+            Unusable::Missing(problem) => FetchError::SecretNotFound { place, secret, problem },
+            Unusable::Wrong(problem) => FetchError::SecretInvalid { place, secret, problem },
+        })
     }
 }
 

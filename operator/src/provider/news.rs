@@ -66,7 +66,8 @@ fn changes(before: &[Condition], after: &[Condition]) -> Vec<Told> {
             (STALLED, "True") if was != "True" || new_reason => told.push(event(true, &condition.reason, "Reconcile")),
             (RECONCILING, "True")
                 if new_reason
-                    && [reasons::SECRET_NOT_FOUND, reasons::FORBIDDEN].contains(&condition.reason.as_str()) =>
+                    && [reasons::SECRET_NOT_FOUND, reasons::SECRET_INVALID, reasons::FORBIDDEN]
+                        .contains(&condition.reason.as_str()) =>
             {
                 told.push(event(true, &condition.reason, "Reconcile"));
             }

@@ -27,6 +27,8 @@ pub(super) struct Outcome {
     pub(super) worker_secret: Option<WorkerSecret>,
     /// resourceVersion of the Secret with the clients' keys, where relays mount it.
     pub(super) api_keys_version: Option<String>,
+    /// resourceVersion of the Secret with the relays' certificate.
+    pub(super) tls_version: Option<String>,
     /// Models of pools that may be at zero.
     pub(super) cold_models: Vec<String>,
     /// `expectWorkers` is asked for and ignored.
@@ -111,6 +113,11 @@ impl Failure {
         }
     }
 
+    /// Whether a user's Secret is waited for.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.kind == FailureKind::Awaited
+    }
+
     /// The operating system gave no random bytes.
     pub(super) fn no_random(error: &getrandom::Error) -> Self {
         Self::new(reasons::API_ERROR, FailureKind::Transient, "random", &format!("no random bytes: {error}"))
@@ -132,6 +139,9 @@ impl From<&FetchError> for Failure {
         match error {
             FetchError::SecretNotFound { .. } => {
                 Self::new(reasons::SECRET_NOT_FOUND, FailureKind::Awaited, "secret_not_found", error)
+            }
+            FetchError::SecretInvalid { .. } => {
+                Self::new(reasons::SECRET_INVALID, FailureKind::Awaited, "secret_invalid", error)
             }
             FetchError::Api { source, .. } if is_forbidden(source) => {
                 Self::new(reasons::FORBIDDEN, FailureKind::Transient, "forbidden", error)

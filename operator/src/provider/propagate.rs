@@ -67,6 +67,7 @@ fn relay_patches(look: &Look, outcome: &Outcome, memory: &mut Memory) -> Vec<Pod
         let mut wanted = Map::new();
         want(pod, names::CONFIG_HASH_ANNOTATION, Some(hash), &mut wanted);
         want(pod, names::API_KEYS_VERSION_ANNOTATION, outcome.api_keys_version.as_ref(), &mut wanted);
+        want(pod, names::TLS_VERSION_ANNOTATION, outcome.tls_version.as_ref(), &mut wanted);
         if nudge && runs_another(look, pod, hash) {
             wanted.insert(names::NUDGE_ANNOTATION.to_owned(), json!(Timestamp::now().to_string()));
         }

@@ -45,6 +45,8 @@ reasons! {
     INVALID_SPEC = "InvalidSpec";
     /// A Secret that the spec names, or its key, is missing. It is looked for again and again.
     SECRET_NOT_FOUND = "SecretNotFound";
+    /// Relays cannot serve with the Secret of `relay.tls`; the message says what to change in it. It is looked at again and again.
+    SECRET_INVALID = "SecretInvalid";
     /// An object of a needed name exists and is somebody else's: rename or delete it, or rename the Provider.
     NAME_TAKEN = "NameTaken";
     /// The API server refuses an object, by the spec's fault or a policy's; the message says why.

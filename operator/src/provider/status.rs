@@ -68,15 +68,17 @@ pub(super) fn without_numbers(status: &ProviderStatus) -> ProviderStatus {
 
 fn endpoint(provider: &Provider) -> String {
     let host = format!("{}.{}.svc", provider.name_any(), provider.namespace().unwrap_or_default());
-    match provider.spec.relay.service.port {
-        80 => format!("http://{host}/v1"),
-        port => format!("http://{host}:{port}/v1"),
+    let relay = &provider.spec.relay;
+    match (relay.scheme(), relay.client_port()) {
+        (scheme @ "http", 80) | (scheme @ "https", 443) => format!("{scheme}://{host}/v1"),
+        (scheme, port) => format!("{scheme}://{host}:{port}/v1"),
     }
 }
 
 fn worker_endpoint(provider: &Provider) -> String {
     let namespace = provider.namespace().unwrap_or_default();
-    format!("http://{}", names::worker_address(&provider.name_any(), &namespace))
+    let scheme = provider.spec.relay.scheme();
+    format!("{scheme}://{}", names::worker_address(&provider.name_any(), &namespace))
 }
 
 struct Numbers {
@@ -135,8 +137,7 @@ impl Facts<'_> {
     /// A passing error of the API server says nothing about the relays, which go on; before they ever took requests, it does.
     fn failure_that_matters(&self) -> Option<&Failure> {
         let failure = self.outcome.failure.as_ref()?;
-        let awaited = failure.reason == reasons::SECRET_NOT_FOUND;
-        (failure.stalls() || awaited || !self.outcome.may_serve).then_some(failure)
+        (failure.stalls() || failure.is_awaited() || !self.outcome.may_serve).then_some(failure)
     }
 
     fn with_consequence(&self, failure: &Failure) -> String {

@@ -18,6 +18,7 @@ use crate::relay_state::{ModelReport, RelayReport, RelaySnapshot, WorkerReport};
 
 mod api;
 mod secrets;
+mod tls;
 
 use api::FakeApi;
 

@@ -175,7 +175,7 @@ fn relay(name: &str, spec: &ProviderSpec, problems: &mut Vec<String>) {
     if !relay.service.load_balancer_class.is_empty() && relay.service.type_ != ServiceType::LoadBalancer {
         problems.push("spec.relay.service.loadBalancerClass: it needs type LoadBalancer".to_owned());
     }
-    if relay.service.workers && relay.service.port == names::WORKER_PORT {
+    if relay.service.workers && relay.client_port() == names::WORKER_PORT {
         let port = names::WORKER_PORT;
         problems
             .push(format!("spec.relay.service.port: {port} is that of the workers; take another or leave out workers"));
@@ -188,13 +188,13 @@ fn relay(name: &str, spec: &ProviderSpec, problems: &mut Vec<String>) {
     }
     let ours = [names::worker_secret(name), names::relay(name), names::api_keys_secret(name)];
     let references = [
-        ("workerSecretRef", spec.worker_secret_ref.as_ref()),
-        ("relay.adminTokenSecretRef", relay.admin_token_secret_ref.as_ref()),
+        ("workerSecretRef.name", spec.worker_secret_ref.as_ref().map(|reference| &reference.name)),
+        ("relay.adminTokenSecretRef.name", relay.admin_token_secret_ref.as_ref().map(|reference| &reference.name)),
+        ("relay.tls.secretName", relay.tls.as_ref().map(|tls| &tls.secret_name)),
     ];
-    for (place, reference) in references {
-        if let Some(taken) = reference.filter(|reference| ours.contains(&reference.name)) {
-            problems
-                .push(format!("spec.{place}.name: {} is a Secret of the operator; keep yours in another", taken.name));
+    for (place, name) in references {
+        if let Some(taken) = name.filter(|name| ours.contains(name)) {
+            problems.push(format!("spec.{place}: {taken} is a Secret of the operator; keep yours in another"));
         }
     }
 }

@@ -6,7 +6,10 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::client::Body;
 use kube::runtime::{reflector, watcher};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
@@ -15,19 +18,21 @@ use crate::context::Place;
 use crate::crd::worker_pool::SlotState;
 use crate::defaults::Defaults;
 use crate::manifests::testing;
+use crate::relay_tls::RelayTls;
+use crate::relay_tls::tests::{HOST, pair};
 
 fn answer(pod: &str, is_leaving: bool, state: Value) -> Answer {
-    let pod = RelayPod { name: pod.to_owned(), address: Some([10, 0, 0, 1].into()), is_leaving };
+    let pod = RelayPod { name: pod.to_owned(), address: Some([10, 0, 0, 1].into()), is_leaving, speaks_tls: false };
     Answer { pod, answer: Ok(serde_json::from_value(state).unwrap()) }
 }
 
 fn silent(pod: &str, is_leaving: bool) -> Answer {
-    let pod = RelayPod { name: pod.to_owned(), address: Some([10, 0, 0, 2].into()), is_leaving };
+    let pod = RelayPod { name: pod.to_owned(), address: Some([10, 0, 0, 2].into()), is_leaving, speaks_tls: false };
     Answer { pod, answer: Err(Unanswered::Silent("it does not answer".into())) }
 }
 
 fn unscheduled(pod: &str) -> Answer {
-    let pod = RelayPod { name: pod.to_owned(), address: None, is_leaving: false };
+    let pod = RelayPod { name: pod.to_owned(), address: None, is_leaving: false, speaks_tls: false };
     Answer { pod, answer: Err(Unanswered::Silent("it has no address yet".into())) }
 }
 
@@ -160,15 +165,15 @@ fn the_first_workers_of_a_pool_and_all_of_one_that_scales_are_looked_for_every_s
     assert_eq!(interval(&resting, &silent), INTERVAL);
 }
 
-async fn serve(router: Router) -> SocketAddr {
+async fn serve(router: Router) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, router).await });
-    address
+    format!("http://{address}")
 }
 
 fn token() -> Token {
-    Token { header: HeaderValue::from_static("Bearer t"), read_at: Instant::now() }
+    Token { header: HeaderValue::from_static("Bearer t"), tls: None, read_at: Instant::now() }
 }
 
 fn http_client() -> reqwest::Client {
@@ -193,23 +198,61 @@ async fn a_relay_is_asked_with_the_token() {
         }
     };
     let address = serve(Router::new().route("/admin/state", get(handler))).await;
-    let (code, answer) = request(&http_client(), address, &token()).await;
+    let (code, answer) = request(&http_client(), &address, &token()).await;
     assert_eq!((code, answer.is_ok()), (200, true));
     let wrong = Token { header: HeaderValue::from_static("Bearer x"), ..token() };
-    let (code, answer) = request(&http_client(), address, &wrong).await;
+    let (code, answer) = request(&http_client(), &address, &wrong).await;
     assert_eq!((code, why(answer).as_str()), (401, "refused: it refuses the admin token (HTTP 401)"));
 }
 
 #[tokio::test]
 async fn what_is_no_relay_is_told_from_one() {
     let router = Router::new().route("/admin/state", get(async || "<html>"));
-    let (code, answer) = request(&http_client(), serve(router).await, &token()).await;
+    let (code, answer) = request(&http_client(), &serve(router).await, &token()).await;
     assert!(code == 200 && why(answer).starts_with("its answer is not understood"));
-    let (code, answer) = request(&http_client(), serve(Router::new()).await, &token()).await;
+    let (code, answer) = request(&http_client(), &serve(Router::new()).await, &token()).await;
     assert_eq!((code, why(answer).as_str()), (404, "it answers HTTP 404"));
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let (code, answer) = request(&http_client(), free, &token()).await;
+    let (code, answer) = request(&http_client(), &format!("http://{free}"), &token()).await;
     assert_eq!((code, why(answer).as_str()), (0, "it cannot be connected to"));
+}
+
+/// A relay with this certificate.
+async fn serve_tls(certificate: &str, key: &str) -> String {
+    let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).map(Result::unwrap).collect();
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+    let config = rustls::ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key).unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let Ok(mut stream) = acceptor.accept(listener.accept().await.unwrap().0).await else { continue };
+            let _ = stream.read(&mut [0; 4096]).await;
+            let body = state("h", false).to_string();
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+            let _ = stream.write_all(format!("{head}{body}").as_bytes()).await;
+            let _ = stream.shutdown().await;
+        }
+    });
+    format!("https://{address}")
+}
+
+#[tokio::test]
+async fn a_relay_with_a_certificate_is_asked_by_its_address_and_trusted_by_its_name() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (certificate, key) = pair(&[HOST]);
+    let trusting = |authority: &str, host: &str| {
+        tls::client_of(&RelayTls { authority: Some(authority.to_owned()), version: None }, host).unwrap()
+    };
+    let relay = serve_tls(&certificate, &key).await;
+    let (code, answer) = request(&trusting(&certificate, HOST), &relay, &token()).await;
+    assert_eq!((code, answer.is_ok()), (200, true));
+    for client in [trusting(&pair(&[HOST]).0, HOST), trusting(&certificate, "other-workers.llm.svc")] {
+        let (code, answer) = request(&client, &relay, &token()).await;
+        let why = why(answer);
+        assert!(code == 0 && why.starts_with("refused: its certificate is refused: "), "{why}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -233,10 +276,15 @@ async fn whoever_waits_for_a_new_report_has_only_that_provider_asked_at_once() {
 }
 
 #[test]
-fn a_pod_that_ended_or_is_deleted_is_leaving() {
+fn a_pod_says_whether_it_is_leaving_and_what_it_speaks() {
     let pod = |value: Value| RelayPod::of(&serde_json::from_value(value).unwrap());
     let running = pod(json!({"metadata": {"name": "a"}, "status": {"phase": "Running", "podIP": "fd00::1"}}));
     assert_eq!((running.address, running.is_leaving), (Some("fd00::1".parse().unwrap()), false));
+    let with = |env: Value| {
+        let containers = json!([{"name": "proxy", "env": [{"name": TLS_ENV}]}, {"name": "relay", "env": env}]);
+        pod(json!({"metadata": {"name": "a"}, "spec": {"containers": containers}}))
+    };
+    assert!(with(json!([{"name": "TLS_CERT_FILE"}])).speaks_tls && !with(json!([])).speaks_tls);
     assert!(pod(json!({"metadata": {"name": "a"}, "status": {"phase": "Failed"}})).is_leaving);
     assert!(pod(json!({"metadata": {"name": "a", "deletionTimestamp": "2026-11-01T00:00:00Z"}})).is_leaving);
 }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::render::Live;
@@ -15,7 +16,8 @@ use super::status::ProviderState;
 use crate::cache::Caches;
 use crate::crd::WorkerPool;
 use crate::manifests::backend::{RENDERED_ANNOTATION, Workload};
-use crate::names;
+use crate::manifests::worker_config::Speech;
+use crate::{names, relay_tls};
 
 /// Deployments of a namespace that are looked through.
 const DEPLOYMENTS: u32 = 500;
@@ -23,9 +25,9 @@ const DEPLOYMENTS: u32 = 500;
 /// Why it cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The Deployment or DaemonSet.
+    /// An object that had to be read.
     #[error("{object}: {source}")]
-    Workload {
+    Object {
         /// Kind and name.
         object: String,
         /// What went wrong.
@@ -36,7 +38,7 @@ pub enum FetchError {
 impl FetchError {
     /// Whether the API server does not let us.
     pub fn is_forbidden(&self) -> bool {
-        let Self::Workload { source, .. } = self;
+        let Self::Object { source, .. } = self;
         matches!(&**source, kube::Error::Api(status) if status.code == 403)
     }
 }
@@ -52,10 +54,40 @@ pub async fn workload(
     let resource = workload.resource();
     let api: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), &pool.namespace().unwrap_or_default(), &resource);
-    api.get_opt(&name).await.map_err(|source| FetchError::Workload {
-        object: format!("{} {name}", resource.kind),
-        source: Box::new(source),
-    })
+    read(&api, &resource.kind, &name).await
+}
+
+async fn read<K>(api: &Api<K>, kind: &str, name: &str) -> Result<Option<K>, FetchError>
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let fail = |source| FetchError::Object { object: format!("{kind} {name}"), source: Box::new(source) };
+    api.get_opt(name).await.map_err(fail)
+}
+
+/// What the pool's workers speak with their relays. While the Provider is not there, or no relay can serve with its Secret,
+/// relays stay as they are, and so do workers.
+pub async fn speech(client: &Client, caches: &Caches, pool: &WorkerPool) -> Result<Speech, FetchError> {
+    let namespace = pool.namespace().unwrap_or_default();
+    let provider = caches.providers.get(&ObjectRef::new(&pool.spec.provider).within(&namespace));
+    if let Some(provider) = provider {
+        let Some(tls) = &provider.spec.relay.tls else { return Ok(Speech::Plain) };
+        let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
+        let host = names::worker_host(&pool.spec.provider, &namespace);
+        let secret = read(&secrets, "Secret", &tls.secret_name).await?;
+        if let Some(Ok(tls)) = secret.map(|secret| relay_tls::judge(&secret, &host)) {
+            return Ok(Speech::Tls { authority: tls.authority });
+        }
+    }
+    let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
+    let there = read(&config_maps, "ConfigMap", &names::worker(&pool.name_any())).await?;
+    Ok(there.as_ref().map(Speech::of).unwrap_or_default())
+}
+
+/// The Secret with the relays' certificate, if they should have one.
+pub fn tls_secret(caches: &Caches, pool: &WorkerPool) -> Option<String> {
+    let name = ObjectRef::new(&pool.spec.provider).within(&pool.namespace().unwrap_or_default());
+    caches.providers.get(&name)?.spec.relay.tls.as_ref().map(|tls| tls.secret_name.clone())
 }
 
 /// The Provider.

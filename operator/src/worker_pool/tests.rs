@@ -24,6 +24,7 @@ mod leaving;
 mod numbers;
 mod ownership;
 mod somebody_elses;
+mod tls;
 
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/llm/deployments/llama-backend";
 const CONFIG_MAP: &str = "/api/v1/namespaces/llm/configmaps/llama-worker";
@@ -197,6 +198,13 @@ impl Scene {
     /// Delays of the next attempts, were they to fail.
     fn delays(&self, error: &ReconcileError) -> Vec<Action> {
         (0..3).map(|_| retry(self.pool(), error, self.shared.clone())).collect()
+    }
+
+    /// From now on the Provider has a certificate, in Secret relay-tls.
+    pub(super) fn certify(&mut self) {
+        let mut provider = provider();
+        provider.spec.relay.tls = Some(crate::crd::provider::Tls { secret_name: "relay-tls".to_owned() });
+        self.providers.apply_watcher_event(&watcher::Event::Apply(provider));
     }
 
     pub(super) fn report(&self, snapshot: RelaySnapshot) {

@@ -115,6 +115,7 @@ fn fingerprint(shared: &Shared, pool: &WorkerPool, snapshot: Option<&RelaySnapsh
     let mut hasher = DefaultHasher::new();
     let provider = fetch::provider(&shared.caches, pool);
     format!("{provider:?}").hash(&mut hasher);
+    fetch::tls_secret(&shared.caches, pool).hash(&mut hasher);
     match Workers::of(&pool.name_any(), snapshot) {
         Workers::Unknown => 0_u8.hash(&mut hasher),
         Workers::Silent => 1_u8.hash(&mut hasher),

@@ -89,6 +89,12 @@ fn an_empty_spec() {
 }
 
 #[test]
+fn a_certificate() {
+    let spec = json!({"relay": {"tls": {"secretName": "local-tls"}, "service": {"workers": true}}});
+    snapshot::check("provider-tls", &page(&built(spec, &[], &steady(), &defaults())));
+}
+
+#[test]
 fn everything_set() {
     let spec = json!({
         "models": [{"id": "meta-llama/Llama-3.1-8B-Instruct", "aliases": ["llama3"]}],

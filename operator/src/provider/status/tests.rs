@@ -293,6 +293,21 @@ fn numbers_come_from_all_relays_and_models_only_where_a_worker_serves_them() {
 }
 
 #[test]
+fn endpoints_say_what_is_spoken_and_no_port_that_goes_without_saying() {
+    for (relay, expected) in [
+        (json!({}), "http://local.llm.svc/v1"),
+        (json!({"service": {"port": 443}}), "http://local.llm.svc:443/v1"),
+        (json!({"tls": {"secretName": "t"}}), "https://local.llm.svc/v1"),
+        (json!({"tls": {"secretName": "t"}, "service": {"port": 80}}), "https://local.llm.svc:80/v1"),
+    ] {
+        let provider = provider(json!({"relay": relay}));
+        assert_eq!(endpoint(&provider), expected);
+        let scheme = provider.spec.relay.scheme();
+        assert_eq!(worker_endpoint(&provider), format!("{scheme}://local-workers.llm.svc:8081"));
+    }
+}
+
+#[test]
 fn the_same_facts_are_the_same_status() {
     let (provider, look, outcome) = (provider(json!({})), serving(), applied());
     let facts = Facts { provider: &provider, look: &look, outcome: &outcome };

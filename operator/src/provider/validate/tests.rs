@@ -37,6 +37,14 @@ fn each_refusal_names_its_place() {
             "spec.workerSecretRef.name: local-worker is",
         ),
         (
+            json!({"relay": {"tls": {"secretName": "local-relay"}}}),
+            "spec.relay.tls.secretName: local-relay is a Secret of",
+        ),
+        (
+            json!({"relay": {"podTemplate": {"env": [{"name": "TLS_CERT_FILE"}]}}}),
+            "spec.relay.podTemplate.env[0]: TLS_CERT_FILE is set by",
+        ),
+        (
             json!({"relay": {"podTemplate": {"env": [{"name": "LISTEN_ADDR"}]}}}),
             "spec.relay.podTemplate.env[0]: LISTEN_ADDR",
         ),

@@ -228,3 +228,12 @@ async fn a_pool_is_looked_at_when_its_workers_change_and_not_with_every_request(
     snapshot.workers.values_mut().for_each(|worker| worker.draining = true);
     assert!(noticed(&snapshot));
 }
+
+#[tokio::test]
+async fn a_pool_is_looked_at_when_its_provider_takes_to_tls() {
+    let mut scene = Scene::new(&json!({}));
+    let pool = pool("a", 1, &json!({}));
+    let before = fingerprint(&scene.shared, &pool, None);
+    scene.certify();
+    assert_ne!(fingerprint(&scene.shared, &pool, None), before);
+}

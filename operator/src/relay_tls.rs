@@ -1,0 +1,192 @@
+//! The Secret of `spec.relay.tls`: what relays serve with, and whom workers and the operator trust for it.
+//!
+//! It is judged before anything is made of it. A relay that starts with a key that does not belong to its certificate ends at
+//! once, and one whose certificate is for another name serves nobody in the cluster; so neither is rolled out, and no worker is
+//! sent there. What ran before goes on: relays and workers keep the last good pair by themselves.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Secret;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{Error, InconsistentKeys, ServerConfig};
+
+/// Key of the certificate chain in the Secret, and name of the file.
+pub const CERTIFICATE: &str = "tls.crt";
+/// Key of the private key in the Secret, and name of the file.
+pub const PRIVATE_KEY: &str = "tls.key";
+/// Key of the authority in the Secret, where there is one: cert-manager puts it there.
+pub const AUTHORITY: &str = "ca.crt";
+
+/// What a Secret holds that relays can serve with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelayTls {
+    /// Whom to trust for it in PEM, besides the system's roots.
+    pub authority: Option<String>,
+    /// resourceVersion of the Secret.
+    pub version: Option<String>,
+}
+
+/// Why relays cannot serve with a Secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// A key is not there.
+    Missing(String),
+    /// What is there cannot be used.
+    Wrong(String),
+}
+
+/// Judges the Secret; `host` is the name that workers and the operator dial.
+pub fn judge(secret: &Secret, host: &str) -> Result<RelayTls, Unusable> {
+    let chain = certificates(CERTIFICATE, entry(secret, CERTIFICATE).ok_or_else(|| missing(CERTIFICATE))?)?;
+    let key = entry(secret, PRIVATE_KEY).ok_or_else(|| missing(PRIVATE_KEY))?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| wrong("has no private key in PEM form in tls.key"))?;
+    is_for(&chain, host)?;
+    is_a_pair(chain, key)?;
+    let authority = match entry(secret, AUTHORITY) {
+        Some(pem) => {
+            certificates(AUTHORITY, pem)?;
+            Some(String::from_utf8_lossy(pem).into_owned())
+        }
+        None => None,
+    };
+    Ok(RelayTls { authority, version: secret.metadata.resource_version.clone() })
+}
+
+/// An empty value is none: cert-manager leaves `ca.crt` empty where it does not know the authority.
+fn entry<'a>(secret: &'a Secret, key: &str) -> Option<&'a [u8]> {
+    let bytes = &secret.data.as_ref()?.get(key)?.0;
+    (!bytes.trim_ascii().is_empty()).then_some(bytes)
+}
+
+fn certificates(key: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Unusable> {
+    match CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>() {
+        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
+        Ok(_) | Err(_) => Err(wrong(format!("has no certificate in PEM form in {key}"))),
+    }
+}
+
+fn is_for(chain: &[CertificateDer<'static>], host: &str) -> Result<(), Unusable> {
+    let [leaf, ..] = chain else { return Err(missing(CERTIFICATE)) };
+    let leaf = rustls::server::ParsedCertificate::try_from(leaf)
+        .map_err(|_| wrong("has a first certificate in tls.crt that cannot be used by a server"))?;
+    let is_named =
+        ServerName::try_from(host).is_ok_and(|name| rustls::client::verify_server_name(&leaf, &name).is_ok());
+    if is_named {
+        return Ok(());
+    }
+    Err(wrong(format!(
+        "has a certificate that is not for {host}, which workers in the cluster and the operator dial: add this name to it \
+         (dnsNames of a cert-manager Certificate)"
+    )))
+}
+
+fn is_a_pair(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<(), Unusable> {
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key));
+    config.map(|_| ()).map_err(|error| {
+        if matches!(error, Error::InconsistentKeys(InconsistentKeys::KeyMismatch)) {
+            wrong("has a key in tls.key that does not belong to the certificate in tls.crt")
+        } else {
+            wrong("has a key in tls.key that cannot be used: RSA, ECDSA (P-256, P-384) and Ed25519 can")
+        }
+    })
+}
+
+fn missing(key: &str) -> Unusable {
+    Unusable::Missing(format!(
+        "has nothing in the key {key}: it should be of type kubernetes.io/tls, with tls.crt and tls.key"
+    ))
+}
+
+fn wrong(problem: impl Into<String>) -> Unusable {
+    Unusable::Wrong(problem.into())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::collections::BTreeMap;
+
+    use k8s_openapi::ByteString;
+    use rcgen::{CertificateParams, KeyPair};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    pub(crate) const HOST: &str = "local-workers.llm.svc";
+
+    /// A certificate for these names and its key, in PEM, signed by itself.
+    pub(crate) fn pair(names: &[&str]) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let certificate = CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    pub(crate) fn secret(entries: &[(&str, &str)]) -> Secret {
+        let entry = |(key, text): &(&str, &str)| ((*key).to_owned(), ByteString(text.as_bytes().to_vec()));
+        let data: BTreeMap<_, _> = entries.iter().map(entry).collect();
+        let mut secret = Secret { data: Some(data), ..Secret::default() };
+        secret.metadata.resource_version = Some("7".to_owned());
+        secret
+    }
+
+    /// As an API server answers it.
+    pub(crate) fn json_of(entries: &[(&str, &str)]) -> Value {
+        let mut value = serde_json::to_value(secret(entries)).unwrap();
+        value["metadata"]["name"] = json!("relay-tls");
+        value
+    }
+
+    fn why(entries: &[(&str, &str)]) -> String {
+        match judge(&secret(entries), HOST).unwrap_err() {
+            Unusable::Missing(why) => format!("missing: {why}"),
+            Unusable::Wrong(why) => format!("wrong: {why}"),
+        }
+    }
+
+    #[test]
+    fn a_pair_for_the_name_that_workers_dial_can_be_used() {
+        for names in [&[HOST, "local.llm.svc"][..], &["*.llm.svc"]] {
+            let (certificate, key) = pair(names);
+            let authority = pair(&["ca"]).0;
+            let entries = [(CERTIFICATE, &*certificate), (PRIVATE_KEY, &*key), (AUTHORITY, &*authority)];
+            let found = judge(&secret(&entries), HOST).unwrap();
+            assert_eq!(found, RelayTls { authority: Some(authority.clone()), version: Some("7".to_owned()) });
+            for none in [&entries[..2], &[entries[0], entries[1], (AUTHORITY, "\n")]] {
+                assert_eq!(judge(&secret(none), HOST).unwrap().authority, None);
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_relay_would_end_over_is_said_with_its_key() {
+        let ((certificate, key), (_, other_key)) = (pair(&[HOST]), pair(&[HOST]));
+        let (certificate, key) = (certificate.as_str(), key.as_str());
+        let missing = why(&[(PRIVATE_KEY, key)]);
+        assert!(missing.starts_with("missing: has nothing in the key tls.crt"), "{missing}");
+        let missing = why(&[(CERTIFICATE, certificate), (PRIVATE_KEY, "")]);
+        assert!(missing.starts_with("missing: has nothing in the key tls.key"), "{missing}");
+        for (entries, wanted) in [
+            (vec![(CERTIFICATE, "no PEM"), (PRIVATE_KEY, key)], "no certificate in PEM form in tls.crt"),
+            (vec![(CERTIFICATE, certificate), (PRIVATE_KEY, "no PEM")], "no private key in PEM form in tls.key"),
+            (vec![(CERTIFICATE, certificate), (PRIVATE_KEY, &other_key)], "does not belong to the certificate"),
+            (
+                vec![(CERTIFICATE, certificate), (PRIVATE_KEY, key), (AUTHORITY, "no PEM")],
+                "no certificate in PEM form in ca.crt",
+            ),
+        ] {
+            let why = why(&entries);
+            assert!(why.starts_with("wrong: ") && why.contains(wanted), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_for_other_names_is_none() {
+        let (certificate, key) = pair(&["local.llm.svc", "llm.example.com"]);
+        let why = why(&[(CERTIFICATE, &certificate), (PRIVATE_KEY, &key)]);
+        assert!(why.contains("not for local-workers.llm.svc") && why.contains("dnsNames"), "{why}");
+    }
+}

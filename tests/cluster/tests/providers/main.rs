@@ -1,5 +1,6 @@
 //! Providers as their users meet them: made, asked, changed, broken, deleted.
 
+mod certificates;
 mod configuration;
 mod keys;
 mod life;

@@ -1,0 +1,173 @@
+//! A Provider takes to TLS while it serves, and its certificate is renewed: no backend restarts, and no relay for a renewal.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use http_body_util::{BodyExt, Full};
+use hyper::{Request, body::Bytes, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use modelrelay_cluster::{PATIENCE, wait_until};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
+use serde_json::json;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::setup::{LOCAL, Setup, message_of};
+
+const SECRET: &str = "local-tls";
+
+/// A certificate authority, in PEM, and what it signs with.
+struct Authority {
+    certificate: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// A certificate and its key, in PEM.
+struct Pair {
+    certificate: String,
+    key: String,
+}
+
+impl Authority {
+    fn make() -> Self {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::new(Vec::new()).expect("no names");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key).expect("a certificate").pem();
+        Self { certificate, issuer: Issuer::new(params, key) }
+    }
+
+    fn sign(&self, names: &[String]) -> Pair {
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(names.to_vec()).expect("names");
+        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate").pem();
+        Pair { certificate, key: key.serialize_pem() }
+    }
+}
+
+impl Pair {
+    fn der(&self) -> CertificateDer<'static> {
+        CertificateDer::from_pem_slice(self.certificate.as_bytes()).expect("a certificate")
+    }
+}
+
+/// As cert-manager writes it.
+async fn publish(setup: &Setup, authority: &str, certificate: &str, key: &str) {
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "type": "kubernetes.io/tls",
+        "stringData": {"tls.crt": certificate, "tls.key": key, "ca.crt": authority},
+    });
+    setup.namespace.apply(&[secret]).await;
+}
+
+/// Whom a client trusts, and by which name.
+struct Client {
+    name: ServerName<'static>,
+    config: Arc<ClientConfig>,
+}
+
+impl Client {
+    fn trusting(authority: &str, name: String) -> Self {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).expect("PEM")).expect("an authority");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let config = config.expect("ring knows them").with_root_certificates(roots).with_no_client_auth();
+        Self { name: ServerName::try_from(name).expect("a name"), config: Arc::new(config) }
+    }
+
+    /// Asks for an answer of the model over a connection of its own: its status, and the certificate that was shown.
+    async fn ask(&self, to: SocketAddr) -> Result<(u16, CertificateDer<'static>), String> {
+        let tcp = TcpStream::connect(to).await.map_err(|error| error.to_string())?;
+        let connector = TlsConnector::from(self.config.clone());
+        let stream = connector.connect(self.name.clone(), tcp).await.map_err(|error| error.to_string())?;
+        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).expect("a certificate").clone();
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+        tokio::spawn(connection);
+        let body = json!({"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]});
+        let request = Request::post("/v1/messages").header("host", "local").header("content-type", "application/json");
+        let request = request.body(Full::new(Bytes::from(body.to_string()))).expect("it is well-formed");
+        let answer = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        let status = answer.status().as_u16();
+        answer.into_body().collect().await.map_err(|error| error.to_string())?;
+        Ok((status, shown))
+    }
+}
+
+/// Each of these Pods, and how often its containers were restarted.
+fn runs(pods: &[Pod]) -> Vec<(Option<String>, i32)> {
+    let restarts = |pod: &Pod| {
+        let status = pod.status.as_ref();
+        let all = status.into_iter().flat_map(|it| it.container_statuses.iter().chain(&it.init_container_statuses));
+        all.flatten().map(|container| container.restart_count).sum()
+    };
+    let mut runs: Vec<_> = pods.iter().map(|pod| (pod.uid(), restarts(pod))).collect();
+    runs.sort();
+    runs
+}
+
+async fn backends(setup: &Setup) -> Vec<(Option<String>, i32)> {
+    runs(&setup.namespace.pods("modelrelay.io/pool=llama").await)
+}
+
+#[tokio::test]
+async fn a_provider_takes_to_tls_and_serves_a_renewed_certificate_and_no_backend_restarts() {
+    let setup = Setup::serving(&json!({})).await;
+    let backends_before = backends(&setup).await;
+    let authority = Authority::make();
+    let namespace = setup.namespace.name.clone();
+    let names = ["local", "local-workers"].map(|service| format!("{service}.{namespace}.svc"));
+    let first = authority.sign(&names);
+
+    // Nothing is rolled out that could not start, and what serves goes on.
+    setup.patch(&json!({"relay": {"tls": {"secretName": SECRET}}})).await;
+    let provider = setup.reason("Ready", "False", "SecretNotFound").await;
+    let message = message_of(&provider, "Ready");
+    assert!(message.starts_with("spec.relay.tls.secretName: Secret local-tls does not exist"), "{message}");
+    publish(&setup, &authority.certificate, &first.certificate, &authority.sign(&names).key).await;
+    let provider = setup.reason("Ready", "False", "SecretInvalid").await;
+    assert!(message_of(&provider, "Ready").contains("does not belong to the certificate"), "{provider:?}");
+    setup.answers(None).await;
+
+    publish(&setup, &authority.certificate, &first.certificate, &first.key).await;
+    let provider = setup.reason("Ready", "True", "Serving").await;
+    let host = &names[0];
+    assert_eq!(provider.data["status"]["endpoint"], format!("https://{host}/v1"));
+    // The operator asked the new relay over TLS, and the worker that has been there all the time came over.
+    setup.reason("Programmed", "True", "ConfigurationApplied").await;
+    let service = setup.namespace.service_address(LOCAL).await;
+    assert_eq!(service.port(), 443);
+    let client = Client::trusting(&authority.certificate, host.clone());
+    let answers = async || matches!(client.ask(service).await, Ok((200, shown)) if shown == first.der());
+    wait_until("an answer over TLS from the worker that was there", PATIENCE * 2, answers).await;
+    assert_eq!(backends(&setup).await, backends_before, "a backend was restarted");
+    setup.connected().await;
+
+    let relays_before = runs(&setup.relays().await);
+    let generation = setup.deployment().await.metadata.generation;
+    let second = authority.sign(&names);
+    publish(&setup, &authority.certificate, &second.certificate, &second.key).await;
+    let renewed = async || matches!(client.ask(service).await, Ok((200, shown)) if shown == second.der());
+    wait_until("the renewed certificate", PATIENCE, renewed).await;
+    assert_eq!(runs(&setup.relays().await), relays_before, "a relay was restarted");
+    assert_eq!(setup.deployment().await.metadata.generation, generation, "the Deployment was touched");
+
+    // Another authority: relays show its certificate, and workers that dial anew trust it.
+    let (other, both) = (Authority::make(), |other: &Authority| authority.certificate.clone() + &other.certificate);
+    let third = other.sign(&names);
+    publish(&setup, &both(&other), &third.certificate, &third.key).await;
+    let client = Client::trusting(&other.certificate, host.clone());
+    let replaced = async || matches!(client.ask(service).await, Ok((200, shown)) if shown == third.der());
+    wait_until("a certificate of another authority", PATIENCE, replaced).await;
+    setup.namespace.kubectl("rollout restart deployment/local-relay").await;
+    setup.namespace.rolled_out("deployment/local-relay").await;
+    wait_until("a worker that trusts the other authority", PATIENCE * 2, replaced).await;
+    setup.reason("Programmed", "True", "ConfigurationApplied").await;
+    assert_eq!(backends(&setup).await, backends_before, "a backend was restarted");
+}

@@ -13,6 +13,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use modelrelay_protocol::limits;
 
+use crate::identity::ServiceAccount;
 use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
@@ -37,9 +38,14 @@ pub struct Args {
     #[arg(long, env = "PROVIDER_NAME", value_name = "NAME", default_value = "local", value_parser = values::provider_name)]
     pub provider_name: String,
 
-    /// Secret that workers must present (provider). Required without --config.
+    /// Secret that workers must present (provider). Without --config this or WORKER_SERVICE_ACCOUNTS is required.
     #[arg(long, env = "WORKER_SECRET", value_name = "SECRET", hide_env_values = true, allow_hyphen_values = true)]
     pub worker_secret: Option<SecretText>,
+
+    /// ServiceAccounts of this cluster whose Pods may be workers by their own token, a list of NAMESPACE/NAME (provider).
+    /// [default: none]
+    #[arg(long, env = "WORKER_SERVICE_ACCOUNTS", value_name = "ACCOUNTS", default_value = "", hide_default_value = true, value_parser = values::accounts)]
+    pub worker_service_accounts: Accounts,
 
     /// Requests that may wait in the queue; one more is refused with 429 (provider).
     #[arg(long, env = "MAX_QUEUE_LEN", value_name = "N", default_value = "100", value_parser = values::queue_len)]
@@ -147,9 +153,18 @@ pub struct Args {
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", value_parser = values::optional_object_name)]
     pub pod_namespace: Option<OptionalText>,
 
-    /// Folder with the token and ca.crt of the ServiceAccount that may get and patch that Secret.
+    /// Folder with the token and ca.crt of the relay's own ServiceAccount, which may get and patch that Secret and, for
+    /// workers' tokens, create TokenReviews.
     #[arg(long, env = "SERVICE_ACCOUNT_DIR", value_name = "DIR", default_value = "/var/run/secrets/kubernetes.io/serviceaccount", value_parser = values::path)]
     pub service_account_dir: PathBuf,
+
+    /// Audience that workers' tokens must be made for.
+    #[arg(long, env = "WORKER_TOKEN_AUDIENCE", value_name = "NAME", default_value = "modelrelay", value_parser = values::audience)]
+    pub worker_token_audience: String,
+
+    /// How often the token of a connected worker is checked again with the cluster, in seconds.
+    #[arg(long, env = "WORKER_TOKEN_RECHECK_SECS", value_name = "SECONDS", default_value = "120", value_parser = values::seconds)]
+    pub worker_token_recheck_secs: Duration,
 
     /// Serve /admin, /metrics and the dashboard here instead of on the clients' address. [default: none]
     #[arg(long, env = "ADMIN_LISTEN_ADDR", value_name = "ADDR", value_parser = values::optional_listen_addr)]
@@ -207,9 +222,10 @@ pub struct Args {
 const AFTER_HELP: &str = "Sizes: bytes, or with Ki, Mi, Gi, Ti. Every flag has a variable; a flag wins over it.";
 
 /// The settings that describe the one provider of a relay without `--config`: argument id and variable.
-const PROVIDER_SETTINGS: [(&str, &str); 9] = [
+const PROVIDER_SETTINGS: [(&str, &str); 10] = [
     ("provider_name", "PROVIDER_NAME"),
     ("worker_secret", "WORKER_SECRET"),
+    ("worker_service_accounts", "WORKER_SERVICE_ACCOUNTS"),
     ("max_queue_len", "MAX_QUEUE_LEN"),
     ("max_queue_bytes", "MAX_QUEUE_BYTES"),
     ("queue_timeout_secs", "QUEUE_TIMEOUT_SECS"),
@@ -238,6 +254,10 @@ pub struct OptionalAddr(pub Option<SocketAddr>);
 /// The networks of trusted proxies.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Proxies(pub Vec<Cidr>);
+
+/// The ServiceAccounts of workers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Accounts(pub Vec<ServiceAccount>);
 
 /// One setting, for the table in the README.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,9 +16,12 @@ use modelrelay_protocol::limits;
 use modelrelay_protocol::secret::Secret;
 
 use crate::cli::{Args, OptionalAddr, OptionalPath, OptionalText, SecretText};
+use crate::cluster_api::ClusterApi;
 use crate::dispatch::DEFAULT_COLD_TIMEOUT;
+use crate::identity::ServiceAccount;
 use crate::keys::secret::ClusterAccess;
 use crate::lockout::Cidr;
+use crate::socket::Credential;
 use crate::telemetry::{LogFilter, LogFormat};
 
 mod file;
@@ -55,6 +58,8 @@ pub struct Config {
     pub require_api_keys: bool,
     /// Where API keys are kept.
     pub api_keys: KeyStorage,
+    /// How tokens of workers are judged.
+    pub worker_tokens: WorkerTokens,
     /// Relays that a worker should reach.
     pub relay_count: u32,
     /// `/readyz` wants a worker.
@@ -131,6 +136,17 @@ pub enum KeyStorage {
     },
 }
 
+/// How tokens of workers are judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerTokens {
+    /// Who is asked; `None` outside of a cluster.
+    pub api: Option<ClusterApi>,
+    /// Whom they must be meant for.
+    pub audience: String,
+    /// Between two reviews of a connected worker's token.
+    pub recheck: Duration,
+}
+
 /// One named queue with its own secrets and limits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProviderConfig {
@@ -140,6 +156,8 @@ pub struct ProviderConfig {
     pub enabled: bool,
     /// Any of them admits a worker; empty ones are already left out.
     pub worker_secrets: Vec<WorkerSecret>,
+    /// A token of any of these admits a worker too.
+    pub worker_accounts: Vec<ServiceAccount>,
     /// The catalogue; `None` takes whatever workers advertise. Never an empty list.
     pub models: Option<Vec<CatalogueModel>>,
     /// Models that no worker may serve yet but that a pool would be started for: known, on the cold clock, no catalogue.
@@ -169,6 +187,17 @@ pub struct CatalogueModel {
     pub aliases: Vec<String>,
 }
 
+/// How what admitted a worker stands now, the best last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// Somebody took it away.
+    Removed,
+    /// Its time is over; nobody took it away in a hurry.
+    Over,
+    /// It admits it still.
+    Good,
+}
+
 /// A secret that admits workers, for a while or for ever.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerSecret {
@@ -191,6 +220,7 @@ impl Config {
     pub fn from_sources(args: &Args, sources: &Sources) -> Result<Self, ConfigError> {
         let mut config = relay_wide(args)?;
         let file = validate::file(sources)?;
+        require_cluster(args, &file.providers, |index| format!("providers[{index}].workerServiceAccounts"))?;
         config.hash = sources.hash().to_owned();
         config.providers = file.providers;
         config.require_api_keys = file.require_api_keys.unwrap_or(args.require_api_keys);
@@ -204,16 +234,20 @@ impl Config {
 
     fn from_environment(args: &Args) -> Result<Self, ConfigError> {
         let secret = args.worker_secret.as_ref().map_or("", SecretText::expose);
-        if secret.is_empty() {
+        let worker_accounts = args.worker_service_accounts.0.clone();
+        if secret.is_empty() && worker_accounts.is_empty() {
             return Err(ConfigError::new(
-                "WORKER_SECRET (--worker-secret) is missing or empty: set the secret that workers must present, or --config FILE",
+                "WORKER_SECRET (--worker-secret) is missing or empty: set the secret that workers must present, \
+                 WORKER_SERVICE_ACCOUNTS where they show a token of their Pod, or --config FILE",
             ));
         }
+        let secret = Some(secret).filter(|secret| !secret.is_empty()).map(Secret::new);
         let mut config = relay_wide(args)?;
         config.providers = vec![ProviderConfig {
             name: args.provider_name.clone(),
             enabled: true,
-            worker_secrets: vec![WorkerSecret { secret: Secret::new(secret), not_after: None }],
+            worker_secrets: secret.map(|secret| WorkerSecret { secret, not_after: None }).into_iter().collect(),
+            worker_accounts,
             models: None,
             cold_models: Vec::new(),
             max_queue_len: args.max_queue_len,
@@ -224,6 +258,7 @@ impl Config {
             max_models_per_worker: args.max_models_per_worker,
             require_protocol_version: args.require_protocol_version,
         }];
+        require_cluster(args, &config.providers, |_| "WORKER_SERVICE_ACCOUNTS (--worker-service-accounts)".to_owned())?;
         config.add_warnings(args);
         Ok(config)
     }
@@ -246,8 +281,10 @@ impl Config {
         }
         for provider in &self.providers {
             let name = &provider.name;
-            if provider.worker_secrets.is_empty() {
-                warnings.push(format!("provider {name} has no worker secret: no worker can join it"));
+            if provider.worker_secrets.is_empty() && provider.worker_accounts.is_empty() {
+                warnings.push(format!(
+                    "provider {name} has neither a worker secret nor worker service accounts: no worker can join it"
+                ));
             }
             let short = |secret: &WorkerSecret| secret.secret.expose().chars().count() < SHORT_SECRET_CHARS;
             if provider.worker_secrets.iter().any(short) {
@@ -265,6 +302,7 @@ impl ProviderConfig {
             name: name.into(),
             enabled: true,
             worker_secrets: Vec::new(),
+            worker_accounts: Vec::new(),
             models: None,
             cold_models: Vec::new(),
             max_queue_len: 100,
@@ -278,7 +316,7 @@ impl ProviderConfig {
     }
 
     /// The secret that `presented` is and that admits a worker at `now`. All are compared, so that the time tells nothing.
-    /// Its digest is what a connection remembers for [`ProviderConfig::still_admits`].
+    /// Its digest is what a connection remembers for [`ProviderConfig::standing`].
     pub fn admitting_secret(&self, presented: &str, now: SystemTime) -> Option<&WorkerSecret> {
         let admitting = self.worker_secrets.iter().filter(|secret| secret.admits(presented, now));
         admitting.fold(None, |first, secret| first.or(Some(secret)))
@@ -289,15 +327,24 @@ impl ProviderConfig {
         self.admitting_secret(presented, now).is_some()
     }
 
-    /// Whether a worker that came in with the secret of this digest may stay: the secret is still there, and its time is
-    /// not over.
-    pub fn still_admits(&self, digest: &[u8; 32], now: SystemTime) -> bool {
-        self.worker_secrets.iter().any(|secret| secret.secret.digest() == digest && secret.is_current(now))
+    /// Whether a worker that came in with this may stay: its secret is still there, and its time is not over; its account is
+    /// still listed, and its token was not refused since.
+    pub fn standing(&self, credential: &Credential, now: SystemTime) -> Standing {
+        match credential {
+            Credential::Secret(digest) => self.standing_of_secret(digest, now),
+            Credential::Token(identity) if !self.worker_accounts.contains(&identity.account) => Standing::Removed,
+            Credential::Token(identity) => match (identity.is_refused(), identity.has_expired(now)) {
+                (false, _) => Standing::Good,
+                (true, true) => Standing::Over,
+                (true, false) => Standing::Removed,
+            },
+        }
     }
 
-    /// Whether the secret of this digest is still named, and only its time is over: nobody took it away in a hurry.
-    pub fn has_expired(&self, digest: &[u8; 32], now: SystemTime) -> bool {
-        !self.still_admits(digest, now) && self.worker_secrets.iter().any(|secret| secret.secret.digest() == digest)
+    fn standing_of_secret(&self, digest: &[u8; 32], now: SystemTime) -> Standing {
+        let named = self.worker_secrets.iter().filter(|secret| secret.secret.digest() == digest);
+        let standings = named.map(|secret| if secret.is_current(now) { Standing::Good } else { Standing::Over });
+        standings.max().unwrap_or(Standing::Removed)
     }
 
     /// How long a request waits while no worker serves its model. A model is `declared` when a slot or `coldModels` names
@@ -374,6 +421,12 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         audit_log_file: args.audit_log_file.as_ref().and_then(|path| path.0.clone()),
         require_api_keys: args.require_api_keys,
         api_keys: key_storage(args)?,
+        worker_tokens: WorkerTokens {
+            // Whether it is needed is known once the providers are.
+            api: cluster(args, "").ok(),
+            audience: args.worker_token_audience.clone(),
+            recheck: args.worker_token_recheck_secs,
+        },
         relay_count: args.relay_count,
         expect_workers: args.expect_workers,
         unready_when_saturated: args.unready_when_saturated,
@@ -408,6 +461,22 @@ fn tls_files(args: &Args) -> Result<Option<TlsFiles>, ConfigError> {
         (None, Some(_)) => Err(ConfigError::new(
             "TLS_KEY_FILE (--tls-key-file) needs TLS_CERT_FILE (--tls-cert-file): the file with the key's certificate",
         )),
+    }
+}
+
+fn cluster(args: &Args, setting: &str) -> Result<ClusterApi, ConfigError> {
+    ClusterApi::of_this_pod(setting, "let workers outside of a cluster show a secret", &args.service_account_dir)
+}
+
+/// Tokens mean something only to the cluster that made them. The setting is that of a provider, by its place.
+fn require_cluster(
+    args: &Args,
+    providers: &[ProviderConfig],
+    setting: impl FnOnce(usize) -> String,
+) -> Result<(), ConfigError> {
+    match providers.iter().position(|provider| !provider.worker_accounts.is_empty()) {
+        Some(index) => cluster(args, &setting(index)).map(|_| ()),
+        None => Ok(()),
     }
 }
 

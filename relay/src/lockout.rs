@@ -7,7 +7,8 @@
 //! stale secret must not keep them away; and a login that presents a valid secret cannot be one of the failures. The
 //! caller therefore compares the secret first and passes the outcome to [`Lockout::judge`]; the answer to a *wrong* secret is
 //! as if the lockout had been looked at first. The price: a lock does not slow somebody who guesses, which a generated
-//! secret does not need and a short one cannot rely on (the configuration warns about short ones).
+//! secret does not need and a short one cannot rely on (the configuration warns about short ones). The same holds for tokens,
+//! which ask somebody else to be compared: those of a locked address wait in a lane of their own ([`crate::identity`]).
 //!
 //! Records are bounded: at most [`MAX_RECORDS`], the oldest give way; IPv6 counts by /64, which is what one host gets;
 //! a record is gone ten minutes after its last failure. Time is injected.
@@ -67,6 +68,12 @@ impl Lockout {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         records.forget_old(now);
         records.handle_failure(bucket(address), now)
+    }
+
+    /// Whether a failure from `address` would be told to wait.
+    pub fn is_locked(&self, address: IpAddr, now: Instant) -> bool {
+        let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        records.locked_until(bucket(address)).is_some_and(|until| until > now)
     }
 
     /// How many addresses are remembered.
@@ -191,7 +198,7 @@ struct Record {
 
 impl Records {
     fn handle_failure(&mut self, address: IpAddr, now: Instant) -> Verdict {
-        if let Some(until) = self.by_address.get(&address).and_then(|record| record.locked_until)
+        if let Some(until) = self.locked_until(address)
             && until > now
         {
             // Not counted: the lock ends when `Retry-After` said it would.
@@ -211,6 +218,10 @@ impl Records {
         record.handle_failure(now);
         self.make_room();
         Verdict::Refused
+    }
+
+    fn locked_until(&self, address: IpAddr) -> Option<Instant> {
+        self.by_address.get(&address).and_then(|record| record.locked_until)
     }
 
     fn make_room(&mut self) {
@@ -284,6 +295,8 @@ mod tests {
         fail_times(&lockout, HERE, 5, now);
         assert_eq!(lockout.judge(HERE, true, now), Verdict::Admitted);
         assert!(matches!(lockout.judge(HERE, false, now), Verdict::Locked { .. }));
+        assert!(lockout.is_locked(HERE, now) && !lockout.is_locked(THERE, now));
+        assert!(!lockout.is_locked(HERE, now + WINDOW));
     }
 
     #[test]

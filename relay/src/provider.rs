@@ -22,7 +22,7 @@ use modelrelay_protocol::message::{GracefulShutdown, ModelsUpdate, RegisterAck, 
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-use crate::config::ProviderConfig;
+use crate::config::{ProviderConfig, Standing};
 use crate::dispatch::{
     AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, NewRequest, NewWorker, RequestKey,
     Settings, WorkerKey,
@@ -31,6 +31,7 @@ use crate::exchange::Detached;
 use crate::metrics::ProviderSeries;
 use crate::request::RequestRecord;
 use crate::shared::Shared;
+use crate::socket::Credential;
 use crate::socket::link::{Close, Held, WorkerLink};
 use crate::socket::register;
 use crate::socket::session::{DRAINED, SECRET_REMOVED};
@@ -174,21 +175,25 @@ impl Provider {
         self.send_away_if_refused(link);
     }
 
-    /// Drains a worker that may not stay any more: its provider or the secret that admitted it is gone. Asked again once
-    /// it has joined, for both may go between its dial and its registration.
+    /// Drains a worker that may not stay any more: its provider is gone, or the secret or token that admitted it does not do
+    /// so any more. Asked again once it has joined, for that may happen between its dial and its registration.
     pub fn send_away_if_refused(&self, link: &Arc<WorkerLink>) {
         let deleted = self.lock().deleted;
         let (config, now) = (self.config(), SystemTime::now());
-        let admitted = config.still_admits(&link.info.secret, now);
+        let standing = config.standing(&link.info.credential, now);
         if deleted {
             self.drain_worker(link, "provider_deleted", Some(DRAINED));
-        } else if !admitted && link.draining_since().is_none() {
-            warn!(provider = %self.name, worker = %link.info.name, "the worker's secret was removed; it is drained");
+        } else if standing != Standing::Good && link.draining_since().is_none() {
+            let what = match &link.info.credential {
+                Credential::Secret(_) => "the worker's secret was removed; it is drained",
+                Credential::Token(_) => "the worker's token is not good any more; it is drained",
+            };
+            let identity = link.info.credential.identity();
+            warn!(provider = %self.name, worker = %link.info.name, worker_id = %link.info.id, identity, "{what}");
             let drain = self.shared.config.load().drain_timeout;
             // All workers of a Provider come to such an end at once after a rotation. What runs was let in by a good secret,
             // and may finish; a secret that somebody removed gets the time of any drain.
-            let expired = config.has_expired(&link.info.secret, now);
-            let time = if expired { drain.max(config.request_timeout) } else { drain };
+            let time = if standing == Standing::Over { drain.max(config.request_timeout) } else { drain };
             self.drain_link(link, "secret_removed", Some(time.as_secs()), Some(SECRET_REMOVED));
         }
     }

@@ -15,9 +15,10 @@ use tracing::{error, info};
 use crate::admin::AdminToken;
 use crate::audit::AuditLog;
 use crate::cli::Args;
-use crate::config::{Config, ConfigError, KeyStorage};
+use crate::config::{Config, ConfigError, KeyStorage, WorkerTokens};
 use crate::config_watch::ConfigWatch;
 use crate::http::{self, Parts};
+use crate::identity::{Identities, recheck};
 use crate::keys::{FileKeyStore, KeyStore, KeyStoreError, SecretKeyStore, flush_regularly};
 use crate::lockout::Lockout;
 use crate::metrics::Metrics;
@@ -45,6 +46,8 @@ pub struct Relay {
     pub keys: Arc<dyn KeyStore>,
     /// Failed logins of workers.
     pub lockout: Lockout,
+    /// Whose the tokens of workers are.
+    pub identities: Arc<Identities>,
     /// The configuration that counts.
     pub config_watch: ConfigWatch,
 }
@@ -77,6 +80,8 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Resu
     let metrics = Arc::new(Metrics::new());
     let tls = config.tls.as_ref().map(|files| Tls::start(files, Arc::clone(&metrics))).transpose()?;
     let audit = AuditLog::open(config.audit_log_file.as_deref(), Arc::clone(&metrics))?;
+    let WorkerTokens { api, audience, recheck } = &config.worker_tokens;
+    let identities = Identities::new(api.clone(), audience, *recheck);
     let listeners = Listeners::bind(&config).await?;
     let shared = Shared::new(config.clone(), Arc::clone(&metrics));
     let limit = config.max_connections;
@@ -89,9 +94,11 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Resu
         audit,
         keys,
         lockout: Lockout::new(),
+        identities,
     });
     relay.apply(&relay.config_watch.current());
     tokio::spawn(flush_regularly(Arc::downgrade(&relay.keys)));
+    tokio::spawn(recheck::run(Arc::downgrade(&relay)));
     let connections = TaskTracker::new();
     for (listener, parts) in listeners.0 {
         let router = http::router(Arc::clone(&relay), parts);
@@ -144,7 +151,7 @@ impl Relay {
         }
     }
 
-    /// Drains every worker whose secret does not admit it any more.
+    /// Drains every worker whose secret or token does not admit it any more.
     fn drop_refused_workers(&self) {
         for provider in self.providers.all() {
             for link in provider.links() {

@@ -82,6 +82,7 @@ fn state_of(relay: &Relay, residency: bool) -> Value {
         "config_loaded_at": time(status.loaded_at),
         "config_error": status.last_error,
         "api_keys_error": relay.keys.error(),
+        "worker_tokens_error": relay.identities.error(),
         "phase": format!("{:?}", relay.shared.phase()).to_lowercase(),
         "providers": providers,
     })
@@ -112,6 +113,7 @@ fn worker(worker: &WorkerState, messages: Messages) -> Value {
         "connected_at": time(info.connected_at),
         "last_heartbeat_at": time(worker.link.heard_at()),
         "address": info.address.to_string(),
+        "identity": info.credential.identity(),
         "version": info.version,
         "instance_id": info.instance.as_deref(),
         "pool": info.pool,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use modelrelay_protocol::units::{MAX_DURATION, MIN_DURATION, parse_duration_or_zero, parse_size};
 
-use super::{OptionalAddr, OptionalPath, OptionalText, Proxies};
+use super::{Accounts, OptionalAddr, OptionalPath, OptionalText, Proxies};
 use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
@@ -16,6 +16,8 @@ type Allowed = String;
 const MAX_QUEUE_LEN: usize = 1_000_000;
 /// Networks in `TRUSTED_PROXIES`.
 const MAX_PROXIES: usize = 256;
+/// ServiceAccounts in `WORKER_SERVICE_ACCOUNTS`.
+const MAX_ACCOUNTS: usize = 64;
 
 pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, Allowed> {
     if let Some(port) = text.strip_prefix("localhost:").and_then(|port| port.parse().ok()) {
@@ -104,6 +106,22 @@ pub(super) fn proxies(text: &str) -> Result<Proxies, Allowed> {
     let networks: Option<Vec<Cidr>> =
         text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect();
     networks.filter(|networks| networks.len() <= MAX_PROXIES).map(Proxies).ok_or_else(allowed)
+}
+
+pub(super) fn accounts(text: &str) -> Result<Accounts, Allowed> {
+    let allowed = || format!("at most {MAX_ACCOUNTS} NAMESPACE/NAME of ServiceAccounts, such as llm/gpu-workers");
+    let accounts: Option<Vec<_>> =
+        text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect();
+    accounts.filter(|accounts| accounts.len() <= MAX_ACCOUNTS).map(Accounts).ok_or_else(allowed)
+}
+
+/// It is told to whoever comes with another one, in a log and in a header's place.
+pub(super) fn audience(text: &str) -> Result<String, Allowed> {
+    if (1..=253).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        Ok(text.to_owned())
+    } else {
+        Err("1 to 253 printable ASCII characters without spaces".to_owned())
+    }
 }
 
 pub(super) fn log_filter(text: &str) -> Result<LogFilter, Allowed> {

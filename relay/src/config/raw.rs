@@ -21,6 +21,7 @@ pub(super) struct RawProvider {
     pub(super) enabled: Option<bool>,
     pub(super) cold_models: Option<Vec<String>>,
     pub(super) worker_secrets: Option<Vec<RawSecret>>,
+    pub(super) worker_service_accounts: Option<Vec<String>>,
     pub(super) models: Option<Vec<RawModel>>,
     pub(super) queue: Option<RawQueue>,
     pub(super) request_timeout: Option<HumanDuration>,

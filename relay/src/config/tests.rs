@@ -196,7 +196,10 @@ fn no_refusal_repeats_a_secret() {
 fn an_empty_secret_admits_nobody_and_is_no_error() {
     let config = load("providers: [{name: a, workerSecrets: [{value: ''}]}]").expect("valid");
     assert!(!config.providers[0].admits("", SystemTime::now()));
-    assert_eq!(config.warnings, ["provider a has no worker secret: no worker can join it"]);
+    assert_eq!(
+        config.warnings,
+        ["provider a has neither a worker secret nor worker service accounts: no worker can join it"]
+    );
 }
 
 #[test]
@@ -208,8 +211,34 @@ fn a_worker_stays_while_its_secret_is_there_and_its_time_is_not_over() {
     let end = humantime::parse_rfc3339("2026-12-01T00:00:00Z").expect("a time");
     let before = end - Duration::from_secs(1);
     let digest = *provider.admitting_secret("old", before).expect("admitted").secret.digest();
-    assert!(provider.still_admits(&digest, before) && !provider.still_admits(&digest, end));
-    assert!(!ProviderConfig::new("a").still_admits(&digest, before));
+    let credential = Credential::Secret(digest);
+    assert_eq!(provider.standing(&credential, before), Standing::Good);
+    assert_eq!(provider.standing(&credential, end), Standing::Over);
+    assert_eq!(ProviderConfig::new("a").standing(&credential, before), Standing::Removed);
+}
+
+#[test]
+fn a_secret_that_is_there_twice_counts_for_as_long_as_either() {
+    let config =
+        load("providers: [{name: a, workerSecrets: [{value: old, notAfter: '2020-01-01T00:00:00Z'}, {value: old}]}]")
+            .expect("valid");
+    let credential = Credential::Secret(*config.providers[0].worker_secrets[0].secret.digest());
+    assert_eq!(config.providers[0].standing(&credential, SystemTime::now()), Standing::Good);
+}
+
+#[test]
+fn tokens_are_for_clusters_and_their_accounts_have_names() {
+    let accounts = |list: &str| refusal(&format!("providers: [{{name: a, workerServiceAccounts: {list}}}]"));
+    let line = accounts("[llm]");
+    assert!(
+        line.starts_with("providers[0].workerServiceAccounts[0]: \"llm\" is not allowed: NAMESPACE/NAME"),
+        "{line}"
+    );
+    assert!(accounts(&format!("[{}]", "a/b,".repeat(65))).contains("at most 64"));
+    let line = accounts("[llm/gpu]");
+    assert!(line.starts_with("providers[0].workerServiceAccounts works only in a Pod"), "{line}");
+    let line = Config::from_args(&args(&["--worker-service-accounts", "llm/gpu"])).expect_err("no cluster").to_string();
+    assert!(line.starts_with("WORKER_SERVICE_ACCOUNTS (--worker-service-accounts) works only in a Pod"), "{line}");
 }
 
 #[test]

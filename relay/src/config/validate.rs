@@ -10,10 +10,12 @@ use super::raw::{RawModel, RawProvider, RawQueue, RawSecret};
 use super::{
     CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources, WorkerSecret,
 };
+use crate::identity::ServiceAccount;
 
 const MAX_PROVIDERS: usize = 256;
 const MAX_PROVIDER_NAME: usize = 52;
 const MAX_SECRETS: usize = 16;
+const MAX_ACCOUNTS: usize = 64;
 const MAX_SECRET_CHARS: usize = 4096;
 const MAX_MODELS: usize = 1024;
 const MAX_ALIASES: usize = 64;
@@ -61,6 +63,10 @@ fn provider(place: &str, raw: &RawProvider, sources: &Sources) -> Result<Provide
     let config = ProviderConfig {
         enabled: raw.enabled.unwrap_or(true),
         worker_secrets: worker_secrets(&format!("{place}.workerSecrets"), raw.worker_secrets.as_deref(), sources)?,
+        worker_accounts: worker_accounts(
+            &format!("{place}.workerServiceAccounts"),
+            raw.worker_service_accounts.as_deref(),
+        )?,
         models: catalogue(&format!("{place}.models"), raw.models.as_deref())?,
         cold_models: cold_models(&format!("{place}.coldModels"), raw.cold_models.as_deref())?,
         request_timeout: raw.request_timeout.map_or(default.request_timeout, |timeout| timeout.0),
@@ -106,6 +112,15 @@ fn worker_secrets(place: &str, raw: Option<&[RawSecret]>, sources: &Sources) -> 
         }
     }
     Ok(secrets)
+}
+
+fn worker_accounts(place: &str, raw: Option<&[String]>) -> Result<Vec<ServiceAccount>, ConfigError> {
+    let raw = raw.unwrap_or_default();
+    bounded(place, raw.len(), MAX_ACCOUNTS)?;
+    let account = |(index, text): (usize, &String)| {
+        text.parse().map_err(|allowed: String| ConfigError::refused(&format!("{place}[{index}]"), text, &allowed))
+    };
+    raw.iter().enumerate().map(account).collect()
 }
 
 fn not_after(place: &str, raw: Option<&str>) -> Result<Option<SystemTime>, ConfigError> {

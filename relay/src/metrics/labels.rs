@@ -153,8 +153,10 @@ label! {
     ConnectionResult {
         /// Registered.
         Accepted => "accepted",
-        /// No valid secret.
+        /// No valid secret or token.
         AuthFailed => "auth_failed",
+        /// Its token could not be reviewed.
+        Unverified => "unverified",
         /// Too many failures from its address.
         RateLimited => "rate_limited",
         /// Not a WebSocket, or no proper registration.
@@ -187,7 +189,7 @@ label! {
         Replaced => "replaced",
         /// The same worker has another link here.
         Duplicate => "duplicate",
-        /// Its secret was removed.
+        /// Its secret was removed, or its token is not good any more.
         AuthFailed => "auth_failed",
         /// Drained.
         Drained => "drained",

@@ -36,7 +36,7 @@ fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
         address: IpAddr::from([127, 0, 0, 1]),
         core1: true,
         slots1: false,
-        secret: *provider.config().worker_secrets[0].secret.digest(),
+        credential: Credential::Secret(*provider.config().worker_secrets[0].secret.digest()),
         request_window: 1 << 20,
         round_trip: Duration::from_millis(1),
         max_unread_bytes: 1 << 20,

@@ -55,7 +55,7 @@ const DRAIN_TIMED_OUT: Close = Close { code: 1000, reason: "graceful shutdown ti
 pub const DRAINED: Close = Close { code: 1000, reason: "graceful shutdown complete" };
 /// Closed because the process ends.
 pub const RELAY_STOPPING: Close = Close { code: 1001, reason: "relay shutting down" };
-/// Closed because the worker's secret was removed.
+/// Closed because the worker's secret was removed, or its token is not good any more.
 pub const SECRET_REMOVED: Close = Close { code: 1008, reason: "worker authentication failed" };
 
 type Socket<S> = WebSocketStream<ReadAhead<PulsedIo<S>>>;
@@ -131,6 +131,7 @@ where
         core1 = link.info.core1,
         slots1 = link.info.slots1,
         address = %link.info.address,
+        identity = link.info.credential.identity(),
         "worker registered"
     );
     for warning in &ack.warnings {
@@ -230,7 +231,7 @@ fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admis
         address: admission.address,
         core1: both.has(Capability::Core1),
         slots1: both.has(Capability::Slots1),
-        secret: admission.secret,
+        credential: admission.credential.clone(),
         request_window: register.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes.max(1)),
         round_trip: admission.at.elapsed(),
         max_unread_bytes: provider.shared.config.load().max_unread_bytes,

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::Credential;
 use crate::dispatch::WorkerKey;
 
 /// What is known of a worker, apart from its state.
@@ -28,8 +29,8 @@ pub struct WorkerInfo {
     pub core1: bool,
     /// Whether it has a multiplexer.
     pub slots1: bool,
-    /// SHA-256 of the secret that admitted it.
-    pub secret: [u8; 32],
+    /// What admitted it.
+    pub credential: Credential,
     /// What it may be sent of a request body before it gives credit.
     pub request_window: u64,
     /// How long its registration took to come, once it was let in: hardly longer than a round trip.

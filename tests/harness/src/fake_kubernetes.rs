@@ -1,4 +1,4 @@
-//! A Kubernetes API server that knows one Secret, and the kubelet that mounts it.
+//! A Kubernetes API server that knows one Secret and whose tokens are good, and the kubelet that mounts the Secret.
 //!
 //! HTTPS with an authority of its own, as in a cluster: a bearer token that rotates, optimistic locking by
 //! `resourceVersion`, merge patches and updates, and whatever failure a test asks for. What a change needs to reach a
@@ -6,6 +6,7 @@
 
 mod answer;
 mod mount;
+mod tokens;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -20,10 +21,12 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
 pub use mount::Mount;
+pub use tokens::{AN_HOUR, HeldReviews, made_up};
 
 use crate::fake_relay::Certificates;
 
@@ -55,6 +58,8 @@ pub struct FakeKubernetes {
     addr: SocketAddr,
     account: TempDir,
     shared: Arc<Mutex<State>>,
+    /// Whether reviews wait.
+    held: Arc<watch::Sender<bool>>,
     serving: JoinHandle<()>,
 }
 
@@ -71,6 +76,7 @@ struct State {
     reads: usize,
     writes: usize,
     refusals: usize,
+    tokens: tokens::Tokens,
 }
 
 impl FakeKubernetes {
@@ -93,11 +99,13 @@ impl FakeKubernetes {
             reads: 0,
             writes: 0,
             refusals: 0,
+            tokens: tokens::Tokens::default(),
         }));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("a bound socket");
-        let serving = tokio::spawn(serve(listener, certificates.acceptor(), Arc::clone(&shared)));
-        let kubernetes = Self { addr, account, shared, serving };
+        let held = Arc::new(watch::Sender::new(false));
+        let serving = tokio::spawn(serve(listener, certificates.acceptor(), Arc::clone(&shared), Arc::clone(&held)));
+        let kubernetes = Self { addr, account, shared, held, serving };
         kubernetes.rotate_token("service-account-token-1");
         kubernetes
     }
@@ -105,12 +113,17 @@ impl FakeKubernetes {
     /// The variables that a relay in a Pod of this cluster has, with the Secret mounted at `mount`.
     #[must_use]
     pub fn variables(&self, mount: &Mount) -> Vec<(&'static str, String)> {
+        let mut variables = self.account_variables();
+        variables.push(("API_KEYS_SECRET", SECRET.to_owned()));
+        variables.push(("API_KEYS_FILE", mount.file(DATA_KEY).to_string_lossy().into_owned()));
+        variables
+    }
+
+    fn account_variables(&self) -> Vec<(&'static str, String)> {
         vec![
             ("KUBERNETES_SERVICE_HOST", self.addr.ip().to_string()),
             ("KUBERNETES_SERVICE_PORT", self.addr.port().to_string()),
             ("SERVICE_ACCOUNT_DIR", self.account.path().to_string_lossy().into_owned()),
-            ("API_KEYS_SECRET", SECRET.to_owned()),
-            ("API_KEYS_FILE", mount.file(DATA_KEY).to_string_lossy().into_owned()),
         ]
     }
 
@@ -211,12 +224,12 @@ impl Drop for FakeKubernetes {
     }
 }
 
-async fn serve(listener: TcpListener, tls: TlsAcceptor, shared: Arc<Mutex<State>>) {
+async fn serve(listener: TcpListener, tls: TlsAcceptor, shared: Arc<Mutex<State>>, held: Arc<watch::Sender<bool>>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let (tls, shared) = (tls.clone(), Arc::clone(&shared));
+        let (tls, shared, held) = (tls.clone(), Arc::clone(&shared), Arc::clone(&held));
         tokio::spawn(async move {
             let Ok(stream) = tls.accept(stream).await else { return };
-            let service = service_fn(|request| answer(request, Arc::clone(&shared)));
+            let service = service_fn(|request| answer(request, Arc::clone(&shared), Arc::clone(&held)));
             // An error is a connection that was dropped on purpose.
             let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
         });
@@ -227,9 +240,13 @@ async fn serve(listener: TcpListener, tls: TlsAcceptor, shared: Arc<Mutex<State>
 async fn answer(
     request: http::Request<Incoming>,
     shared: Arc<Mutex<State>>,
+    held: Arc<watch::Sender<bool>>,
 ) -> Result<http::Response<Full<Bytes>>, std::io::Error> {
     let (parts, body) = request.into_parts();
     let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
+    if parts.uri.path() == tokens::PATH {
+        tokens::wait_while_held(&held).await;
+    }
     let answer = lock(&shared).answer(&parts, &body);
     answer.ok_or_else(|| std::io::Error::other("dropped, as a test wants it"))
 }

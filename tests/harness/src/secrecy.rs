@@ -2,7 +2,7 @@
 //! that must not be in it.
 //!
 //! That is: the secrets of this crate, the prompt of the usual requests, whatever else a test gave a program or sent to it
-//! as a credential ([`Secrets::plant`]), and anything that looks like a whole API key.
+//! as a credential ([`Secrets::plant`]), and anything that looks like a whole API key or like a ServiceAccount's token.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -56,7 +56,7 @@ impl Secrets {
             let planted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             planted.iter().find(|secret| text.contains(secret.as_str())).cloned()
         };
-        known.or_else(planted).or_else(|| api_key_in(text))
+        known.or_else(planted).or_else(|| api_key_in(text)).or_else(|| token_in(text))
     }
 
     /// Fails the test if a secret is in `text`, which was found in `place`.
@@ -91,6 +91,16 @@ fn api_key_in(text: &str) -> Option<String> {
     })
 }
 
+/// Three parts in base64 with dots between them, the first two of them objects: `eyJ` is how `{"` is written.
+fn token_in(text: &str) -> Option<String> {
+    text.match_indices("eyJ").find_map(|(at, _)| {
+        let letter = |it: &char| it.is_ascii_alphanumeric() || "-_.".contains(*it);
+        let token: String = text[at..].chars().take_while(letter).collect();
+        let parts: Vec<_> = token.split('.').collect();
+        (parts.len() == 3 && parts[1].starts_with("eyJ") && !parts[2].is_empty()).then(|| token.clone())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +126,13 @@ mod tests {
         let key = "mr-f7ipcwmraanq-mqx2fcp3hkw6d7kq282xw5qf7ncmq72k";
         assert_eq!(api_key_in(&format!("key=\"{key}\"")).as_deref(), Some(key));
         assert_eq!(api_key_in("prefix mr-f7ipcwmraanq, mr-x-y"), None);
+    }
+
+    #[test]
+    fn a_token_is_found_wherever_it_is_from() {
+        let token = crate::fake_kubernetes::made_up("llm/gpu", "modelrelay", 60, 1);
+        assert_eq!(token_in(&format!("token={token}, ")), Some(token));
+        assert_eq!(token_in("eyJ a.eyJhIjoxfQ.b eyJhIjoxfQ.eyJhIjoxfQ"), None);
     }
 
     #[test]

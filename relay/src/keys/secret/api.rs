@@ -1,45 +1,28 @@
 //! One Secret through the Kubernetes API: read it, and write its keys if nobody else wrote meanwhile.
-//!
-//! Two requests of one shape, so a plain HTTP client and not a Kubernetes library, which would make the program twice as
-//! large and cost each relay more memory than its own idle heap. A client is built for each request: one a minute
-//! is much, token and authority are read fresh (both rotate), and in between nothing is held.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::{Method, StatusCode};
-use modelrelay_protocol::config_hash::secret_of_file;
-use reqwest::{Client, RequestBuilder, Response};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 
 use super::DATA_KEY;
+use crate::cluster_api::{Body, CallError, ClusterApi};
 use crate::config::ConfigError;
-use crate::file_watch::read_bounded;
 
-/// One request, however much time is left for the change.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// A full Secret in base64, with what other managers noted about it.
-const MAX_ANSWER_BYTES: usize = 8 << 20;
-/// Certificates of an authority, a token, a name.
-const MAX_ACCOUNT_FILE_BYTES: u64 = 1 << 20;
 /// The kubelet may be just bringing a new token.
 const AFTER_UNAUTHORIZED: Duration = Duration::from_millis(500);
 
 /// Where the Secret is, and as whom.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterAccess {
-    server: String,
-    account: PathBuf,
+    api: ClusterApi,
     namespace: String,
     secret: String,
 }
@@ -69,24 +52,16 @@ pub(super) enum ApiError {
 }
 
 impl ClusterAccess {
-    /// What a Pod knows of its cluster: the API server from the kubelet's variables, token and authority in the folder of
-    /// its ServiceAccount. Each error names the setting.
+    /// The Secret of that name, as the ServiceAccount of this Pod. Each error names the setting.
     pub fn of_this_pod(secret: &str, namespace: Option<&str>, account: &Path) -> Result<Self, ConfigError> {
-        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let (Some(host), port) = (variable("KUBERNETES_SERVICE_HOST"), variable("KUBERNETES_SERVICE_PORT")) else {
-            return Err(ConfigError::new(
-                "API_KEYS_SECRET (--api-keys-secret) works only in a Pod: KUBERNETES_SERVICE_HOST is not set; use API_KEYS_FILE alone",
-            ));
-        };
-        // An IPv6 address comes without brackets.
-        let host = if host.contains(':') { format!("[{host}]") } else { host };
-        let server = format!("https://{host}:{}", port.as_deref().unwrap_or("443"));
+        let api = ClusterApi::of_this_pod("API_KEYS_SECRET (--api-keys-secret)", "use API_KEYS_FILE alone", account)?;
         let namespace = match namespace {
             Some(namespace) => namespace.to_owned(),
-            None => read_text(&account.join("namespace"))
+            None => api
+                .namespace()
                 .map_err(|why| ConfigError::new(format!("POD_NAMESPACE (--pod-namespace) is not set, and {why}")))?,
         };
-        Ok(Self { server, account: account.to_path_buf(), namespace, secret: secret.to_owned() })
+        Ok(Self { api, namespace, secret: secret.to_owned() })
     }
 }
 
@@ -101,7 +76,7 @@ impl SecretApi {
     }
 
     pub(super) async fn read(&self, deadline: Instant) -> Result<StoredSecret, ApiError> {
-        let answer = self.send(Method::GET, deadline, |request| request).await?;
+        let answer = self.send(Method::GET, None, deadline).await?;
         parse(&answer)
     }
 
@@ -111,46 +86,22 @@ impl SecretApi {
             "metadata": { "resourceVersion": version },
             "data": { DATA_KEY: STANDARD.encode(keys) },
         });
-        let with_patch = |request: RequestBuilder| {
-            request.header(http::header::CONTENT_TYPE, "application/merge-patch+json").body(patch.to_string())
-        };
-        self.send(Method::PATCH, deadline, with_patch).await.map(|_| ())
+        let patch = Body { media_type: "application/merge-patch+json", text: patch.to_string() };
+        self.send(Method::PATCH, Some(patch), deadline).await.map(|_| ())
     }
 
-    async fn send(
-        &self,
-        method: Method,
-        deadline: Instant,
-        finish: impl FnOnce(RequestBuilder) -> RequestBuilder,
-    ) -> Result<Bytes, ApiError> {
-        let ClusterAccess { server, account, namespace, secret } = &self.access;
-        // Two small files in memory, at most a few times a minute.
-        let client = client(&account.join("ca.crt"))?;
-        let token = read_text(&account.join("token")).map_err(ApiError::passing)?;
-        let url = format!("{server}/api/v1/namespaces/{namespace}/secrets/{secret}");
-        let request = client.request(method.clone(), url).bearer_auth(token);
-        let request = finish(request.header(http::header::ACCEPT, "application/json"));
-        let exchange = async {
-            let answer = request.send().await?;
-            let (status, retry_after) = (answer.status(), retry_after(&answer));
-            Ok((status, retry_after, body(answer).await?))
-        };
-        let until = deadline.min(Instant::now() + REQUEST_TIMEOUT);
-        match tokio::time::timeout_at(until, exchange).await {
-            Ok(Ok((status, _, body))) if status.is_success() => Ok(body),
-            Ok(Ok((status, retry_after, body))) => Err(self.refusal(&method, status, retry_after, &body)),
-            Ok(Err(error)) => Err(ApiError::passing(describe(error))),
-            Err(_) => Err(ApiError::passing("the API server does not answer".to_owned())),
-        }
+    async fn send(&self, method: Method, body: Option<Body>, deadline: Instant) -> Result<Bytes, ApiError> {
+        let ClusterAccess { api, namespace, secret } = &self.access;
+        let path = format!("/api/v1/namespaces/{namespace}/secrets/{secret}");
+        api.call(method.clone(), &path, body, deadline).await.map_err(|error| match error {
+            CallError::Unreached(why) => ApiError::Passing { why, retry_after: None },
+            CallError::Answered { status, message, retry_after } => {
+                self.refusal(&method, status, retry_after, &message)
+            }
+        })
     }
 
-    fn refusal(&self, method: &Method, status: StatusCode, retry_after: Option<Duration>, body: &[u8]) -> ApiError {
-        #[derive(Deserialize)]
-        struct Status {
-            message: String,
-        }
-        let said = serde_json::from_slice(body).map_or_else(|_| String::new(), |Status { message }| message);
-        let said: String = said.chars().filter(|char| !char.is_control()).take(500).collect();
+    fn refusal(&self, method: &Method, status: StatusCode, retry_after: Option<Duration>, said: &str) -> ApiError {
         let passing = |why: String, retry_after| ApiError::Passing { why, retry_after };
         match status {
             StatusCode::CONFLICT => ApiError::Conflict,
@@ -176,10 +127,6 @@ impl SecretApi {
 }
 
 impl ApiError {
-    fn passing(why: String) -> Self {
-        Self::Passing { why, retry_after: None }
-    }
-
     pub(super) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Passing { retry_after, .. } => *retry_after,
@@ -222,63 +169,4 @@ fn parse(answer: &[u8]) -> Result<StoredSecret, ApiError> {
         }
     }
     Ok(StoredSecret { version: object.metadata.resource_version, keys, other_bytes })
-}
-
-/// Trusts the cluster's authority and nobody else, and goes through no proxy.
-fn client(authority: &Path) -> Result<Client, ApiError> {
-    let pem = read_bounded(authority, MAX_ACCOUNT_FILE_BYTES)
-        .map_err(|why| ApiError::passing(format!("{}: {why}", authority.display())))?;
-    let mut roots = RootCertStore::empty();
-    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
-    if roots.add_parsable_certificates(certificates).0 == 0 {
-        return Err(ApiError::passing(format!("{}: no certificate is in it", authority.display())));
-    }
-    let tls = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| ApiError::Refused(error.to_string()))?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Client::builder()
-        .tls_backend_preconfigured(tls)
-        .no_proxy()
-        .redirect(reqwest::redirect::Policy::none())
-        .pool_max_idle_per_host(0)
-        .user_agent(concat!("modelrelay-relay/", env!("CARGO_PKG_VERSION")))
-        .build()
-        .map_err(|error| ApiError::Refused(describe(error)))
-}
-
-async fn body(mut answer: Response) -> Result<Bytes, reqwest::Error> {
-    let mut body = Vec::new();
-    while let Some(piece) = answer.chunk().await? {
-        body.extend_from_slice(&piece);
-        if body.len() > MAX_ANSWER_BYTES {
-            break;
-        }
-    }
-    Ok(body.into())
-}
-
-fn retry_after(answer: &Response) -> Option<Duration> {
-    let seconds = answer.headers().get(http::header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
-}
-
-/// An error and what it came from, which is where its reason is. The address is known.
-fn describe(error: reqwest::Error) -> String {
-    let error = error.without_url();
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
-}
-
-fn read_text(path: &Path) -> Result<String, String> {
-    let shown = path.display();
-    let bytes = read_bounded(path, MAX_ACCOUNT_FILE_BYTES).map_err(|why| format!("{shown}: {why}"))?;
-    let text = String::from_utf8(bytes).map_err(|_| format!("{shown}: a text file is needed"))?;
-    Ok(secret_of_file(&text).to_owned())
 }

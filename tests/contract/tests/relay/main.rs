@@ -43,3 +43,5 @@ mod streams;
 mod timeouts;
 mod tls;
 mod worker_errors;
+mod worker_tokens;
+mod worker_tokens_faults;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Data, Fault, NAMESPACE, SECRET, State};
 
-type Answer = Response<Full<Bytes>>;
+pub(super) type Answer = Response<Full<Bytes>>;
 
 impl State {
     /// `None` drops the connection.
@@ -19,6 +19,9 @@ impl State {
         let presented = request.headers.get("authorization").and_then(|value| value.to_str().ok());
         if presented != Some(&format!("Bearer {}", self.token)) {
             return Some(self.refuse(401, "Unauthorized"));
+        }
+        if request.uri.path() == super::tokens::PATH {
+            return self.review(&request.method, body);
         }
         if request.uri.path() != format!("/api/v1/namespaces/{NAMESPACE}/secrets/{SECRET}") {
             return Some(self.refuse(403, "the account has no right to this path"));
@@ -112,7 +115,7 @@ impl State {
         json_answer(200, &object)
     }
 
-    fn refuse(&mut self, status: u16, message: &str) -> Answer {
+    pub(super) fn refuse(&mut self, status: u16, message: &str) -> Answer {
         self.refusals += 1;
         let object =
             json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": status});
@@ -125,7 +128,7 @@ fn decode(data: &Value) -> Option<Data> {
     data.iter().map(|(name, value)| Some((name.clone(), STANDARD.decode(value.as_str()?).ok()?))).collect()
 }
 
-fn json_answer(status: u16, object: &Value) -> Answer {
+pub(super) fn json_answer(status: u16, object: &Value) -> Answer {
     let mut answer = Response::new(Full::new(Bytes::from(object.to_string())));
     *answer.status_mut() = StatusCode::from_u16(status).expect("a status");
     answer.headers_mut().insert("content-type", http::HeaderValue::from_static("application/json"));

@@ -65,6 +65,12 @@ impl Dial {
         self
     }
 
+    /// Gives this token of a ServiceAccount, and no secret.
+    #[must_use]
+    pub fn token(self, token: &str) -> Self {
+        self.no_secret().header("authorization", &format!("Bearer {token}"))
+    }
+
     /// Adds a header.
     #[must_use]
     pub fn header(mut self, name: &str, value: &str) -> Self {

@@ -1,0 +1,184 @@
+//! The API server of the cluster that this process runs in, asked as the ServiceAccount of its Pod.
+//!
+//! A few requests of one shape, so a plain HTTP client and not a Kubernetes library, which would make the program twice as
+//! large and cost each relay more memory than its own idle heap. A client is built for each request: they are few, token
+//! and authority are read fresh (both rotate), and in between nothing is held.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, StatusCode};
+use modelrelay_protocol::config_hash::secret_of_file;
+use reqwest::{Client, Response};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use crate::config::ConfigError;
+use crate::file_watch::read_bounded;
+
+/// One request, however much time its caller has left.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// A full Secret in base64, with what other managers noted about it.
+const MAX_ANSWER_BYTES: usize = 8 << 20;
+/// Certificates of an authority, a token, a name.
+const MAX_ACCOUNT_FILE_BYTES: u64 = 1 << 20;
+/// What is repeated of the server's own words.
+const MAX_MESSAGE_CHARS: usize = 500;
+
+/// Where the API server is, and as whom it is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterApi {
+    server: String,
+    account: PathBuf,
+}
+
+/// Why there is no answer to use.
+#[derive(Debug)]
+pub enum CallError {
+    /// The server was not reached, or did not answer in time, or this Pod has no account to ask as.
+    Unreached(String),
+    /// It answered something else than success.
+    Answered {
+        /// The status.
+        status: StatusCode,
+        /// Its own words, cut and without control characters.
+        message: String,
+        /// How much patience it asked for.
+        retry_after: Option<Duration>,
+    },
+}
+
+/// What is sent along.
+pub struct Body {
+    /// The media type.
+    pub media_type: &'static str,
+    /// The text.
+    pub text: String,
+}
+
+impl ClusterApi {
+    /// What a Pod knows of its cluster: the API server from the kubelet's variables, token and authority in the folder of
+    /// its ServiceAccount. The error names the `setting` that asked, and what to do `instead`.
+    pub fn of_this_pod(setting: &str, instead: &str, account: &Path) -> Result<Self, ConfigError> {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let (Some(host), port) = (variable("KUBERNETES_SERVICE_HOST"), variable("KUBERNETES_SERVICE_PORT")) else {
+            return Err(ConfigError::new(format!(
+                "{setting} works only in a Pod: KUBERNETES_SERVICE_HOST is not set; {instead}"
+            )));
+        };
+        // An IPv6 address comes without brackets.
+        let host = if host.contains(':') { format!("[{host}]") } else { host };
+        let server = format!("https://{host}:{}", port.as_deref().unwrap_or("443"));
+        Ok(Self { server, account: account.to_path_buf() })
+    }
+
+    /// The namespace of the account.
+    pub fn namespace(&self) -> Result<String, String> {
+        read_text(&self.account.join("namespace"))
+    }
+
+    /// One request, answered before `deadline`.
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Body>,
+        deadline: Instant,
+    ) -> Result<Bytes, CallError> {
+        // Two small files in memory, at most a few times a second.
+        let client = client(&self.account.join("ca.crt")).map_err(CallError::Unreached)?;
+        let token = read_text(&self.account.join("token")).map_err(CallError::Unreached)?;
+        let request = client.request(method, format!("{}{path}", self.server)).bearer_auth(token);
+        let mut request = request.header(http::header::ACCEPT, "application/json");
+        if let Some(Body { media_type, text }) = body {
+            request = request.header(http::header::CONTENT_TYPE, media_type).body(text);
+        }
+        let exchange = async {
+            let answer = request.send().await?;
+            let (status, retry_after) = (answer.status(), retry_after(&answer));
+            Ok((status, retry_after, body_of(answer).await?))
+        };
+        let until = deadline.min(Instant::now() + REQUEST_TIMEOUT);
+        match tokio::time::timeout_at(until, exchange).await {
+            Ok(Ok((status, _, body))) if status.is_success() => Ok(body),
+            Ok(Ok((status, retry_after, body))) => {
+                Err(CallError::Answered { status, message: message_of(&body), retry_after })
+            }
+            Ok(Err(error)) => Err(CallError::Unreached(describe(error))),
+            Err(_) => Err(CallError::Unreached("the API server does not answer".to_owned())),
+        }
+    }
+}
+
+fn message_of(body: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Status {
+        message: String,
+    }
+    let said = serde_json::from_slice(body).map_or_else(|_| String::new(), |Status { message }| message);
+    said.chars().filter(|char| !char.is_control()).take(MAX_MESSAGE_CHARS).collect()
+}
+
+/// Trusts the cluster's authority and nobody else, and goes through no proxy.
+fn client(authority: &Path) -> Result<Client, String> {
+    let pem =
+        read_bounded(authority, MAX_ACCOUNT_FILE_BYTES).map_err(|why| format!("{}: {why}", authority.display()))?;
+    let mut roots = RootCertStore::empty();
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
+    if roots.add_parsable_certificates(certificates).0 == 0 {
+        return Err(format!("{}: no certificate is in it", authority.display()));
+    }
+    let tls = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Client::builder()
+        .tls_backend_preconfigured(tls)
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .pool_max_idle_per_host(0)
+        .user_agent(concat!("modelrelay-relay/", env!("CARGO_PKG_VERSION")))
+        .build()
+        .map_err(describe)
+}
+
+async fn body_of(mut answer: Response) -> Result<Bytes, reqwest::Error> {
+    let mut body = Vec::new();
+    while let Some(piece) = answer.chunk().await? {
+        body.extend_from_slice(&piece);
+        if body.len() > MAX_ANSWER_BYTES {
+            break;
+        }
+    }
+    Ok(body.into())
+}
+
+fn retry_after(answer: &Response) -> Option<Duration> {
+    let seconds = answer.headers().get(http::header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// An error and what it came from, which is where its reason is. The address is known.
+fn describe(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+fn read_text(path: &Path) -> Result<String, String> {
+    let shown = path.display();
+    let bytes = read_bounded(path, MAX_ACCOUNT_FILE_BYTES).map_err(|why| format!("{shown}: {why}"))?;
+    let text = String::from_utf8(bytes).map_err(|_| format!("{shown}: a text file is needed"))?;
+    Ok(secret_of_file(&text).to_owned())
+}

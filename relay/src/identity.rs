@@ -1,0 +1,385 @@
+//! Workers that show who they are: a projected ServiceAccount token instead of a shared secret.
+//!
+//! The cluster's API server is asked (TokenReview, with our audience) whether a token is genuine and whose it is; the
+//! provider's list says whose workers may come in. Rules:
+//!
+//! - **Whoever makes tokens up costs the API server next to nothing.** Only what could be good is reviewed at all
+//!   ([`claims`]), each token once at a time, few at once, and what is known is remembered for a while ([`reviews`]).
+//!   Addresses that failed often have a narrow lane of their own, so that they take nobody else's turn.
+//! - **Not knowing is not a refusal.** Without the API server nobody new comes in, and the worker is told to try again;
+//!   nobody who is in has to go.
+//! - **A token is reviewed again while its worker is connected** ([`recheck`]): it ends with its Pod and its account. That
+//!   it expires is no reason to go by itself: the kubelet renews it long before, and the worker comes over a new link with
+//!   the new one. Only if it did not do so for a while, its link goes.
+
+pub mod claims;
+pub mod recheck;
+mod review;
+mod reviews;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use modelrelay_protocol::secret::Secret;
+use tokio::sync::{Semaphore, watch};
+use tracing::{info, warn};
+
+use crate::cluster_api::ClusterApi;
+use claims::Claims;
+use reviews::{Found, Reviews};
+
+/// Reviews at once.
+const AT_ONCE: usize = 8;
+/// Tokens that may wait for their review: more than a large fleet's that dials in one instant, a few seconds' worth.
+const WAITING: usize = 1024;
+/// The same for addresses that failed often. After each of theirs there is a pause.
+const SUSPECTS_WAITING: usize = 16;
+const SUSPECTS_PAUSE: Duration = Duration::from_millis(100);
+/// Waiting and review together: less than a worker's patience with a handshake.
+const PATIENCE: Duration = Duration::from_secs(8);
+/// A link whose token has expired goes after so many intervals of reviews in which no new token came.
+const GRACE_INTERVALS: u32 = 3;
+
+/// The name of a ServiceAccount, as `NAMESPACE/NAME`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceAccount {
+    namespace: String,
+    name: String,
+}
+
+/// Who a connected worker is, and by which token.
+#[derive(Debug)]
+pub struct Identity {
+    /// The account.
+    pub account: ServiceAccount,
+    token: Secret,
+    expires: SystemTime,
+    standing: Mutex<Standing>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Good,
+    /// It has expired, and no other came since.
+    Late(Instant),
+    Refused,
+}
+
+/// Why a token let nobody in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Denial {
+    /// It is not good. What it says may be told to whoever showed it.
+    Refused(String),
+    /// That cannot be told now.
+    Unknown(String),
+}
+
+/// What a review came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Verdict {
+    Genuine(ServiceAccount),
+    Refused,
+}
+
+/// Finds out whose a token is.
+#[derive(Debug)]
+pub struct Identities {
+    api: Option<ClusterApi>,
+    audience: String,
+    recheck: Duration,
+    /// Taken for a look, never over an await.
+    reviews: Mutex<Reviews>,
+    usual: Lane,
+    suspects: Lane,
+    error: Mutex<Option<String>>,
+}
+
+/// A bound on reviews that run, and on those that wait for it.
+#[derive(Debug)]
+struct Lane {
+    running: Semaphore,
+    room: Semaphore,
+    pause: Duration,
+}
+
+impl FromStr for ServiceAccount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let allowed = || "NAMESPACE/NAME of a ServiceAccount, such as llm/gpu-workers".to_owned();
+        let (namespace, name) = text.split_once('/').ok_or_else(allowed)?;
+        if is_name(namespace, 63, b"-") && is_name(name, 253, b"-.") {
+            Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
+        } else {
+            Err(allowed())
+        }
+    }
+}
+
+fn is_name(text: &str, longest: usize, inner: &[u8]) -> bool {
+    let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = text.as_bytes();
+    bytes.len() <= longest
+        && bytes.first().is_some_and(plain)
+        && bytes.last().is_some_and(plain)
+        && bytes.iter().all(|byte| plain(byte) || inner.contains(byte))
+}
+
+impl ServiceAccount {
+    /// The account of a user name of the API server, if it is one of an account.
+    fn of_user(user: &str) -> Option<Self> {
+        let (namespace, name) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+        format!("{namespace}/{name}").parse().ok()
+    }
+}
+
+impl fmt::Display for ServiceAccount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl Identity {
+    fn new(account: ServiceAccount, token: Secret, expires: SystemTime) -> Arc<Self> {
+        Arc::new(Self { account, token, expires, standing: Mutex::new(Standing::Good) })
+    }
+
+    /// Whether the worker has to go, whatever the provider's list says.
+    pub fn is_refused(&self) -> bool {
+        *self.standing() == Standing::Refused
+    }
+
+    /// Whether only its token's time is over: nobody took it away.
+    pub fn has_expired(&self, now: SystemTime) -> bool {
+        self.expires <= now
+    }
+
+    /// A review said that the token is good, so what was said before does not count.
+    fn handle_good(&self) {
+        *self.standing() = Standing::Good;
+    }
+
+    /// A review refused the token. Before its time is over that means that its Pod or its account is gone; after, the
+    /// worker should have come with another, and has `grace` to do so from the first time that we know of it. Counted
+    /// from there, and not from the token's own time: while the API server was away nobody could be given a new one.
+    fn handle_refused(&self, now: Instant, wall: SystemTime, grace: Duration) {
+        let mut standing = self.standing();
+        *standing = match *standing {
+            Standing::Good if self.has_expired(wall) => Standing::Late(now),
+            Standing::Late(since) if now.saturating_duration_since(since) < grace => Standing::Late(since),
+            Standing::Good | Standing::Late(_) | Standing::Refused => Standing::Refused,
+        };
+    }
+
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        lock(&self.standing)
+    }
+}
+
+impl Identities {
+    /// Without an `api` no token is good; the configuration sees to it that none is asked for.
+    pub fn new(api: Option<ClusterApi>, audience: &str, recheck: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            api,
+            audience: audience.to_owned(),
+            recheck,
+            reviews: Mutex::default(),
+            usual: Lane::new(AT_ONCE, WAITING, Duration::ZERO),
+            suspects: Lane::new(1, SUSPECTS_WAITING, SUSPECTS_PAUSE),
+            error: Mutex::new(None),
+        })
+    }
+
+    /// Whose this token is. It is reviewed only if it could be one of an account that is `listed` anywhere, so that the
+    /// answer to a made-up one does not tell which providers there are. A `suspect` is somebody who failed often.
+    pub async fn identify(
+        self: &Arc<Self>,
+        token: &str,
+        listed: impl Fn(&ServiceAccount) -> bool,
+        suspect: bool,
+    ) -> Result<Arc<Identity>, Denial> {
+        let claims = Claims::read(token, &self.audience, SystemTime::now())
+            .map_err(|why| Denial::Refused(why.told(&self.audience)))?;
+        if !listed(&claims.account) {
+            return Err(Denial::Refused("worker authentication failed".to_owned()));
+        }
+        let token = Secret::new(token);
+        match self.verdict(&token, &claims, suspect).await? {
+            Verdict::Genuine(account) => Ok(Identity::new(account, token, claims.expires)),
+            Verdict::Refused => Err(Denial::Refused("worker authentication failed".to_owned())),
+        }
+    }
+
+    /// Why tokens cannot be reviewed, as of the last attempt.
+    pub fn error(&self) -> Option<String> {
+        lock(&self.error).clone()
+    }
+
+    async fn verdict(self: &Arc<Self>, token: &Secret, claims: &Claims, suspect: bool) -> Result<Verdict, Denial> {
+        let found = lock(&self.reviews).look(token.digest(), Instant::now());
+        let mut answer = match found {
+            Found::Known(verdict) => return Ok(verdict),
+            Found::Pending(answer) => answer,
+            Found::Nothing(sender) => {
+                let answer = sender.subscribe();
+                // On its own, so that a worker that hangs up takes the answer from nobody else.
+                let (identities, token, expires) = (Arc::clone(self), token.clone(), claims.expires);
+                tokio::spawn(async move { identities.review_for_all(token, expires, suspect, sender).await });
+                answer
+            }
+        };
+        match answer.wait_for(Option::is_some).await {
+            Ok(answer) => answer.clone().unwrap_or_else(|| Err(unknown())),
+            Err(_) => Err(unknown()),
+        }
+    }
+
+    async fn review_for_all(
+        &self,
+        token: Secret,
+        expires: SystemTime,
+        suspect: bool,
+        answer: watch::Sender<Option<Result<Verdict, Denial>>>,
+    ) {
+        let lane = if suspect { &self.suspects } else { &self.usual };
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let verdict = lane.run(deadline, self.review(&token, deadline)).await;
+        lock(&self.reviews).settle(token.digest(), verdict.as_ref().ok(), expires, Instant::now(), SystemTime::now());
+        answer.send_replace(Some(verdict));
+    }
+
+    /// Reviews the token of a connected worker again; false where that could not be done.
+    async fn review_again(&self, identity: &Identity) -> bool {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let Ok(verdict) = self.review(&identity.token, deadline).await else { return false };
+        lock(&self.reviews).settle(identity.token.digest(), Some(&verdict), identity.expires, now, wall);
+        match verdict {
+            Verdict::Genuine(account) if account == identity.account => identity.handle_good(),
+            Verdict::Genuine(_) | Verdict::Refused => {
+                identity.handle_refused(now, wall, self.recheck * GRACE_INTERVALS);
+            }
+        }
+        true
+    }
+
+    async fn review(&self, token: &Secret, deadline: tokio::time::Instant) -> Result<Verdict, Denial> {
+        let Some(api) = &self.api else { return Ok(Verdict::Refused) };
+        let verdict = review::review(api, token, &self.audience, deadline).await;
+        self.note(verdict.as_ref().err());
+        verdict.map_err(|_| unknown())
+    }
+
+    /// The same complaint is a warning once.
+    fn note(&self, error: Option<&String>) {
+        let before = std::mem::replace(&mut *lock(&self.error), error.cloned());
+        match error {
+            Some(error) if before.as_ref() != Some(error) => {
+                warn!(error, "the tokens of workers cannot be reviewed; those that are connected stay");
+            }
+            None if before.is_some() => info!("the tokens of workers can be reviewed again"),
+            Some(_) | None => {}
+        }
+    }
+}
+
+impl Lane {
+    fn new(at_once: usize, waiting: usize, pause: Duration) -> Self {
+        Self { running: Semaphore::new(at_once), room: Semaphore::new(waiting), pause }
+    }
+
+    async fn run(
+        &self,
+        deadline: tokio::time::Instant,
+        review: impl Future<Output = Result<Verdict, Denial>>,
+    ) -> Result<Verdict, Denial> {
+        let Ok(_room) = self.room.try_acquire() else { return Err(unknown()) };
+        let Ok(Ok(_turn)) = tokio::time::timeout_at(deadline, self.running.acquire()).await else {
+            return Err(unknown());
+        };
+        let verdict = review.await;
+        if !self.pause.is_zero() {
+            tokio::time::sleep(self.pause).await;
+        }
+        verdict
+    }
+}
+
+fn unknown() -> Denial {
+    Denial::Unknown("the token cannot be checked with the cluster now; try again".to_owned())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRACE: Duration = Duration::from_secs(360);
+
+    #[test]
+    fn an_account_is_a_namespace_and_a_name() {
+        for text in ["llm/gpu-workers", "a/b.c-d", "0/1"] {
+            assert_eq!(text.parse::<ServiceAccount>().map(|account| account.to_string()), Ok(text.to_owned()));
+        }
+        for text in ["", "llm", "llm/", "/x", "a.b/c", "A/b", "a/b/c", "a/b:c", "a/-b", "a/b c", "*/*"] {
+            assert!(text.parse::<ServiceAccount>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_users_that_are_accounts_have_one() {
+        let account = |user: &str| ServiceAccount::of_user(user).map(|account| account.to_string());
+        assert_eq!(account("system:serviceaccount:llm:gpu").as_deref(), Some("llm/gpu"));
+        for user in ["admin", "system:node:n", "system:serviceaccount:llm", "system:serviceaccount:llm:a:b", "llm:gpu"]
+        {
+            assert_eq!(account(user), None, "{user}");
+        }
+    }
+
+    fn identity(expires: SystemTime) -> Arc<Identity> {
+        Identity::new("llm/gpu".parse().expect("an account"), Secret::new("token"), expires)
+    }
+
+    #[test]
+    fn a_token_refused_before_its_time_is_over_ends_its_link_at_once() {
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let identity = identity(wall + Duration::from_secs(1));
+        identity.handle_refused(now, wall, GRACE);
+        assert!(identity.is_refused() && !identity.has_expired(wall));
+    }
+
+    #[test]
+    fn an_expired_token_ends_its_link_only_after_the_grace_from_when_it_is_known() {
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let identity = identity(wall);
+        // It expired long ago, while nobody could be asked.
+        let (now, wall) = (now + 100 * GRACE, wall + 100 * GRACE);
+        identity.handle_refused(now, wall, GRACE);
+        assert!(!identity.is_refused());
+        identity.handle_refused(now + GRACE - Duration::from_millis(1), wall + GRACE, GRACE);
+        assert!(!identity.is_refused());
+        identity.handle_refused(now + GRACE, wall + GRACE, GRACE);
+        assert!(identity.is_refused() && identity.has_expired(wall));
+    }
+
+    #[test]
+    fn a_good_review_forgets_that_the_token_was_late() {
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let identity = identity(wall);
+        identity.handle_refused(now, wall, GRACE);
+        identity.handle_good();
+        identity.handle_refused(now + GRACE, wall + GRACE, GRACE);
+        assert!(!identity.is_refused());
+    }
+
+    #[test]
+    fn a_token_is_never_printed() {
+        let shown = format!("{:?}", identity(SystemTime::now()));
+        assert!(shown.contains("gpu") && !shown.contains("\"token\""), "{shown}");
+    }
+}

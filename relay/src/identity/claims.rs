@@ -1,0 +1,161 @@
+//! What a token says of itself. Nothing of it is verified here, so nobody is let in by it: it only keeps tokens that
+//! cannot be good away from the API server.
+
+use std::time::{Duration, SystemTime};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Deserialize;
+
+use super::ServiceAccount;
+
+/// Those of a cluster have 1 to 2 KiB.
+const MAX_TOKEN_BYTES: usize = 8 << 10;
+/// Our clock and the API server's may differ so much; it is as patient itself.
+const LEEWAY: Duration = Duration::from_secs(60);
+
+/// What a token says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claims {
+    /// Whose it says it is.
+    pub account: ServiceAccount,
+    /// When it says that its time is over.
+    pub expires: SystemTime,
+}
+
+/// Why it cannot be good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unfit {
+    /// Not the token of a ServiceAccount.
+    NoToken,
+    /// Meant for somebody else.
+    OtherAudience,
+    /// Its time is over.
+    Expired,
+}
+
+impl Unfit {
+    /// For whoever showed it: it says no more than what they know, and which audience we have.
+    pub fn told(self, audience: &str) -> String {
+        match self {
+            Self::NoToken => "the token is not one of a ServiceAccount, from a projected volume".to_owned(),
+            Self::OtherAudience => {
+                format!("the token is meant for others: its audience must be {audience} (serviceAccountToken.audience)")
+            }
+            Self::Expired => "the token has expired; is its file the one that the kubelet renews?".to_owned(),
+        }
+    }
+}
+
+impl Claims {
+    /// Reads what a token says of itself.
+    pub fn read(token: &str, audience: &str, now: SystemTime) -> Result<Self, Unfit> {
+        let payload = payload(token).ok_or(Unfit::NoToken)?;
+        let account = ServiceAccount::of_user(&payload.sub).ok_or(Unfit::NoToken)?;
+        if !payload.aud.contains(audience) {
+            return Err(Unfit::OtherAudience);
+        }
+        let expires = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(payload.exp)).ok_or(Unfit::NoToken)?;
+        if now.duration_since(expires).is_ok_and(|late| late > LEEWAY) {
+            return Err(Unfit::Expired);
+        }
+        Ok(Self { account, expires })
+    }
+}
+
+#[derive(Deserialize)]
+struct Payload {
+    sub: String,
+    aud: Audiences,
+    exp: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Audiences {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Audiences {
+    fn contains(&self, audience: &str) -> bool {
+        match self {
+            Self::One(one) => one == audience,
+            Self::Several(several) => several.iter().any(|one| one == audience),
+        }
+    }
+}
+
+/// The middle one of three parts, if all are what parts of a token look like.
+fn payload(token: &str) -> Option<Payload> {
+    let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if token.len() > MAX_TOKEN_BYTES || !token.bytes().all(letter) {
+        return None;
+    }
+    let mut parts = token.split('.');
+    let (Some(head), Some(payload), Some(signature), None) = (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return None;
+    };
+    if head.is_empty() || signature.is_empty() {
+        return None;
+    }
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const NOW: u64 = 1_800_000_000;
+
+    fn token(payload: &Value) -> String {
+        format!("aGVhZA.{}.c2lnbmF0dXJl", URL_SAFE_NO_PAD.encode(payload.to_string()))
+    }
+
+    fn claims() -> Value {
+        json!({"sub": "system:serviceaccount:llm:gpu", "aud": ["other", "modelrelay"], "exp": NOW + 600, "nbf": NOW})
+    }
+
+    fn read(token: &str) -> Result<Claims, Unfit> {
+        Claims::read(token, "modelrelay", SystemTime::UNIX_EPOCH + Duration::from_secs(NOW))
+    }
+
+    fn with(key: &str, value: Value) -> Result<Claims, Unfit> {
+        let mut claims = claims();
+        claims[key] = value;
+        read(&token(&claims))
+    }
+
+    #[test]
+    fn account_and_end_are_read() {
+        let claims = read(&token(&claims())).expect("claims");
+        assert_eq!(claims.account.to_string(), "llm/gpu");
+        assert_eq!(claims.expires, SystemTime::UNIX_EPOCH + Duration::from_secs(NOW + 600));
+        assert!(with("aud", json!("modelrelay")).is_ok());
+    }
+
+    #[test]
+    fn what_cannot_be_good_is_told_apart() {
+        assert_eq!(with("aud", json!(["modelrelay2"])), Err(Unfit::OtherAudience));
+        assert_eq!(with("aud", json!([])), Err(Unfit::OtherAudience));
+        assert_eq!(with("exp", json!(NOW - 61)), Err(Unfit::Expired));
+        assert!(with("exp", json!(NOW - 60)).is_ok(), "clocks differ");
+        assert_eq!(with("exp", json!(u64::MAX)), Err(Unfit::NoToken));
+        assert_eq!(with("exp", Value::Null), Err(Unfit::NoToken));
+        assert_eq!(with("sub", json!("admin")), Err(Unfit::NoToken));
+    }
+
+    #[test]
+    fn what_is_no_token_is_never_looked_into() {
+        let good = token(&claims());
+        let long = format!("{good}{}", "x".repeat(MAX_TOKEN_BYTES));
+        let signed_not = good.trim_end_matches("c2lnbmF0dXJl");
+        for text in ["", "..", "mr-f7ipcwmraanq-mqx2fcp3hkw6d7kq282xw5qf7ncmq72k", "a.b.c", &long, signed_not] {
+            assert_eq!(read(text), Err(Unfit::NoToken), "{text}");
+        }
+        assert_eq!(read(&format!("{good}.x")), Err(Unfit::NoToken));
+        assert_eq!(read(&format!("{good} ")), Err(Unfit::NoToken));
+    }
+}

@@ -1,0 +1,43 @@
+//! The tokens of connected workers, reviewed again and again: one after the other, so that a fleet is no flood.
+
+use std::sync::Weak;
+
+use tokio::time::MissedTickBehavior;
+
+use crate::relay::Relay;
+use crate::socket::Credential;
+
+/// So many in a row without an answer, and the others wait for the next time: each may take seconds.
+const UNKNOWN_AT_MOST: u32 = 3;
+
+/// Runs until the relay is gone.
+pub async fn run(relay: Weak<Relay>) {
+    let Some(interval) = relay.upgrade().map(|relay| relay.identities.recheck) else { return };
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The first tick is at once, and nobody is there yet.
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        let Some(relay) = relay.upgrade() else { return };
+        review_all(&relay).await;
+    }
+}
+
+async fn review_all(relay: &Relay) {
+    let mut unknown = 0;
+    for provider in relay.providers.all() {
+        for link in provider.links() {
+            let Credential::Token(identity) = &link.info.credential else { continue };
+            if link.draining_since().is_some() {
+                continue;
+            }
+            let is_known = relay.identities.review_again(identity).await;
+            unknown = if is_known { 0 } else { unknown + 1 };
+            if unknown == UNKNOWN_AT_MOST {
+                return;
+            }
+            provider.send_away_if_refused(&link);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What is known of tokens, by their SHA-256, and which are being reviewed. Time is injected.
+//!
+//! A good one is believed for a minute at most, so that a fleet that comes back all at once is no flood, and no longer than
+//! its own time; a bad one is remembered for a few seconds, for a worker that has it tries it again and again. What is being
+//! reviewed is bounded by the lanes; what is known, by [`MAX_KNOWN`], where bad ones give way first.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::watch;
+
+use super::{Denial, Verdict};
+
+/// How long a good token is believed.
+const GOOD_FOR: Duration = Duration::from_secs(60);
+/// How long a bad one is remembered.
+const BAD_FOR: Duration = Duration::from_secs(5);
+/// Tokens that are known at once; some hundred bytes each.
+const MAX_KNOWN: usize = 16_384;
+
+type Answer = Option<Result<Verdict, Denial>>;
+
+/// What is known of tokens.
+#[derive(Debug, Default)]
+pub(super) struct Reviews(HashMap<[u8; 32], Entry>);
+
+#[derive(Debug)]
+enum Entry {
+    Pending(watch::Receiver<Answer>),
+    Known { verdict: Verdict, until: Instant },
+}
+
+/// What is known of one token.
+#[derive(Debug)]
+pub(super) enum Found {
+    Known(Verdict),
+    /// Somebody is finding it out.
+    Pending(watch::Receiver<Answer>),
+    /// Whoever asked has to find it out, and say so here.
+    Nothing(watch::Sender<Answer>),
+}
+
+impl Reviews {
+    /// What is known; where nothing is, whoever asks next waits for who asks now.
+    pub(super) fn look(&mut self, digest: &[u8; 32], now: Instant) -> Found {
+        match self.0.get(digest) {
+            Some(Entry::Known { verdict, until }) if *until > now => return Found::Known(verdict.clone()),
+            // A task that failed says nothing any more.
+            Some(Entry::Pending(answer)) if answer.has_changed().is_ok() => return Found::Pending(answer.clone()),
+            Some(Entry::Known { .. } | Entry::Pending(_)) | None => {}
+        }
+        let (sender, answer) = watch::channel(None);
+        self.0.insert(*digest, Entry::Pending(answer));
+        Found::Nothing(sender)
+    }
+
+    /// What was found out; `None` where that could not be told, which is not remembered.
+    pub(super) fn settle(
+        &mut self,
+        digest: &[u8; 32],
+        verdict: Option<&Verdict>,
+        expires: SystemTime,
+        now: Instant,
+        wall: SystemTime,
+    ) {
+        self.0.remove(digest);
+        let Some(verdict) = verdict else { return };
+        let remembered = match verdict {
+            Verdict::Genuine(_) => GOOD_FOR.min(expires.duration_since(wall).unwrap_or_default()),
+            Verdict::Refused => BAD_FOR,
+        };
+        if self.make_room(now) {
+            self.0.insert(*digest, Entry::Known { verdict: verdict.clone(), until: now + remembered });
+        }
+    }
+
+    fn make_room(&mut self, now: Instant) -> bool {
+        if self.0.len() < MAX_KNOWN {
+            return true;
+        }
+        self.0.retain(|_, entry| match entry {
+            Entry::Pending(_) => true,
+            Entry::Known { verdict: Verdict::Genuine(_), until } => *until > now,
+            Entry::Known { verdict: Verdict::Refused, .. } => false,
+        });
+        self.0.len() < MAX_KNOWN
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn genuine() -> Verdict {
+        Verdict::Genuine("llm/gpu".parse().expect("an account"))
+    }
+
+    fn digest(number: usize) -> [u8; 32] {
+        let mut digest = [0; 32];
+        digest[..8].copy_from_slice(&number.to_be_bytes());
+        digest
+    }
+
+    fn known(found: &Found) -> Option<&Verdict> {
+        match found {
+            Found::Known(verdict) => Some(verdict),
+            Found::Pending(_) | Found::Nothing(_) => None,
+        }
+    }
+
+    #[test]
+    fn a_good_token_is_believed_for_a_minute_and_no_longer_than_its_own_time() {
+        for (lifetime, believed) in [(3600, 60), (20, 20)] {
+            let (mut reviews, now, wall) = (Reviews::default(), Instant::now(), SystemTime::now());
+            let expires = wall + Duration::from_secs(lifetime);
+            reviews.settle(&digest(1), Some(&genuine()), expires, now, wall);
+            let at = |reviews: &mut Reviews, millis| {
+                let found = reviews.look(&digest(1), now + Duration::from_millis(millis));
+                known(&found).cloned()
+            };
+            assert_eq!(at(&mut reviews, believed * 1000 - 1), Some(genuine()));
+            assert_eq!(at(&mut reviews, believed * 1000), None);
+        }
+    }
+
+    #[test]
+    fn a_bad_token_is_remembered_for_five_seconds() {
+        let (mut reviews, now, wall) = (Reviews::default(), Instant::now(), SystemTime::now());
+        reviews.settle(&digest(1), Some(&Verdict::Refused), wall + GOOD_FOR, now, wall);
+        let found = reviews.look(&digest(1), now + BAD_FOR - Duration::from_millis(1));
+        assert_eq!(known(&found), Some(&Verdict::Refused));
+        assert!(matches!(reviews.look(&digest(1), now + BAD_FOR), Found::Nothing(_)));
+    }
+
+    #[test]
+    fn one_token_is_reviewed_once_at_a_time_and_what_was_not_found_out_is_asked_again() {
+        let (mut reviews, now, wall) = (Reviews::default(), Instant::now(), SystemTime::now());
+        let Found::Nothing(sender) = reviews.look(&digest(1), now) else { panic!("it is known") };
+        assert!(matches!(reviews.look(&digest(1), now), Found::Pending(_)));
+        assert!(matches!(reviews.look(&digest(2), now), Found::Nothing(_)));
+        reviews.settle(&digest(1), None, wall, now, wall);
+        drop(sender);
+        assert!(matches!(reviews.look(&digest(1), now), Found::Nothing(_)));
+        // Its task is gone without a word.
+        assert!(matches!(reviews.look(&digest(1), now), Found::Nothing(_)));
+    }
+
+    #[test]
+    fn no_more_tokens_are_known_than_the_bound_and_bad_ones_give_way() {
+        let (mut reviews, now, wall) = (Reviews::default(), Instant::now(), SystemTime::now());
+        let expires = wall + GOOD_FOR;
+        reviews.settle(&digest(usize::MAX), Some(&genuine()), expires, now, wall);
+        for number in 0..2 * MAX_KNOWN {
+            reviews.settle(&digest(number), Some(&Verdict::Refused), expires, now, wall);
+            assert!(reviews.0.len() <= MAX_KNOWN);
+        }
+        assert_eq!(known(&reviews.look(&digest(usize::MAX), now)), Some(&genuine()));
+        for number in 0..MAX_KNOWN + 10 {
+            reviews.settle(&digest(number), Some(&genuine()), expires, now, wall);
+        }
+        assert_eq!(reviews.0.len(), MAX_KNOWN);
+    }
+}

@@ -1,0 +1,160 @@
+//! What can go wrong between a relay and the API server that reviews tokens. Not knowing is not a refusal.
+
+use modelrelay_harness::fake_kubernetes::{AN_HOUR, FakeKubernetes, Fault, made_up};
+use modelrelay_harness::relay::Relay;
+use serde_json::Value;
+
+use crate::support::check_retry_after;
+use crate::worker_tokens::relay_in;
+
+const AUDIENCE: &str = "modelrelay";
+const GPU: &str = "llm/gpu";
+
+async fn error(relay: &Relay) -> Value {
+    relay.admin_json("/admin/state").await["worker_tokens_error"].clone()
+}
+
+#[tokio::test]
+async fn an_api_server_that_cannot_be_asked_is_503_and_locks_nobody_out() {
+    let kubernetes = FakeKubernetes::start().await;
+    let relay = relay_in(&kubernetes).start().await;
+    let token = kubernetes.token(GPU, AUDIENCE, AN_HOUR);
+    for fault in [
+        Fault::Drop,
+        Fault::Status(500, "etcd is away"),
+        Fault::Status(503, "starting"),
+        Fault::TooManyRequests,
+        Fault::Status(403, "tokenreviews is forbidden"),
+        Fault::Status(401, "Unauthorized"),
+        Fault::Status(404, "no such page"),
+    ] {
+        kubernetes.fail_reviews(std::slice::from_ref(&fault));
+        let reply = relay.dial().token(&token).refused().await;
+        assert_eq!(reply.status, 503, "{fault:?}");
+        check_retry_after(&reply);
+        assert!(reply.text().contains("cannot be checked"), "{}", reply.text());
+        assert!(error(&relay).await.is_string());
+    }
+    let unverified = "modelrelay_worker_connections_total{provider=\"local\",result=\"unverified\"}";
+    assert_eq!(relay.metric(unverified).await, 7.0);
+    // No failure was counted: a fifth wrong one is still a 401, and a good one comes in.
+    for number in 0..5 {
+        assert_eq!(relay.dial().token(&made_up(GPU, AUDIENCE, AN_HOUR, number)).refused().await.status, 401);
+    }
+    relay.dial().token(&token).open().await.register(&["m"], 1).await;
+    assert_eq!(error(&relay).await, Value::Null);
+}
+
+#[tokio::test]
+async fn a_missing_right_is_told_with_what_to_grant() {
+    let kubernetes = FakeKubernetes::start().await;
+    let relay = relay_in(&kubernetes).start().await;
+    let token = kubernetes.token(GPU, AUDIENCE, AN_HOUR);
+    let forbidden = Fault::Status(403, "tokenreviews is forbidden");
+    kubernetes.fail_reviews(&[forbidden.clone(), forbidden.clone(), forbidden]);
+    for _ in 0..3 {
+        assert_eq!(relay.dial().token(&token).refused().await.status, 503);
+    }
+    let told = error(&relay).await;
+    let told = told.as_str().expect("an error");
+    assert!(told.contains("ClusterRole") && told.contains("create") && told.contains("tokenreviews"), "{told}");
+    assert_eq!(relay.log().count_of("cannot be reviewed"), 1, "{}", relay.log().dump());
+    // The one at the door learns nothing of that.
+    kubernetes.fail_reviews(&[Fault::Status(403, "tokenreviews is forbidden")]);
+    assert!(!relay.dial().token(&token).refused().await.text().contains("ClusterRole"));
+}
+
+#[tokio::test]
+async fn a_worker_that_is_in_stays_while_nobody_can_be_asked() {
+    let kubernetes = FakeKubernetes::start().await;
+    let relay = relay_in(&kubernetes).env("WORKER_TOKEN_RECHECK_SECS", "0.05").start().await;
+    // Its time is over soon; the grace for a new one only runs while the API server says so.
+    let mut worker = relay.dial().token(&kubernetes.token(GPU, AUDIENCE, 2)).open().await;
+    worker.register(&["m"], 1).await;
+    kubernetes.fail_reviews(&vec![Fault::Status(503, "away"); 60]);
+    let asked = kubernetes.reviewed().len();
+    relay.eventually("many reviews went wrong", || async { kubernetes.reviewed().len() >= asked + 60 }).await;
+    assert_eq!(relay.log().count_of("graceful shutdown"), 0, "{}", relay.log().dump());
+    assert_eq!(worker.expect("graceful_shutdown").await["drain_timeout_secs"], 300);
+}
+
+#[tokio::test]
+async fn one_token_is_reviewed_once_for_all_who_show_it() {
+    let kubernetes = FakeKubernetes::start().await;
+    let relay = relay_in(&kubernetes).start().await;
+    let token = kubernetes.token(GPU, AUDIENCE, AN_HOUR);
+    let held = kubernetes.hold_reviews();
+    let mut dials = tokio::task::JoinSet::new();
+    for _ in 0..20 {
+        let dial = relay.dial().token(&token);
+        dials.spawn(async move { dial.open().await });
+    }
+    relay.eventually("a review", || async { kubernetes.waiting_reviews() == 1 }).await;
+    drop(held);
+    while let Some(worker) = dials.join_next().await {
+        worker.expect("let in").register(&["m"], 1).await;
+    }
+    assert_eq!(kubernetes.reviewed(), std::slice::from_ref(&token));
+    // A fleet that comes back does not ask again either.
+    relay.dial().token(&token).open().await.register(&["m"], 1).await;
+    assert_eq!(kubernetes.reviewed().len(), 1);
+}
+
+#[tokio::test]
+async fn a_flood_of_made_up_tokens_asks_a_few_at_once_and_takes_no_good_ones_turn() {
+    let kubernetes = FakeKubernetes::start().await;
+    let relay = relay_in(&kubernetes).env("TRUSTED_PROXIES", "127.0.0.1").start().await;
+    // Known to have failed often.
+    for number in 0..5 {
+        assert_eq!(relay.dial().token(&made_up(GPU, AUDIENCE, AN_HOUR, number)).refused().await.status, 401);
+    }
+    let held = kubernetes.hold_reviews();
+    let mut flood = tokio::task::JoinSet::new();
+    for number in 100..300 {
+        flood.spawn(relay.dial().token(&made_up(GPU, AUDIENCE, AN_HOUR, number)).refused());
+    }
+    let one = flood.join_next().await.expect("a flood").expect("an answer");
+    assert_eq!(one.status, 503, "the lane of those who failed often is full");
+    relay.eventually("a review", || async { kubernetes.waiting_reviews() == 1 }).await;
+    let good = relay.dial().token(&kubernetes.token(GPU, AUDIENCE, AN_HOUR)).header("x-forwarded-for", "203.0.113.1");
+    let good = tokio::spawn(good.open());
+    relay.eventually("a review of its own", || async { kubernetes.waiting_reviews() == 2 }).await;
+    drop(held);
+    good.await.expect("let in").register(&["m"], 1).await;
+    let mut statuses: Vec<u16> = flood.join_all().await.iter().map(|reply| reply.status).collect();
+    statuses.sort_unstable();
+    assert!(statuses.iter().all(|status| [429, 503].contains(status)), "{statuses:?}");
+    assert!(kubernetes.reviewed().len() < 40, "{} reviews", kubernetes.reviewed().len());
+}
+
+#[tokio::test]
+async fn many_tokens_at_once_are_reviewed_eight_at_a_time() {
+    let kubernetes = FakeKubernetes::start().await;
+    let relay = relay_in(&kubernetes).start().await;
+    let held = kubernetes.hold_reviews();
+    let mut dials = tokio::task::JoinSet::new();
+    for _ in 0..30 {
+        let dial = relay.dial().token(&kubernetes.token(GPU, AUDIENCE, AN_HOUR));
+        dials.spawn(async move { dial.open().await });
+    }
+    relay.eventually("eight reviews", || async { kubernetes.waiting_reviews() == 8 }).await;
+    drop(held);
+    let workers = dials.join_all().await;
+    assert_eq!((workers.len(), kubernetes.reviewed().len()), (30, 30));
+}
+
+#[tokio::test]
+async fn a_worker_that_hangs_up_takes_the_answer_from_nobody_else() {
+    let kubernetes = FakeKubernetes::start().await;
+    let relay = relay_in(&kubernetes).start().await;
+    let token = kubernetes.token(GPU, AUDIENCE, AN_HOUR);
+    let held = kubernetes.hold_reviews();
+    let first = tokio::spawn(relay.dial().token(&token).open());
+    relay.eventually("a review", || async { kubernetes.waiting_reviews() == 1 }).await;
+    let second = tokio::spawn(relay.dial().token(&token).open());
+    first.abort();
+    let _ = first.await;
+    drop(held);
+    second.await.expect("let in").register(&["m"], 1).await;
+    assert_eq!(kubernetes.reviewed().len(), 1);
+}

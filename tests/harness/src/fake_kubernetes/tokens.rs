@@ -1,0 +1,166 @@
+//! The API server as the judge of ServiceAccounts' tokens, and what a test does to it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::Method;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::answer::{Answer, json_answer};
+use super::{FakeKubernetes, Fault, State};
+
+pub(super) const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+
+/// An hour from now, which is what projected volumes ask for.
+pub const AN_HOUR: i64 = 3600;
+
+#[derive(Default)]
+pub(super) struct Tokens {
+    /// What was made and neither expired nor was taken back: token, account, audience, end.
+    good: BTreeMap<String, Made>,
+    faults: VecDeque<Fault>,
+    made: usize,
+    reviewed: Vec<String>,
+    /// As an authenticator that knows nothing of audiences.
+    is_old: bool,
+}
+
+struct Made {
+    user: String,
+    audience: String,
+    expires: u64,
+}
+
+/// While it lives, reviews are asked for and not answered.
+pub struct HeldReviews<'a>(&'a FakeKubernetes);
+
+impl FakeKubernetes {
+    /// The variables of a relay that reviews tokens here, with `accounts` (`NAMESPACE/NAME`, comma between them).
+    #[must_use]
+    pub fn reviewing(&self, accounts: &str) -> Vec<(&'static str, String)> {
+        let mut variables = self.account_variables();
+        variables.push(("WORKER_SERVICE_ACCOUNTS", accounts.to_owned()));
+        variables
+    }
+
+    /// A token of a ServiceAccount (`NAMESPACE/NAME`), good for so many seconds from now.
+    #[must_use]
+    pub fn token(&self, account: &str, audience: &str, seconds: i64) -> String {
+        let mut state = self.state();
+        state.tokens.made += 1;
+        let token = written(account, audience, seconds, &format!("signed-{}", state.tokens.made));
+        let made = Made { user: user(account), audience: audience.to_owned(), expires: unix(seconds) };
+        state.tokens.good.insert(token.clone(), made);
+        token
+    }
+
+    /// The Pod of this token, or its account, is deleted.
+    ///
+    /// # Panics
+    /// When there is no such token.
+    pub fn take_back(&self, token: &str) {
+        assert!(self.state().tokens.good.remove(token).is_some(), "no such token");
+    }
+
+    /// The next reviews go wrong like this, one after the other.
+    pub fn fail_reviews(&self, faults: &[Fault]) {
+        self.state().tokens.faults = faults.iter().cloned().collect();
+    }
+
+    /// Says from now on of no token whom it is meant for.
+    pub fn forget_audiences(&self) {
+        self.state().tokens.is_old = true;
+    }
+
+    /// Tokens in the order in which their reviews were answered or dropped.
+    #[must_use]
+    pub fn reviewed(&self) -> Vec<String> {
+        self.state().tokens.reviewed.clone()
+    }
+
+    /// Answers no review until the returned value is dropped.
+    #[must_use]
+    pub fn hold_reviews(&self) -> HeldReviews<'_> {
+        self.held.send_replace(true);
+        HeldReviews(self)
+    }
+
+    /// Reviews that wait for their answer.
+    #[must_use]
+    pub fn waiting_reviews(&self) -> usize {
+        self.held.receiver_count()
+    }
+}
+
+impl Drop for HeldReviews<'_> {
+    fn drop(&mut self) {
+        self.0.held.send_replace(false);
+    }
+}
+
+/// A token that nobody made, and that looks like one that somebody did.
+#[must_use]
+pub fn made_up(account: &str, audience: &str, seconds: i64, number: usize) -> String {
+    written(account, audience, seconds, &format!("forged-{number}"))
+}
+
+fn written(account: &str, audience: &str, seconds: i64, signature: &str) -> String {
+    let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    let head = part(json!({"alg": "RS256", "kid": "k"}));
+    let payload = part(json!({
+        "aud": [audience], "exp": unix(seconds), "iat": unix(0), "iss": "https://kubernetes.default.svc", "sub": user(account),
+    }));
+    format!("{head}.{payload}.{}", URL_SAFE_NO_PAD.encode(signature))
+}
+
+fn user(account: &str) -> String {
+    format!("system:serviceaccount:{}", account.replace('/', ":"))
+}
+
+fn unix(seconds: i64) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+    now.saturating_add_signed(seconds)
+}
+
+pub(super) async fn wait_while_held(held: &watch::Sender<bool>) {
+    if *held.borrow() {
+        let _ = held.subscribe().wait_for(|held| !held).await;
+    }
+}
+
+impl State {
+    /// `None` drops the connection.
+    pub(super) fn review(&mut self, method: &Method, body: &[u8]) -> Option<Answer> {
+        let review: Value = serde_json::from_slice(body).unwrap_or_default();
+        let token = review["spec"]["token"].as_str().unwrap_or_default().to_owned();
+        self.tokens.reviewed.push(token.clone());
+        match self.tokens.faults.pop_front() {
+            Some(Fault::Status(status, message)) => Some(self.refuse(status, message)),
+            Some(Fault::TooManyRequests) => Some(self.refuse(429, "too many requests, please try again later")),
+            Some(Fault::Drop | Fault::DropAfterwards) => None,
+            None if method != Method::POST || review["kind"] != "TokenReview" => Some(self.refuse(405, "no review")),
+            None => {
+                let status = self.tokens.judge(&token, &review["spec"]["audiences"]);
+                let answer = json!({"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1", "status": status});
+                Some(json_answer(201, &answer))
+            }
+        }
+    }
+}
+
+impl Tokens {
+    /// As the real one: a token for others, and one whose time is over, is as bad as any.
+    fn judge(&self, token: &str, audiences: &Value) -> Value {
+        let asked = |made: &Made| audiences.as_array().is_some_and(|list| list.iter().any(|it| *it == made.audience));
+        let made = self.good.get(token).filter(|made| made.expires > unix(0) && (self.is_old || asked(made)));
+        let Some(made) = made else { return json!({"user": {}, "error": "[invalid bearer token]"}) };
+        let mut status = json!({"authenticated": true, "user": {"username": made.user, "uid": "u"}});
+        if !self.is_old {
+            status["audiences"] = json!([made.audience]);
+        }
+        status
+    }
+}

@@ -13,14 +13,16 @@ use modelrelay_worker::config::{Models, Settings};
 static FOLDER: LazyLock<ConfigFolder> = LazyLock::new(ConfigFolder::new);
 
 /// What a refusal begins with: a key of the file, or the file itself.
-const SETTINGS: [&str; 20] = [
+const SETTINGS: [&str; 22] = [
     "--config",
     "WORKER_SECRET",
     "WORKER_SECRET_FILE",
+    "WORKER_TOKEN_FILE",
     "relay",
     "provider",
     "workerSecret",
     "workerSecretFile",
+    "workerTokenFile",
     "name",
     "pool",
     "backend",

@@ -70,6 +70,9 @@ pub struct Args {
     /// File that holds the secret; read again at every dial, waited for while it is not there
     #[arg(long, env = "WORKER_SECRET_FILE", value_name = "FILE")]
     pub worker_secret_file: Option<PathBuf>,
+    /// File with the token of the Pod's ServiceAccount, from a projected volume, in place of the secret; read as often
+    #[arg(long, env = "WORKER_TOKEN_FILE", value_name = "FILE")]
+    pub worker_token_file: Option<PathBuf>,
     /// Name shown to people [default: the host name]
     #[arg(long, env = "WORKER_NAME", value_name = "NAME")]
     pub worker_name: Option<String>,
@@ -217,6 +220,7 @@ impl Args {
         }
         for path in [
             &mut self.worker_secret_file,
+            &mut self.worker_token_file,
             &mut self.backend_api_key_file,
             &mut self.drain_token_file,
             &mut self.relay_ca_file,

@@ -4,12 +4,14 @@
 //! Secrets are never repeated. After a reload of the file only [`Live`] settings change; the rest needs a restart and
 //! says so.
 
+mod credential;
 mod file;
 mod multiplexer;
 mod parse;
 mod relay_url;
 mod watch;
 
+pub use credential::{Credential, CredentialSource};
 pub use multiplexer::{DriverSettings, SlotSettings};
 pub use relay_url::RelayUrl;
 pub use watch::watch;
@@ -104,7 +106,7 @@ pub struct Live {
     /// Certificates to trust besides the system's.
     pub relay_ca_file: Option<PathBuf>,
     /// What admits us.
-    pub secret: SecretSource,
+    pub credential: CredentialSource,
     /// The backend.
     pub backend: BackendSettings,
     /// What is advertised.
@@ -113,15 +115,6 @@ pub struct Live {
     pub max_concurrency: u32,
     /// The slots of a multiplexer, which take the place of backend, models and requests at once.
     pub slots: Option<Vec<SlotSettings>>,
-}
-
-/// Where the worker's secret comes from.
-#[derive(Clone, Debug, PartialEq)]
-pub enum SecretSource {
-    /// Given as it is.
-    Value(Secret),
-    /// A file, read again each second and at every dial: a rotation needs no restart.
-    File(PathBuf),
 }
 
 /// Where the probe server listens.
@@ -207,7 +200,7 @@ impl Settings {
                     None => RelayUrl::default(),
                 },
                 relay_ca_file: args.relay_ca_file.clone().or_else(|| file.relay_ca_file.clone()),
-                secret: worker_secret(args, file)?,
+                credential: credential::source(args, file)?,
                 backend: backend(args, file)?,
                 models: models(args, file)?,
                 max_concurrency: max_concurrency(args, file)?,
@@ -220,27 +213,6 @@ impl Settings {
 /// The settings of the log alone, for the demo.
 pub fn log_settings(args: &Args) -> Result<(LogFilter, LogFormat), SettingError> {
     log(args, &File::default())
-}
-
-impl SecretSource {
-    /// Finds what no waiting mends. A file that is not there yet, or empty, is none of that: on Kubernetes a Pod may start
-    /// before the Secret that it mounts.
-    pub fn check(&self) -> Result<(), SettingError> {
-        let Self::File(path) = self else { return Ok(()) };
-        let is_to_come = match std::fs::read(path) {
-            Ok(content) => content.trim_ascii_end().is_empty(),
-            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
-        };
-        if is_to_come { Ok(()) } else { self.read().map(|_| ()) }
-    }
-
-    /// The secret as it is now; an error says why there is none, never what it was.
-    pub fn read(&self) -> Result<Secret, SettingError> {
-        match self {
-            Self::Value(secret) => Ok(secret.clone()),
-            Self::File(path) => read_secret("WORKER_SECRET_FILE", path),
-        }
-    }
 }
 
 fn log(args: &Args, file: &File) -> Result<(LogFilter, LogFormat), SettingError> {
@@ -257,32 +229,13 @@ fn read_config(path: &Path) -> Result<String, SettingError> {
         .map_err(|error| SettingError::new("--config", path.display().to_string(), format!("cannot be read: {error}")))
 }
 
-fn worker_secret(args: &Args, file: &File) -> Result<SecretSource, SettingError> {
-    const MISSING: &str = "missing or empty: the secret of the relay's provider is required, in WORKER_SECRET or \
-        WORKER_SECRET_FILE (or workerSecret, workerSecretFile in worker.yaml)";
-    let given = |secret: &Option<Secret>| secret.clone().filter(|secret| !secret.expose().trim().is_empty());
-    let source = if let Some(secret) = given(&args.worker_secret) {
-        SecretSource::Value(header_secret("WORKER_SECRET", secret.expose())?)
-    } else if let Some(path) = &args.worker_secret_file {
-        SecretSource::File(path.clone())
-    } else if let Some(secret) = given(&file.worker_secret.0) {
-        SecretSource::Value(header_secret("workerSecret", secret.expose())?)
-    } else if let Some(path) = &file.worker_secret_file {
-        SecretSource::File(path.clone())
-    } else {
-        return Err(SettingError::hidden("WORKER_SECRET", MISSING));
-    };
-    source.check()?;
-    Ok(source)
-}
-
 fn read_secret(setting: &str, path: &Path) -> Result<Secret, SettingError> {
     let shown = path.display().to_string();
     let text = std::fs::read_to_string(path)
         .map_err(|error| SettingError::new(setting, &shown, format!("the file cannot be read: {error}")))?;
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {
-        return Err(SettingError::new(setting, shown, "the file is empty; it must hold the secret"));
+        return Err(SettingError::new(setting, shown, "the file is empty; it must hold one line"));
     }
     header_secret(setting, text)
 }

@@ -27,10 +27,10 @@ use std::time::Instant;
 use modelrelay_protocol::frame::BodyKind;
 use modelrelay_protocol::message::{Credit, ModelsUpdate, WorkerToRelay, encode};
 use modelrelay_protocol::outbox::{Latest, Outbox};
-use modelrelay_protocol::secret::Secret;
 use modelrelay_protocol::version::{Capabilities, Capability};
 use tokio::sync::Notify;
 
+use crate::config::Credential;
 use crate::multiplexer::board::Peer;
 use crate::multiplexer::event::RelayKey;
 use liveness::Traffic;
@@ -69,7 +69,7 @@ pub struct Link {
     /// What may be sent of each answer before credit comes.
     pub window: u64,
     /// What let it in.
-    pub secret: Secret,
+    pub credential: Credential,
     /// Names the link to the multiplexer, once it has joined.
     seat: OnceLock<RelayKey>,
     /// When its relay was last heard, once its session has begun.
@@ -120,7 +120,7 @@ impl Link {
         relay_id: Option<String>,
         capabilities: &Capabilities,
         window: u64,
-        secret: Secret,
+        credential: Credential,
     ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let state = State {
@@ -140,7 +140,7 @@ impl Link {
             core1: capabilities.has(Capability::Core1),
             slots1: capabilities.has(Capability::Slots1),
             window,
-            secret,
+            credential,
             seat: OnceLock::new(),
             traffic: OnceLock::new(),
             state: Mutex::new(state),
@@ -306,7 +306,8 @@ impl Link {
     #[cfg(test)]
     pub(crate) fn for_test(id: u64, core1: bool) -> Arc<Self> {
         let capabilities = Capabilities::new(core1.then_some(Capability::Core1));
-        let mut link = Self::new("test".into(), None, &capabilities, 1024, Secret::new("test"));
+        let secret = Credential::Secret(modelrelay_protocol::secret::Secret::new("test"));
+        let mut link = Self::new("test".into(), None, &capabilities, 1024, secret);
         if let Some(link) = Arc::get_mut(&mut link) {
             link.id = LinkId(id);
         }

@@ -5,7 +5,7 @@
 //! - `dns+http(s)`: every address behind the name, looked up every 5 s. An address that leaves is no longer dialled but
 //!   keeps its live link; a failed or empty lookup changes nothing.
 //!
-//! A link that was let in by a secret which has been replaced since keeps serving until another with the new secret has
+//! A link that was let in by a secret or token which has been replaced since keeps serving until another with the new one has
 //! taken its place, and then finishes what it has.
 //!
 //! While the worker drains nobody dials; when all links have ended the worker is unlinked, and says so.
@@ -18,12 +18,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use modelrelay_protocol::secret::Secret;
 use modelrelay_protocol::version::{VERSION, VERSION_PUBLISHED};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Interval;
 
+use crate::config::Credential;
 use crate::net;
 use crate::relay_link::{self, Backoff, End, EndKind, Endpoint, Link, Linked};
 use crate::shutdown::DrainState;
@@ -32,7 +32,7 @@ use crate::worker::Worker;
 /// Between lookups of a name.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A fleet moves over to a new secret within this time.
+/// A fleet moves over to a new secret within this time. (The tokens of a fleet are renewed one by one anyway.)
 const SPREAD: Duration = Duration::from_secs(10);
 
 /// Links that a raised number of relays adds are first dialled within this time: a whole fleet is told at once.
@@ -203,8 +203,8 @@ async fn keep_linked(
                     tokio::time::sleep(pause.min(Duration::from_secs(1))).await;
                 }
                 _ => match &end.refused {
-                    // A refused secret is not hurried, but another one need not wait.
-                    Some(refused) => drop(tokio::time::timeout(pause, worker.other_secret(refused)).await),
+                    // What was refused is not hurried, but another one need not wait.
+                    Some(refused) => drop(tokio::time::timeout(pause, worker.other_credential(refused)).await),
                     None => tokio::time::sleep(pause).await,
                 },
             }
@@ -263,7 +263,7 @@ async fn serve(
                 Err(end) => moving.handle_failed(&endpoint, &end),
             }
         };
-        tracing::info!(relay = %link.relay, "a link with the new worker secret takes the place of the older one");
+        tracing::info!(relay = %link.relay, "a link with the new {} takes the place of the older one", link.credential.noun());
         leaving.retain(|session| !session.0.is_finished());
         leaving.push(session);
     }
@@ -288,11 +288,12 @@ async fn link_up(
     linked.await.unwrap_or_else(|_| Err(End::panicked()))
 }
 
-/// When to make the link that takes the place of another: once there is another secret than the one that let that in.
+/// When to make the link that takes the place of another: once there is another secret or token than the one that let that
+/// in.
 /// While the relay does not take the new one the older link serves on.
 struct Move<'a> {
     worker: &'a Worker,
-    secret: watch::Receiver<Option<Secret>>,
+    credential: watch::Receiver<Option<Credential>>,
     wanted: watch::Receiver<bool>,
     backoff: Backoff,
     said: Option<(EndKind, &'static str)>,
@@ -303,7 +304,7 @@ impl<'a> Move<'a> {
     fn new(worker: &'a Worker, wanted: watch::Receiver<bool>) -> Self {
         Self {
             worker,
-            secret: worker.newest_secret(),
+            credential: worker.newest_credential(),
             wanted,
             backoff: Backoff::default(),
             said: None,
@@ -313,12 +314,12 @@ impl<'a> Move<'a> {
 
     /// Waits until a successor of `link` is to be dialled.
     async fn due(&mut self, link: &Link) {
-        let is_other = |newest: &Option<Secret>| newest.as_ref().is_some_and(|newest| *newest != link.secret);
+        let is_other = |newest: &Option<Credential>| newest.as_ref().is_some_and(|newest| *newest != link.credential);
         loop {
             // The sender lives in `worker`.
-            let _ = self.secret.wait_for(is_other).await;
+            let _ = self.credential.wait_for(is_other).await;
             // A still newer one need not wait for what was meant for another.
-            if tokio::time::timeout(self.pause, self.secret.changed()).await.is_err() {
+            if tokio::time::timeout(self.pause, self.credential.changed()).await.is_err() {
                 break;
             }
             self.pause = spread(relay_link::random());
@@ -369,7 +370,8 @@ fn tell(endpoint: &Endpoint, end: &End, said: &mut Option<(EndKind, &'static str
         EndKind::Linked if end.label == "closed" => tracing::info!(%relay, reason, "link closed"),
         EndKind::Linked => tracing::warn!(%relay, reason, "link lost"),
         EndKind::Refused if !again => {
-            tracing::warn!(%relay, reason, "worker authentication failed; is the worker secret that of this provider?");
+            let question = end.refused.as_ref().map_or("", |refused| refused.question());
+            tracing::warn!(%relay, reason, "worker authentication failed; {question}");
         }
         EndKind::Failed if end.label == "draining" => tracing::debug!(%relay, reason, "not linked"),
         EndKind::Failed if !again => tracing::warn!(%relay, reason, "cannot link to the relay; trying again"),

@@ -11,14 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use modelrelay_protocol::secret::Secret;
 use tokio::sync::{Notify, watch};
 
 use crate::backend::Backend;
 use crate::capacity::Capacity;
 use crate::catalogue::Catalogue;
 use crate::cli::Args;
-use crate::config::{self, Live, SecretSource, SettingError, Settings};
+use crate::config::{self, Credential, Live, SettingError, Settings};
 use crate::demo::{self, DemoArgs};
 use crate::metrics::Metrics;
 use crate::net::Trust;
@@ -27,8 +26,8 @@ use crate::shutdown::{self, Cause, Drain, Order};
 use crate::swapping::Swapping;
 use crate::{probe, relays, scheduling, telemetry};
 
-/// Between two looks for a secret that is not there, or not good.
-const SECRET_INTERVAL: Duration = Duration::from_secs(1);
+/// Between two looks for a secret or token that is not there, or not good.
+const CREDENTIAL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What all parts share.
 #[derive(Debug)]
@@ -61,8 +60,8 @@ pub struct Worker {
     pub metrics: Arc<Metrics>,
     /// When the process began.
     pub started: Instant,
-    /// The newest secret that could be read.
-    newest_secret: watch::Sender<Option<Secret>>,
+    /// The newest secret or token that could be read.
+    newest_credential: watch::Sender<Option<Credential>>,
     /// `worker.yaml` was applied.
     reloaded: Notify,
     secret_error: Mutex<Option<String>>,
@@ -153,7 +152,7 @@ impl Worker {
             relay_count: watch::channel(1).0,
             metrics,
             started: Instant::now(),
-            newest_secret: watch::channel(None).0,
+            newest_credential: watch::channel(None).0,
             reloaded: Notify::new(),
             secret_error: Mutex::new(None),
             config_error: Mutex::new(None),
@@ -161,13 +160,13 @@ impl Worker {
         })
     }
 
-    /// The secret to dial with: read again each time, the last good one while its file is not. Waits for the first one.
-    pub async fn secret(&self) -> Secret {
+    /// The secret or token to dial with: read again each time, the last good one while its file is not. Waits for the first one.
+    pub async fn credential(&self) -> Credential {
         loop {
-            if let Some(secret) = self.secret_now() {
-                return secret;
+            if let Some(credential) = self.credential_now() {
+                return credential;
             }
-            tokio::time::sleep(SECRET_INTERVAL).await;
+            tokio::time::sleep(CREDENTIAL_INTERVAL).await;
         }
     }
 
@@ -181,66 +180,69 @@ impl Worker {
         tokio::spawn(relays::run(Arc::clone(self)));
         tokio::spawn(undo::undo_drains(Arc::clone(self)));
         let worker = Arc::clone(self);
-        tokio::spawn(async move { worker.watch_secret().await });
+        tokio::spawn(async move { worker.watch_credential().await });
         self.stop(stop.await).await;
     }
 
-    /// Waits until there is another secret than one that a relay refused.
-    pub async fn other_secret(&self, refused: &Secret) {
+    /// Waits until there is another secret or token than one that a relay refused.
+    pub async fn other_credential(&self, refused: &Credential) {
         loop {
-            tokio::time::sleep(SECRET_INTERVAL).await;
-            if self.live.load().secret.read().is_ok_and(|secret| secret != *refused) {
+            tokio::time::sleep(CREDENTIAL_INTERVAL).await;
+            if self.live.load().credential.read().is_ok_and(|credential| credential != *refused) {
                 return;
             }
         }
     }
 
-    /// The newest secret, whose changes can be waited for.
-    pub fn newest_secret(&self) -> watch::Receiver<Option<Secret>> {
-        self.newest_secret.subscribe()
+    /// The newest secret or token, whose changes can be waited for.
+    pub fn newest_credential(&self) -> watch::Receiver<Option<Credential>> {
+        self.newest_credential.subscribe()
     }
 
-    /// Looks for another secret in its file each second. One that stands in the settings changes only with them. Never
+    /// Looks for another secret or token in its file each second. One that stands in the settings changes only with them. Never
     /// returns.
-    async fn watch_secret(&self) {
+    async fn watch_credential(&self) {
         loop {
-            let is_file = matches!(self.live.load().secret, SecretSource::File(_));
+            let is_file = self.live.load().credential.is_file();
             if is_file {
-                tokio::time::sleep(SECRET_INTERVAL).await;
+                tokio::time::sleep(CREDENTIAL_INTERVAL).await;
             } else {
                 self.reloaded.notified().await;
             }
-            self.secret_now();
+            self.credential_now();
         }
     }
 
-    /// Why there is no secret to dial with, or only an old one.
+    /// Why there is no secret or token to dial with, or only an old one.
     pub fn secret_error(&self) -> Option<String> {
         lock(&self.secret_error).clone()
     }
 
     /// The same complaint is a warning once.
-    fn secret_now(&self) -> Option<Secret> {
-        let read = self.live.load().secret.read();
-        let had_one = self.newest_secret.borrow().is_some();
+    fn credential_now(&self) -> Option<Credential> {
+        let (read, noun) = {
+            let live = self.live.load();
+            (live.credential.read(), live.credential.noun())
+        };
+        let had_one = self.newest_credential.borrow().is_some();
         let error = read.as_ref().err().map(ToString::to_string);
         let told = std::mem::replace(&mut *lock(&self.secret_error), error.clone());
         match (read, error) {
-            (Ok(secret), _) => {
+            (Ok(credential), _) => {
                 if told.is_some() {
-                    tracing::info!("the worker secret is there");
+                    tracing::info!("the {noun} is there");
                 }
-                self.newest_secret.send_if_modified(|newest| {
-                    let is_new = newest.as_ref() != Some(&secret);
-                    *newest = Some(secret);
+                self.newest_credential.send_if_modified(|newest| {
+                    let is_new = newest.as_ref() != Some(&credential);
+                    *newest = Some(credential);
                     is_new
                 });
             }
             (Err(_), error) if error == told => {}
-            (Err(error), _) if had_one => tracing::warn!(%error, "dialling with the last good secret"),
-            (Err(error), _) => tracing::warn!(%error, "there is no worker secret yet; waiting for it"),
+            (Err(error), _) if had_one => tracing::warn!(%error, "dialling with the last good {noun}"),
+            (Err(error), _) => tracing::warn!(%error, "there is no {noun} yet; waiting for it"),
         }
-        self.newest_secret.borrow().clone()
+        self.newest_credential.borrow().clone()
     }
 
     /// A link has registered with these models.

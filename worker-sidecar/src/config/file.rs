@@ -19,6 +19,7 @@ pub(super) struct File {
     pub(super) provider: Option<String>,
     pub(super) worker_secret: Hidden<Option<Secret>>,
     pub(super) worker_secret_file: Option<PathBuf>,
+    pub(super) worker_token_file: Option<PathBuf>,
     pub(super) name: Option<String>,
     pub(super) pool: Option<String>,
     pub(super) backend: Option<FileBackend>,

@@ -37,13 +37,31 @@ fn a_missing_or_empty_secret_is_one_clear_line() {
 fn a_secret_file_may_come_later_but_not_be_garbage() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let args = Args { worker_secret_file: Some(file.path().into()), ..Args::default() };
-    assert!(Settings::load(&args).unwrap().live.secret.read().is_err());
+    assert!(Settings::load(&args).unwrap().live.credential.read().is_err());
     std::fs::write(file.path(), "two\nlines").unwrap();
     assert!(error(&args, "").contains("WORKER_SECRET_FILE"));
     std::fs::write(file.path(), "good\n").unwrap();
-    assert_eq!(Settings::load(&args).unwrap().live.secret.read().unwrap(), Secret::new("good"));
+    assert_eq!(Settings::load(&args).unwrap().live.credential.read().unwrap(), Credential::Secret(Secret::new("good")));
     std::fs::remove_file(file.path()).unwrap();
     assert!(Settings::load(&args).is_ok());
+}
+
+#[test]
+fn a_token_takes_the_place_of_a_secret_and_never_stands_beside_one() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "a.b.c\n").unwrap();
+    let of_file = format!("workerTokenFile: {}\n", file.path().display());
+    let token = Args { worker_token_file: Some(file.path().into()), ..Args::default() };
+    let read = |args: &Args, yaml: &str| load(args, yaml).unwrap().live.credential.read().unwrap();
+    assert_eq!(read(&token, ""), Credential::Token(Secret::new("a.b.c")));
+    assert_eq!(read(&Args::default(), &of_file), Credential::Token(Secret::new("a.b.c")));
+    // The environment wins as a whole.
+    assert_eq!(read(&args(), &of_file), Credential::Secret(Secret::new("s3cret")));
+    assert_eq!(read(&token, "workerSecret: other\n"), Credential::Token(Secret::new("a.b.c")));
+    let text = error(&Args { worker_token_file: Some(file.path().into()), ..args() }, "");
+    assert!(text.contains("WORKER_TOKEN_FILE") && text.contains("WORKER_SECRET is given too"), "{text}");
+    let text = error(&Args::default(), &format!("{of_file}workerSecretFile: /nowhere\n"));
+    assert!(text.contains("workerTokenFile") && text.contains("workerSecretFile is given too"), "{text}");
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderValue, StatusCode};
+use http::header::AUTHORIZATION;
+use http::{HeaderName, HeaderValue, Response, StatusCode};
 use modelrelay_protocol::limits::MAX_MESSAGE_BYTES;
-use modelrelay_protocol::secret::Secret;
 use tokio::io::BufReader;
 use tokio_tungstenite::client_async_with_config;
 use tokio_tungstenite::tungstenite::Error;
@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 use super::liveness::{Counted, Traffic};
 use super::writer::WebSocket;
-use crate::config::RelayUrl;
+use crate::config::{Credential, RelayUrl};
 use crate::net::{self, CONNECT_TIMEOUT, Trust};
 
 /// What one system call reads at most: a piece of a prompt. By itself tungstenite would ask for a header's 14 bytes, then for
@@ -27,6 +27,8 @@ const READ_BUFFER: usize = 4 << 10;
 
 /// A batch and a frame's header: a whole batch goes out with one system call.
 const WRITE_BUFFER: usize = 72 << 10;
+
+const SECRET_HEADER: HeaderName = HeaderName::from_static("x-worker-secret");
 
 /// Where to dial.
 #[derive(Clone, Debug)]
@@ -47,13 +49,28 @@ impl Endpoint {
     }
 }
 
+/// What is repeated of a relay's own words.
+const MAX_SAID_CHARS: usize = 300;
+
 /// Why there is no WebSocket.
 #[derive(Debug)]
 pub(super) enum DialError {
-    /// 401: our secret is not good.
-    Unauthorized,
+    /// 401: what we showed is not good.
+    Unauthorized {
+        /// What was shown.
+        noun: &'static str,
+        /// Why, in the relay's words.
+        said: String,
+    },
     /// Another status.
-    Status(StatusCode, Option<Duration>),
+    Status {
+        /// Which.
+        status: StatusCode,
+        /// Why, in the relay's words.
+        said: String,
+        /// The relay asked for this much patience.
+        retry_after: Option<Duration>,
+    },
     /// No connection, or no HTTP.
     Io(String),
 }
@@ -61,18 +78,39 @@ pub(super) enum DialError {
 impl std::fmt::Display for DialError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Unauthorized => f.write_str("the relay refused the worker secret (401)"),
-            Self::Status(status, _) => write!(f, "the relay answered {status}"),
+            Self::Unauthorized { noun, said } => write!(f, "the relay refused the {noun} (401){said}"),
+            Self::Status { status, said, .. } => write!(f, "the relay answered {status}{said}"),
             Self::Io(detail) => f.write_str(detail),
         }
     }
 }
 
-/// Dials. The secret goes into a header, never into the URL, which lands in logs.
+impl DialError {
+    fn refused(noun: &'static str, response: &Response<Option<Vec<u8>>>) -> Self {
+        let status = response.status();
+        let said = said(response.body().as_deref().unwrap_or_default());
+        if status == StatusCode::UNAUTHORIZED {
+            return Self::Unauthorized { noun, said };
+        }
+        let after = response.headers().get(http::header::RETRY_AFTER);
+        let after = after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        Self::Status { status, said, retry_after: after.map(|s: u64| Duration::from_secs(s.min(300))) }
+    }
+}
+
+/// What a relay said, behind a colon; nothing where it is not one of ours, or the answer came in pieces.
+fn said(body: &[u8]) -> String {
+    let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let message = body["error"]["message"].as_str().unwrap_or_default();
+    let message: String = message.chars().filter(|char| !char.is_control()).take(MAX_SAID_CHARS).collect();
+    if message.is_empty() { message } else { format!(": {message}") }
+}
+
+/// Dials. Secret and token go into a header, never into the URL, which lands in logs.
 pub(super) async fn dial(
     endpoint: &Endpoint,
     provider: &str,
-    secret: &Secret,
+    credential: &Credential,
     trust: &Trust,
 ) -> Result<(WebSocket, Arc<Traffic>), DialError> {
     let io = |error: std::io::Error| DialError::Io(error.to_string());
@@ -80,10 +118,13 @@ pub(super) async fn dial(
     let stream = net::connect(&url.host, url.port, endpoint.addr, url.tls.then_some(trust)).await.map_err(io)?;
     net::tune_for_relay(stream.tcp());
     let mut request = url.connect_url(provider).into_client_request().map_err(|e| DialError::Io(e.to_string()))?;
-    let mut secret =
-        HeaderValue::from_str(secret.expose()).map_err(|_| DialError::Io("the secret is no header value".into()))?;
-    secret.set_sensitive(true);
-    request.headers_mut().insert("x-worker-secret", secret);
+    let (name, value) = match credential {
+        Credential::Secret(secret) => (SECRET_HEADER, HeaderValue::from_str(secret.expose())),
+        Credential::Token(token) => (AUTHORIZATION, HeaderValue::from_str(&format!("Bearer {}", token.expose()))),
+    };
+    let mut value = value.map_err(|_| DialError::Io(format!("the {} is no header value", credential.noun())))?;
+    value.set_sensitive(true);
+    request.headers_mut().insert(name, value);
     let config = WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER)
         .write_buffer_size(WRITE_BUFFER)
@@ -94,12 +135,7 @@ pub(super) async fn dial(
     let handshake = client_async_with_config(request, counted, Some(config));
     match tokio::time::timeout(CONNECT_TIMEOUT, handshake).await {
         Ok(Ok((socket, _))) => Ok((socket, traffic)),
-        Ok(Err(Error::Http(response))) if response.status() == StatusCode::UNAUTHORIZED => Err(DialError::Unauthorized),
-        Ok(Err(Error::Http(response))) => {
-            let after = response.headers().get(http::header::RETRY_AFTER);
-            let after = after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
-            Err(DialError::Status(response.status(), after.map(|s: u64| Duration::from_secs(s.min(300)))))
-        }
+        Ok(Err(Error::Http(response))) => Err(DialError::refused(credential.noun(), &response)),
         Ok(Err(error)) => Err(DialError::Io(error.to_string())),
         Err(_) => Err(DialError::Io("no WebSocket handshake within 10 s".to_owned())),
     }

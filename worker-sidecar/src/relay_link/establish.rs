@@ -1,7 +1,7 @@
 //! From an address to a registered link.
 //!
-//! A link may be made to take the place of an older one to the same relay, which was let in by a secret that has been
-//! replaced since: the relay is told so (`succeeds`), and both live until the older one has answered what it has.
+//! A link may be made to take the place of an older one to the same relay, which was let in by a secret or token that has
+//! been replaced since: the relay is told so (`succeeds`), and both live until the older one has answered what it has.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,6 @@ use std::time::Duration;
 use futures_util::{SinkExt, StreamExt};
 use modelrelay_protocol::limits::{HEARTBEAT_INTERVAL, REGISTER_TIMEOUT, STREAM_WINDOW_BYTES};
 use modelrelay_protocol::message::{Parsed, Register, RegisterAck, RelayToWorker, WorkerLimits, WorkerToRelay, encode};
-use modelrelay_protocol::secret::Secret;
 use modelrelay_protocol::version::{Capabilities, Capability};
 use tokio_tungstenite::tungstenite::Message;
 
@@ -18,6 +17,7 @@ use super::liveness::Traffic;
 use super::session::Session;
 use super::writer::WebSocket;
 use super::{EndKind, Link};
+use crate::config::Credential;
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
 
@@ -43,8 +43,8 @@ pub struct End {
     pub retry_after: Option<Duration>,
     /// The relay that we have already.
     pub relay_id: Option<String>,
-    /// The secret that was refused.
-    pub refused: Option<Box<Secret>>,
+    /// The credential that was refused.
+    pub refused: Option<Box<Credential>>,
 }
 
 impl End {
@@ -114,8 +114,8 @@ async fn dial_and_register(
     version: &str,
     older: Option<&Link>,
 ) -> Result<Linked, End> {
-    let secret = worker.secret().await;
-    let (mut socket, traffic) = connect(worker, endpoint, &secret).await?;
+    let credential = worker.credential().await;
+    let (mut socket, traffic) = connect(worker, endpoint, &credential).await?;
     tracing::info!(relay = %endpoint.name(), "connected to proxy");
     // Two dials of one balancer may meet at one relay. The second must know of the first, or it would replace it.
     let turn = async {
@@ -139,7 +139,7 @@ async fn dial_and_register(
         end.relay_id = ack.relay_id;
         return Err(end);
     }
-    let link = link_of(worker, endpoint, &ack, secret);
+    let link = link_of(worker, endpoint, &ack, credential);
     for warning in &ack.warnings {
         tracing::warn!(relay = %link.relay, "the relay warns: {warning}");
     }
@@ -159,23 +159,27 @@ async fn dial_and_register(
     Ok(Linked { socket, traffic, heartbeat, attached: Attached { worker: Arc::clone(worker), link } })
 }
 
-async fn connect(worker: &Worker, endpoint: &Endpoint, secret: &Secret) -> Result<(WebSocket, Arc<Traffic>), End> {
-    dial(endpoint, &worker.settings.provider, secret, &worker.trust.load()).await.map_err(|error| {
+async fn connect(
+    worker: &Worker,
+    endpoint: &Endpoint,
+    credential: &Credential,
+) -> Result<(WebSocket, Arc<Traffic>), End> {
+    dial(endpoint, &worker.settings.provider, credential, &worker.trust.load()).await.map_err(|error| {
         let text = error.to_string();
         match error {
-            DialError::Unauthorized => {
-                End { refused: Some(Box::new(secret.clone())), ..End::new(EndKind::Refused, "auth_failed", text) }
+            DialError::Unauthorized { .. } => {
+                End { refused: Some(Box::new(credential.clone())), ..End::new(EndKind::Refused, "auth_failed", text) }
             }
-            DialError::Status(_, retry_after) => End { retry_after, ..End::new(EndKind::Failed, "rejected", text) },
+            DialError::Status { retry_after, .. } => End { retry_after, ..End::new(EndKind::Failed, "rejected", text) },
             DialError::Io(_) => End::new(EndKind::Failed, "unreachable", text),
         }
     })
 }
 
-fn link_of(worker: &Worker, endpoint: &Endpoint, ack: &RegisterAck, secret: Secret) -> Arc<Link> {
+fn link_of(worker: &Worker, endpoint: &Endpoint, ack: &RegisterAck, credential: Credential) -> Arc<Link> {
     let capabilities = Capabilities::from_names(&ack.capabilities).intersection(&capabilities(worker));
     let window = ack.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes);
-    Link::new(endpoint.name(), ack.relay_id.clone(), &capabilities, window, secret)
+    Link::new(endpoint.name(), ack.relay_id.clone(), &capabilities, window, credential)
 }
 
 /// What this worker names to relays.

@@ -79,10 +79,11 @@ mod tests {
     use modelrelay_protocol::version::{Capabilities, Capability};
 
     use super::*;
+    use crate::config::Credential;
 
     fn link(relay_id: &str) -> Arc<Link> {
         let core1 = Capabilities::new([Capability::Core1]);
-        Link::new("test".into(), Some(relay_id.to_owned()), &core1, 1, Secret::new("secret"))
+        Link::new("test".into(), Some(relay_id.to_owned()), &core1, 1, Credential::Secret(Secret::new("secret")))
     }
 
     #[test]

@@ -9,4 +9,5 @@ mod rotation;
 mod secrecy;
 mod support;
 mod tls;
+mod tokens;
 mod worker_loss;

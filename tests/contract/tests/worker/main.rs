@@ -18,4 +18,5 @@ mod secret_rotation;
 mod settings;
 mod streaming;
 mod tls;
+mod token_file;
 mod usage;

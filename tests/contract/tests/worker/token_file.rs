@@ -1,0 +1,117 @@
+//! A worker that shows the token of its Pod's ServiceAccount, which the kubelet renews.
+
+use std::path::Path;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use modelrelay_harness::fake_kubernetes::{AN_HOUR, made_up};
+use modelrelay_harness::fake_relay::{Ack, Ask, Dial, FakeRelay};
+use modelrelay_harness::worker_process::{Rig, WorkerBuilder, WorkerProcess};
+use serde_json::json;
+use tempfile::TempDir;
+
+/// The file is read each second, and a worker moves over within ten.
+const MOVE: Duration = Duration::from_secs(13);
+
+/// The same each time, though its end is counted from now.
+fn token(number: usize) -> &'static str {
+    static TOKENS: LazyLock<[String; 2]> =
+        LazyLock::new(|| [1, 2].map(|n| made_up("llm/gpu", "modelrelay", AN_HOUR, n)));
+    &TOKENS[number - 1]
+}
+
+/// As the kubelet does: the old file until the new one is whole.
+fn renew(directory: &Path, token: &str) {
+    let fresh = directory.join("token.new");
+    std::fs::write(&fresh, token).expect("a writable directory");
+    std::fs::rename(fresh, directory.join("token")).expect("a file can be renamed");
+}
+
+fn with_token(worker: WorkerBuilder, directory: &TempDir) -> WorkerBuilder {
+    worker.without("WORKER_SECRET").file("WORKER_TOKEN_FILE", &directory.path().join("token"))
+}
+
+fn check_shown(dial: &Dial, token: &str) {
+    assert_eq!(dial.header("authorization"), Some(format!("Bearer {token}").as_str()));
+    assert_eq!(dial.header("x-worker-secret"), None);
+    assert_eq!(dial.query, "provider=local");
+}
+
+#[tokio::test]
+async fn the_token_is_read_at_each_dial_and_shown_in_a_header() {
+    let mut relay = FakeRelay::start().await;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    renew(directory.path(), token(1));
+    let worker = with_token(WorkerProcess::builder().relay(relay.url()), &directory).start().await;
+    let dial = relay.dial().await;
+    check_shown(&dial, token(1));
+    renew(directory.path(), token(2));
+    dial.refuse(401).await;
+    check_shown(&relay.dial().await, token(2));
+    let told = worker.process.wait_for_line("worker authentication failed").await;
+    assert!(told.contains("workerServiceAccounts"), "{told}");
+}
+
+#[tokio::test]
+async fn a_token_that_comes_later_is_waited_for() {
+    let mut relay = FakeRelay::start().await;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let worker = with_token(WorkerProcess::builder().relay(relay.url()), &directory).start().await;
+    let told = worker.process.wait_for_line("there is no worker token yet").await;
+    assert!(told.contains("WORKER_TOKEN_FILE"), "{told}");
+    renew(directory.path(), token(1));
+    check_shown(&relay.dial().await, token(1));
+}
+
+#[tokio::test]
+async fn a_renewed_token_brings_a_new_link_and_what_runs_is_finished_on_the_old_one() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    renew(directory.path(), token(1));
+    let mut rig = Rig::with(&Ack::core1(), 4, |worker| with_token(worker, &directory)).await;
+    let asked = rig.link.ask(&Ask::stream("m"));
+    let mut call = rig.backend.call().await;
+    call.start_stream().await;
+    call.chunk(b"data: 1\n\n").await;
+    renew(directory.path(), token(2));
+    let dial = rig.relay.dial_within(MOVE).await.expect("a dial with the new token");
+    check_shown(&dial, token(2));
+    let mut newer = dial.upgrade().await;
+    newer.register(&Ack::core1()).await;
+    assert_eq!(newer.registration["succeeds"], json!(["relay-a"]));
+    newer.models(&["m"]).await;
+    newer.grant(3).await;
+    rig.link.send(&json!({"type": "graceful_shutdown", "reason": "succeeded", "drain_timeout_secs": 300}));
+    call.chunk(b"data: 2\n\n").await;
+    call.end_stream().await;
+    let reply = rig.link.reply(&asked).await;
+    assert_eq!((reply.body.as_slice(), reply.is_complete()), (&b"data: 1\n\ndata: 2\n\n"[..], true));
+    rig.link.closed().await;
+    newer.grant(4).await;
+    rig.link = newer;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn a_relay_that_cannot_review_tokens_is_asked_again() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    renew(directory.path(), token(1));
+    let mut relay = FakeRelay::start().await;
+    let worker = with_token(WorkerProcess::builder().relay(relay.url()), &directory).start().await;
+    for _ in 0..2 {
+        relay.dial().await.refuse(503).await;
+    }
+    check_shown(&relay.dial().await, token(1));
+    worker.process.wait_for_line("503").await;
+    assert_eq!(worker.process.log().count_of("worker authentication failed"), 0, "{}", worker.log());
+}
+
+#[tokio::test]
+async fn token_and_secret_together_are_refused_in_one_line() {
+    let worker = WorkerProcess::builder().env("WORKER_TOKEN_FILE", "/nowhere/token");
+    let mut process = worker.spawn();
+    assert_eq!(process.wait_exit().await.code(), Some(1));
+    process.log().wait_until_closed().await;
+    let lines = process.log().lines();
+    assert!(lines.len() == 1 && lines[0].contains("WORKER_TOKEN_FILE"), "{lines:?}");
+    assert!(lines[0].contains("WORKER_SECRET is given too"), "{lines:?}");
+}

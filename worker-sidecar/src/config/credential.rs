@@ -1,0 +1,139 @@
+//! What the worker shows its relays: a secret of the provider, or the token of its Pod's ServiceAccount.
+//!
+//! One of the two, never both: with both, nobody could tell which of them lets the worker in, and a secret that is no longer
+//! needed would lie about. What the environment and the flags give wins over `worker.yaml`, as everywhere.
+
+use std::path::{Path, PathBuf};
+
+use modelrelay_protocol::secret::Secret;
+
+use super::file::File;
+use super::{SettingError, header_secret, read_secret};
+use crate::cli::Args;
+
+/// What the worker shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Credential {
+    /// A secret of the provider.
+    Secret(Secret),
+    /// The token of a ServiceAccount.
+    Token(Secret),
+}
+
+/// Where it comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CredentialSource {
+    /// A secret, given as it is.
+    Secret(Secret),
+    /// A file, read again each second and at every dial: a rotation needs no restart.
+    SecretFile(PathBuf),
+    /// A file that the kubelet writes anew before the token expires; read as often.
+    TokenFile(PathBuf),
+}
+
+impl Credential {
+    /// For people.
+    pub fn noun(&self) -> &'static str {
+        match self {
+            Self::Secret(_) => "worker secret",
+            Self::Token(_) => "worker token",
+        }
+    }
+
+    /// What to look at when a relay refuses it.
+    pub fn question(&self) -> &'static str {
+        match self {
+            Self::Secret(_) => "is the worker secret that of this provider?",
+            Self::Token(_) => "do the provider's workerServiceAccounts name the ServiceAccount of this Pod?",
+        }
+    }
+}
+
+impl CredentialSource {
+    /// For people.
+    pub fn noun(&self) -> &'static str {
+        match self {
+            Self::Secret(_) | Self::SecretFile(_) => "worker secret",
+            Self::TokenFile(_) => "worker token",
+        }
+    }
+
+    /// Whether it may change without the settings.
+    pub fn is_file(&self) -> bool {
+        match self {
+            Self::Secret(_) => false,
+            Self::SecretFile(_) | Self::TokenFile(_) => true,
+        }
+    }
+
+    /// Finds what no waiting mends. A file that is not there yet, or empty, is none of that: on Kubernetes a Pod may start
+    /// before the Secret that it mounts.
+    pub fn check(&self) -> Result<(), SettingError> {
+        let (Self::SecretFile(path) | Self::TokenFile(path)) = self else { return Ok(()) };
+        let is_to_come = match std::fs::read(path) {
+            Ok(content) => content.trim_ascii_end().is_empty(),
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+        };
+        if is_to_come { Ok(()) } else { self.read().map(|_| ()) }
+    }
+
+    /// The credential as it is now; an error says why there is none, never what it was.
+    pub fn read(&self) -> Result<Credential, SettingError> {
+        match self {
+            Self::Secret(secret) => Ok(Credential::Secret(secret.clone())),
+            Self::SecretFile(path) => read_secret("WORKER_SECRET_FILE", path).map(Credential::Secret),
+            Self::TokenFile(path) => read_secret("WORKER_TOKEN_FILE", path).map(Credential::Token),
+        }
+    }
+}
+
+/// What one place gives: the environment with its flags, or the file.
+struct Given<'a> {
+    secret: (&'static str, Option<&'a Secret>),
+    secret_file: (&'static str, Option<&'a Path>),
+    token_file: (&'static str, Option<&'a Path>),
+}
+
+impl Given<'_> {
+    fn source(&self) -> Result<Option<CredentialSource>, SettingError> {
+        let secret = self.secret.1.filter(|secret| !secret.expose().trim().is_empty());
+        let by_secret = match (secret, self.secret_file) {
+            (Some(secret), _) => {
+                Some((self.secret.0, CredentialSource::Secret(header_secret(self.secret.0, secret.expose())?)))
+            }
+            (None, (name, Some(path))) => Some((name, CredentialSource::SecretFile(path.to_owned()))),
+            (None, (_, None)) => None,
+        };
+        match (by_secret, self.token_file.1) {
+            (Some((secret, _)), Some(path)) => Err(SettingError::new(
+                self.token_file.0,
+                path.display().to_string(),
+                format!("{secret} is given too, and a worker shows either a token or a secret; remove one of them"),
+            )),
+            (Some((_, source)), None) => Ok(Some(source)),
+            (None, path) => Ok(path.map(|path| CredentialSource::TokenFile(path.to_owned()))),
+        }
+    }
+}
+
+pub(super) fn source(args: &Args, file: &File) -> Result<CredentialSource, SettingError> {
+    const MISSING: &str = "missing or empty: the secret of the relay's provider is required, in WORKER_SECRET or \
+        WORKER_SECRET_FILE (or workerSecret, workerSecretFile in worker.yaml), or in its place a token of the Pod's \
+        ServiceAccount, in WORKER_TOKEN_FILE (workerTokenFile)";
+    let of_args = Given {
+        secret: ("WORKER_SECRET", args.worker_secret.as_ref()),
+        secret_file: ("WORKER_SECRET_FILE", args.worker_secret_file.as_deref()),
+        token_file: ("WORKER_TOKEN_FILE", args.worker_token_file.as_deref()),
+    };
+    let of_file = Given {
+        secret: ("workerSecret", file.worker_secret.0.as_ref()),
+        secret_file: ("workerSecretFile", file.worker_secret_file.as_deref()),
+        token_file: ("workerTokenFile", file.worker_token_file.as_deref()),
+    };
+    let source = match of_args.source()? {
+        Some(source) => source,
+        None => of_file.source()?.ok_or_else(|| SettingError::hidden("WORKER_SECRET", MISSING))?,
+    };
+    source.check()?;
+    Ok(source)
+}

@@ -55,6 +55,9 @@ pub struct RelayDefaults {
     /// Text or JSON; JSON where nothing is said.
     #[serde(default)]
     pub log_format: Option<LogFormat>,
+    /// ClusterRoleBinding of those that may create TokenReviews; without one, no relay may.
+    #[serde(default)]
+    pub token_review_binding: Option<String>,
 }
 
 /// For workers.

@@ -36,6 +36,7 @@ mod outcome;
 mod pace;
 mod propagate;
 pub mod reasons;
+mod reviewers;
 pub mod rotation;
 mod status;
 #[cfg(test)]
@@ -104,7 +105,11 @@ pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<
         .for_each(|result| {
             // What failed was logged where it failed. What is gone is forgotten.
             if let Err(ControllerError::ObjectNotFound(gone)) = result {
-                shared.forget(&(gone.namespace.unwrap_or_default(), gone.name));
+                let key = (gone.namespace.unwrap_or_default(), gone.name);
+                shared.forget(&key);
+                let shared = shared.clone();
+                // Apart, for nobody else is worked on while this waits.
+                tokio::spawn(async move { shared.forget_reviewer(&key.0).await });
             }
             futures_util::future::ready(())
         })
@@ -150,6 +155,16 @@ impl Shared {
         ledger.memories.remove(key);
         let before = ledger.ready.remove(key);
         self.count(before, None);
+    }
+
+    /// A right that is left over is one of an account that is no more: worth a line, and the next change in that namespace.
+    async fn forget_reviewer(&self, namespace: &str) {
+        let Some(binding) = self.ctx.defaults.relay.token_review_binding.as_deref() else { return };
+        let providers = self.caches.providers.state();
+        let relays = reviewers::relays(providers.iter().map(AsRef::as_ref), namespace);
+        if let Err(error) = reviewers::bind(&self.ctx.client, Some(binding), namespace, &relays).await {
+            tracing::warn!(namespace, %error, "a deleted Provider's right to review tokens could not be taken back");
+        }
     }
 
     /// By differences, because there may be a controller for each of several namespaces.

@@ -19,7 +19,39 @@ def test_nothing_is_granted_by_wildcard(values):
         for rule in role["rules"]:
             granted = rule["apiGroups"] + rule["resources"] + rule["verbs"]
             assert "*" not in granted, role["metadata"]["name"]
-            assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+            assert not {"escalate", "impersonate"} & set(rule["verbs"])
+            if "bind" in rule["verbs"]:
+                # To that one role, of which the next test says what it grants.
+                assert rule["resources"] == ["clusterroles"] and rule["verbs"] == ["bind"]
+                [name] = rule["resourceNames"]
+                assert name.endswith("-token-reviews")
+
+
+REVIEWS = "modelrelay-operator.mr-system-token-reviews"
+
+
+def test_relays_may_be_let_review_tokens_and_nothing_else_by_one_binding_that_is_there():
+    objects = chart.render()
+    assert rules(objects, REVIEWS) == [
+        {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}
+    ]
+    [binding] = [thing for thing in chart.of_kind(objects, "ClusterRoleBinding") if thing["metadata"]["name"] == REVIEWS]
+    assert binding["roleRef"]["name"] == REVIEWS and "subjects" not in binding
+    [rule] = [rule for rule in rules(objects, "modelrelay-operator.mr-system") if "clusterrolebindings" in rule["resources"]]
+    assert rule["resourceNames"] == [REVIEWS] and rule["verbs"] == ["get", "patch"]
+    assert REVIEWS in chart.one(objects, "ConfigMap")["data"]["defaults.yaml"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"rbac": {"workerTokens": False}}, {"watchNamespaces": ["a"], "webhook": {"enabled": False}}],
+    ids=["switched off", "nothing cluster-wide"],
+)
+def test_without_that_nothing_of_it_is_there(values):
+    objects = chart.render(values)
+    assert REVIEWS not in [thing["metadata"]["name"] for thing in objects]
+    assert "bind" not in [verb for role in chart.of_kind(objects, "ClusterRole", "Role") for rule in role["rules"] for verb in rule["verbs"]]
+    assert REVIEWS not in chart.one(objects, "ConfigMap")["data"]["defaults.yaml"]
 
 
 @cases
@@ -30,13 +62,14 @@ def test_every_binding_binds_a_role_that_is_there_to_an_account_that_is_there(va
         ref = binding["roleRef"]
         namespace = "" if ref["kind"] == "ClusterRole" else binding["metadata"]["namespace"]
         assert (ref["kind"], namespace, ref["name"]) in names
-        for subject in binding["subjects"]:
+        for subject in binding.get("subjects", []):
             assert ("ServiceAccount", subject["namespace"], subject["name"]) in names
 
 
 @pytest.mark.parametrize("webhook", [True, False])
 def test_with_namespaces_the_only_cluster_wide_right_is_to_its_own_webhook(webhook):
-    values = {"watchNamespaces": ["a", "b"], "webhook": {"enabled": webhook}, "rbac": {"aggregate": False}}
+    rbac = {"aggregate": False, "workerTokens": False}
+    values = {"watchNamespaces": ["a", "b"], "webhook": {"enabled": webhook}, "rbac": rbac}
     objects = chart.render(values)
     cluster_roles = chart.of_kind(objects, "ClusterRole")
     if not webhook:
@@ -50,7 +83,8 @@ def test_with_namespaces_the_only_cluster_wide_right_is_to_its_own_webhook(webho
 
 
 def test_roles_in_namespaces_grant_what_the_cluster_role_grants():
-    everywhere = rules(chart.render({"webhook": {"enabled": False}}), "modelrelay-operator.mr-system")
+    values = {"webhook": {"enabled": False}, "rbac": {"workerTokens": False}}
+    everywhere = rules(chart.render(values), "modelrelay-operator.mr-system")
     objects = chart.render({"webhook": {"enabled": False}, "watchNamespaces": ["a", "b"]})
     for namespace in ["a", "b"]:
         [role] = [

@@ -141,7 +141,7 @@ def test_the_charts_definitions_are_the_repositorys():
 
 def test_defaults_hold_what_was_given_and_nothing_empty():
     defaults = yaml.safe_load(chart.one(chart.render(), "ConfigMap", "-defaults")["data"]["defaults.yaml"])
-    assert defaults["relay"].keys() == {"image", "imagePullPolicy", "resources", "logLevel", "logFormat"}
+    assert defaults["relay"].keys() == {"image", "imagePullPolicy", "resources", "logLevel", "logFormat", "tokenReviewBinding"}
     assert defaults["worker"].keys() == {"image", "imagePullPolicy", "resources", "logLevel", "logFormat"}
     given = chart.CASES["everything"]
     defaults = yaml.safe_load(chart.one(chart.render(given), "ConfigMap", "-defaults")["data"]["defaults.yaml"])

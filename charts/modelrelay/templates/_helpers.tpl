@@ -77,6 +77,10 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
 {{- /* What the operator fills into Providers and WorkerPools that leave it out; empty settings are left out. */ -}}
+{{- define "modelrelay.workerTokens" -}}
+{{- if and .Values.rbac.workerTokens (or (not .Values.watchNamespaces) .Values.webhook.enabled) }}true{{ end -}}
+{{- end }}
+
 {{- define "modelrelay.defaults" -}}
 {{- range $program := list "relay" "worker" }}
 {{ $program }}:
@@ -89,6 +93,9 @@ seccompProfile: {type: RuntimeDefault}
   {{- if $value }}
   {{ $key }}: {{ toJson $value }}
   {{- end }}
+  {{- end }}
+  {{- if and (eq $program "relay") (include "modelrelay.workerTokens" $) }}
+  tokenReviewBinding: {{ include "modelrelay.clusterName" $ }}-token-reviews
   {{- end }}
 {{- end }}
 {{- end }}

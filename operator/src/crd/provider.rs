@@ -71,6 +71,18 @@ pub struct ProviderSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_secret_ref: Option<SecretKeyRef>,
 
+    /// ServiceAccounts whose Pods may be workers by their own token, without the secret: NAMESPACE/NAME, or NAME in this namespace.
+    /// Pools get that token by their field credential.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 64),
+        inner(
+            length(min = 1, max = 317),
+            regex(pattern = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
+        )
+    )]
+    pub worker_service_accounts: Vec<String>,
+
     /// What happens to the generated Secrets when the Provider is deleted.
     #[serde(default)]
     pub secrets_policy: SecretsPolicy,

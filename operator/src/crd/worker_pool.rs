@@ -96,6 +96,11 @@ pub struct WorkerPoolSpec {
     #[serde(default = "one_minute")]
     pub shutdown_timeout: DurationText,
 
+    /// What its workers show the relays: the Provider's secret, or the token of their Pod's ServiceAccount, which the Provider lists in
+    /// workerServiceAccounts; standalone workers without the driver kubernetes have that of the namespace, default. Counts for new Pods.
+    #[serde(default, skip_serializing_if = "Credential::is_default")]
+    pub credential: Credential,
+
     /// How the worker is put into Pods.
     #[serde(default)]
     pub inject_mode: InjectMode,
@@ -152,6 +157,24 @@ pub struct Backend {
     /// Key sent to the backend in place of the client's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_secret_ref: Option<SecretKeyRef>,
+}
+
+/// What workers show their relays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Credential {
+    /// The Provider's secret.
+    #[default]
+    Secret,
+    /// The token of their Pod's ServiceAccount.
+    ServiceAccountToken,
+}
+
+impl Credential {
+    /// What is said by nobody changes nothing of what was rendered before anybody could.
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde wants")]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Kinds of backend.

@@ -95,6 +95,7 @@ fn relay_yaml(provider: &ValidatedProvider, plan: &Plan) -> String {
             enabled: spec.enabled,
             cold_models: &provider.cold_models,
             worker_secrets,
+            worker_service_accounts: provider.worker_accounts(),
             models: models.collect(),
             queue: Queue {
                 max_length: spec.queue.max_length,
@@ -127,6 +128,9 @@ struct Provider<'a> {
     enabled: bool,
     cold_models: &'a [String],
     worker_secrets: Vec<SecretFile>,
+    /// Only where asked for: a relay of before refuses what it does not know.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    worker_service_accounts: Vec<String>,
     models: Vec<Model<'a>>,
     queue: Queue<'a>,
     request_timeout: &'a str,

@@ -38,7 +38,7 @@ pub const RESERVED_VOLUMES: [&str; 5] = ["config", "admin", "api-keys", "api-acc
 /// Tells a relay that speaks TLS, and where its certificate is.
 pub const TLS_ENV: &str = "TLS_CERT_FILE";
 /// Variables that the operator sets; a user's must have other names.
-pub const RESERVED_ENV: [&str; 14] = [
+pub const RESERVED_ENV: [&str; 15] = [
     "LISTEN_ADDR",
     "WORKER_LISTEN_ADDR",
     "WORKERS_ON_CLIENT_PORT",
@@ -53,6 +53,8 @@ pub const RESERVED_ENV: [&str; 14] = [
     "API_KEYS_FILE",
     TLS_ENV,
     "TLS_KEY_FILE",
+    // Workers of pools have tokens for the usual one.
+    "WORKER_TOKEN_AUDIENCE",
 ];
 
 /// Labels that tell a Provider's relay Pods from everything else. They never change: a Deployment's selector cannot.
@@ -266,6 +268,8 @@ fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
         let keys = names::api_keys_secret(&provider.name);
         volumes
             .push(json!({"name": "api-keys", "secret": {"secretName": keys, "optional": true, "defaultMode": 0o440}}));
+    }
+    if asks_the_api(provider, mounts_api_keys) {
         volumes.push(api_access());
     }
     if let Some(tls) = &relay.tls {
@@ -273,6 +277,11 @@ fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
     }
     volumes.extend(relay.pod_template.volumes.iter().cloned());
     Value::Array(volumes)
+}
+
+/// Whether the relay has anything to say to the API server: keys to write, or tokens of workers to have reviewed.
+fn asks_the_api(provider: &ValidatedProvider, mounts_api_keys: bool) -> bool {
+    mounts_api_keys || !provider.spec.worker_service_accounts.is_empty()
 }
 
 /// What `automountServiceAccountToken` would mount, only where the API is used.
@@ -291,6 +300,8 @@ fn volume_mounts(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
     let mut mounts = vec![mount("config", CONFIG_PATH), mount("admin", ADMIN_PATH)];
     if mounts_api_keys {
         mounts.push(mount("api-keys", KEYS_PATH));
+    }
+    if asks_the_api(provider, mounts_api_keys) {
         mounts.push(mount("api-access", TOKEN_PATH));
     }
     if relay.tls.is_some() {

@@ -14,6 +14,7 @@ use super::fetch::{Fetched, fetch};
 use super::look::Look;
 use super::memory::Memory;
 use super::outcome::{Failure, Outcome, WorkerSecret};
+use super::reviewers;
 use super::rotation::{self, Known, Plan};
 use super::validate::{ValidatedProvider, validate};
 use crate::apply::{ApplyError, Owner, apply, delete};
@@ -59,7 +60,11 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
             holds_api_keys: fetched.holds_api_keys,
         },
     );
-    let applied = apply_all(ctx, &valid, &desired, memory).await;
+    let mut applied = apply_all(ctx, &valid, &desired, memory).await;
+    // Without the right the relay serves all the same, and lets nobody in by a token.
+    if let Err(error) = bind_reviewers(ctx, &valid, look, memory).await {
+        applied.failure.get_or_insert(Failure::from(&error));
+    }
     let service = network::client_service(&valid);
     let has_service = memory.was_applied(&service);
     // One that somebody only touched is still there, however its next application fared; one that went is not.
@@ -85,6 +90,38 @@ pub(super) async fn advance(ctx: &Context, provider: &Provider, look: &Look, mem
         news: if applied.failure.is_none() { plan.news } else { Vec::new() },
         wake_at: [plan.wake_at, own_refs_due].into_iter().flatten().min(),
         failure: applied.failure,
+    }
+}
+
+async fn bind_reviewers(
+    ctx: &Context,
+    valid: &ValidatedProvider,
+    look: &Look,
+    memory: &mut Memory,
+) -> Result<(), reviewers::Error> {
+    let mut relays = look.reviewers.clone();
+    // The cache may be behind the Provider that is worked on.
+    let relay = names::relay(&valid.name);
+    if valid.spec.worker_service_accounts.is_empty() {
+        relays.remove(&relay)
+    } else {
+        relays.insert(relay)
+    };
+    if memory.bound.as_ref() == Some(&relays) {
+        return Ok(());
+    }
+    let binding = ctx.defaults.relay.token_review_binding.as_deref();
+    match reviewers::bind(&ctx.client, binding, &valid.namespace, &relays).await {
+        Ok(()) => {
+            memory.bound = Some(relays);
+            Ok(())
+        }
+        // This one asks for nothing, so nothing of it fails.
+        Err(error) if valid.spec.worker_service_accounts.is_empty() => {
+            tracing::debug!(provider = valid.name, %error, "whether it may review tokens is left as it is");
+            Ok(())
+        }
+        Err(error) => Err(error),
     }
 }
 

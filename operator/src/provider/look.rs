@@ -10,6 +10,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
+use super::reviewers;
 use crate::cache::Caches;
 use crate::context::Context;
 use crate::crd::WorkerPool;
@@ -33,6 +34,8 @@ pub(super) struct Look {
     pub(super) pools: Vec<Arc<WorkerPool>>,
     /// What the relays last reported.
     pub(super) reported: Option<Arc<RelaySnapshot>>,
+    /// Relays of the namespace that review tokens of workers.
+    pub(super) reviewers: BTreeSet<String>,
 }
 
 impl Look {
@@ -47,6 +50,7 @@ impl Look {
             deployment: caches.deployments.get(&ObjectRef::new(&names::relay(provider)).within(namespace)),
             pools: caches.pools_of(namespace, provider),
             reported: ctx.relays.of(namespace, provider),
+            reviewers: reviewers::relays(caches.providers.state().iter().map(AsRef::as_ref), namespace),
         }
     }
 
@@ -142,6 +146,7 @@ mod tests {
         let report = RelayReport { config_hash: Some("new".to_owned()), ..RelayReport::default() };
         let relays = [("a".to_owned(), Ok(report)), ("b".to_owned(), Err("it cannot be connected to".to_owned()))];
         let look = Look {
+            reviewers: BTreeSet::new(),
             relay_pods: vec![Arc::new(serde_json::from_value(value).unwrap()), pod],
             deployment: None,
             pools: Vec::new(),

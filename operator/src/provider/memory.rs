@@ -1,6 +1,6 @@
 //! What the controller remembers between two passes. All of it may be lost: it only saves questions and writes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -29,6 +29,8 @@ pub(super) struct Memory {
     whole_since: Option<Instant>,
     /// Objects that are not wanted and were seen not to be there.
     absent: HashSet<String>,
+    /// The namespace's relays that were last let review tokens.
+    pub(super) bound: Option<BTreeSet<String>>,
     /// By name, the resourceVersion of an applied Secret.
     pub(super) versions: HashMap<String, String>,
     /// What came of the last pass over the objects.
@@ -91,6 +93,7 @@ impl Memory {
     pub(super) fn forget_objects(&mut self, now: Instant) {
         self.applied.clear();
         self.absent.clear();
+        self.bound = None;
         self.whole_since = Some(now);
     }
 

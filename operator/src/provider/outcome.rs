@@ -4,6 +4,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::fetch::FetchError;
 use super::reasons;
+use super::reviewers;
 use super::rotation::{News, Plan};
 use super::validate::InvalidSpec;
 use crate::apply::ApplyError;
@@ -163,6 +164,15 @@ impl From<&ApplyError> for Failure {
             ApplyError::Api { .. } => (reasons::API_ERROR, FailureKind::Transient),
         };
         Self::new(reason, kind, error.kind(), error)
+    }
+}
+
+impl From<&reviewers::Error> for Failure {
+    fn from(error: &reviewers::Error) -> Self {
+        match error {
+            reviewers::Error::NoBinding => Self::new(reasons::FORBIDDEN, FailureKind::Transient, "forbidden", error),
+            reviewers::Error::Binding(cause) => Self { message: error.to_string(), ..Self::from(cause) },
+        }
     }
 }
 

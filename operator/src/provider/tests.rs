@@ -17,6 +17,7 @@ use crate::defaults::{Defaults, RelayDefaults};
 use crate::relay_state::{ModelReport, RelayReport, RelaySnapshot, WorkerReport};
 
 mod api;
+mod reviewers;
 mod secrets;
 mod tls;
 
@@ -34,8 +35,16 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::with(None)
+    }
+
+    fn with_binding(name: &str) -> Self {
+        Self::with(Some(name.to_owned()))
+    }
+
+    fn with(token_review_binding: Option<String>) -> Self {
         let api = FakeApi::default();
-        let relay = RelayDefaults { image: "r:1".into(), ..RelayDefaults::default() };
+        let relay = RelayDefaults { image: "r:1".into(), token_review_binding, ..RelayDefaults::default() };
         let defaults = Defaults { relay, ..Defaults::default() };
         let ctx = Context::new(api.client(), defaults, Place::in_namespace("mr-system"), "test".into());
         let (triggers, requests) = Triggers::channels();

@@ -85,6 +85,15 @@ fn may_be_at_zero(pool: &WorkerPool) -> bool {
 }
 
 impl ValidatedProvider {
+    /// The ServiceAccounts of its workers, each with its namespace.
+    pub fn worker_accounts(&self) -> Vec<String> {
+        let whole = |account: &String| match account.split_once('/') {
+            Some(_) => account.clone(),
+            None => format!("{}/{account}", self.namespace),
+        };
+        self.spec.worker_service_accounts.iter().map(whole).collect()
+    }
+
     /// Metadata of an object that goes with the Provider.
     pub fn metadata(&self, name: &str) -> Map<String, Value> {
         let mut metadata = self.unowned_metadata(name);

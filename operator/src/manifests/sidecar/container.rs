@@ -4,28 +4,36 @@ use serde_json::{Map, Value, json};
 
 use super::{Inputs, Refusal, backend, sidecar_port};
 use crate::crd::WorkerPoolSpec;
-use crate::crd::worker_pool::{InjectMode, Mode};
+use crate::crd::worker_pool::{Credential, InjectMode, Mode};
 use crate::names;
 
 /// The worker's settings, as it finds them.
 pub const CONFIG_FILE: &str = "/etc/modelrelay/config/worker.yaml";
 /// The secret that admits it to the Provider.
 pub const SECRET_FILE: &str = "/etc/modelrelay/secret/worker-secret";
+/// The token that does so in its place.
+const TOKEN_FILE: &str = "/etc/modelrelay/token/token";
 /// The key that it sends to the backend.
 pub const BACKEND_KEY_FILE: &str = "/etc/modelrelay/backend-key/key";
 
 const CONFIG_VOLUME: &str = "modelrelay-config";
 const SECRET_VOLUME: &str = "modelrelay-secret";
+const TOKEN_VOLUME: &str = "modelrelay-token";
 const BACKEND_KEY_VOLUME: &str = "modelrelay-backend-key";
 const NO_TOKEN_VOLUME: &str = "modelrelay-no-token";
 const TMP_VOLUME: &str = "modelrelay-tmp";
 pub(super) const BINARY_VOLUME: &str = "modelrelay-binary";
 /// Every name of a volume of the worker.
-pub(super) const VOLUMES: [&str; 6] =
-    [CONFIG_VOLUME, SECRET_VOLUME, BACKEND_KEY_VOLUME, NO_TOKEN_VOLUME, TMP_VOLUME, BINARY_VOLUME];
+pub(super) const VOLUMES: [&str; 7] =
+    [CONFIG_VOLUME, SECRET_VOLUME, TOKEN_VOLUME, BACKEND_KEY_VOLUME, NO_TOKEN_VOLUME, TMP_VOLUME, BINARY_VOLUME];
 
 /// Where the API server mounts a ServiceAccount's token into each container that has nothing there.
 const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// Whom the tokens of workers are for: the relay's default.
+const TOKEN_AUDIENCE: &str = "modelrelay";
+/// How long each is good; the kubelet renews it after four fifths of that.
+const TOKEN_SECS: i64 = 3600;
 
 /// User and group of the images' programs.
 const UID: i64 = 65532;
@@ -37,7 +45,7 @@ const BACKEND_PERIOD_SECS: i32 = 2;
 
 /// Settings of the worker that a pool's fields decide. In the environment they would win over worker.yaml, and the
 /// resource would say one thing while the worker does another.
-const RESERVED_ENV: [(&str, &str); 20] = [
+const RESERVED_ENV: [(&str, &str); 21] = [
     ("BACKEND_API_KEY", "spec.backend.apiKeySecretRef"),
     ("BACKEND_API_KEY_FILE", "spec.backend.apiKeySecretRef"),
     ("BACKEND_ENGINE", "spec.backend.engine"),
@@ -58,6 +66,7 @@ const RESERVED_ENV: [(&str, &str); 20] = [
     ("WORKER_POOL", "the pool's name"),
     ("WORKER_SECRET", "spec.provider"),
     ("WORKER_SECRET_FILE", "spec.provider"),
+    ("WORKER_TOKEN_FILE", "spec.credential"),
 ];
 
 /// The worker's container. `alone`: it is the Pod's only one, and not a sidecar.
@@ -104,11 +113,7 @@ pub fn volumes(inputs: &Inputs<'_>) -> Vec<Value> {
     let spec = inputs.spec();
     let mut volumes = vec![
         json!({"name": CONFIG_VOLUME, "configMap": {"name": names::worker(inputs.pool_name())}}),
-        // Optional: without it the worker waits for the Provider; were it needed, the backend would wait too.
-        json!({
-            "name": SECRET_VOLUME,
-            "secret": {"secretName": names::worker_secret(&spec.provider), "optional": true},
-        }),
+        credential_volume(spec),
     ];
     if let Some(key) = backend_key(spec) {
         volumes.push(json!({
@@ -120,6 +125,20 @@ pub fn volumes(inputs: &Inputs<'_>) -> Vec<Value> {
         volumes.push(json!({"name": TMP_VOLUME, "emptyDir": {}}));
     }
     volumes
+}
+
+fn credential_volume(spec: &WorkerPoolSpec) -> Value {
+    match spec.credential {
+        // Optional: without it the worker waits for the Provider; were it needed, the backend would wait too.
+        Credential::Secret => json!({
+            "name": SECRET_VOLUME,
+            "secret": {"secretName": names::worker_secret(&spec.provider), "optional": true},
+        }),
+        // Of the Pod's account, for relays alone: it opens nothing at the API server.
+        Credential::ServiceAccountToken => json!({"name": TOKEN_VOLUME, "projected": {"sources": [
+            {"serviceAccountToken": {"path": "token", "audience": TOKEN_AUDIENCE, "expirationSeconds": TOKEN_SECS}},
+        ]}}),
+    }
 }
 
 /// Whether engines run in the worker's own container, whose root is read-only: nearly all of them write to /tmp.
@@ -166,6 +185,10 @@ pub(super) fn env(inputs: &Inputs<'_>, alone: bool) -> Vec<Value> {
         // The kubelet's probes and preStop hooks come to the Pod's address.
         json!({"name": "PROBE_ADDR", "value": format!("0.0.0.0:{}", sidecar_port(spec))}),
     ];
+    // Not in worker.yaml, which reaches Pods that run, and mount what they were made with; it wins over the secret there.
+    if spec.credential == Credential::ServiceAccountToken {
+        env.push(json!({"name": "WORKER_TOKEN_FILE", "value": TOKEN_FILE}));
+    }
     if backend_key(spec).is_some() {
         env.push(json!({"name": "BACKEND_API_KEY_FILE", "value": BACKEND_KEY_FILE}));
     }
@@ -205,7 +228,11 @@ fn probe(path: &str, port: i32, period: i32, attempts: i32) -> Value {
 
 pub(super) fn mounts(spec: &WorkerPoolSpec, alone: bool) -> Vec<Value> {
     let folder = |file: &'static str| file.rsplit_once('/').map_or(file, |(folder, _)| folder);
-    let mut mounts = vec![(CONFIG_VOLUME, folder(CONFIG_FILE)), (SECRET_VOLUME, folder(SECRET_FILE))];
+    let credential = match spec.credential {
+        Credential::Secret => (SECRET_VOLUME, folder(SECRET_FILE)),
+        Credential::ServiceAccountToken => (TOKEN_VOLUME, folder(TOKEN_FILE)),
+    };
+    let mut mounts = vec![(CONFIG_VOLUME, folder(CONFIG_FILE)), credential];
     if backend_key(spec).is_some() {
         mounts.push((BACKEND_KEY_VOLUME, folder(BACKEND_KEY_FILE)));
     }

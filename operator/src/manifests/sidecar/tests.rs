@@ -349,6 +349,32 @@ fn a_volume_of_the_same_name_is_refused() {
 }
 
 #[test]
+fn a_worker_that_shows_a_token_mounts_no_secret() {
+    let pod = added(vllm_pod(), &json!({"credential": "ServiceAccountToken"})).0;
+    let worker = worker(&pod).unwrap();
+    let variable = json!({"name": "WORKER_TOKEN_FILE", "value": "/etc/modelrelay/token/token"});
+    assert!(worker["env"].as_array().unwrap().contains(&variable), "{worker}");
+    let mount = json!({"name": "modelrelay-token", "mountPath": "/etc/modelrelay/token", "readOnly": true});
+    assert!(worker["volumeMounts"].as_array().unwrap().contains(&mount), "{worker}");
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    assert!(volumes.iter().all(|volume| volume.get("secret").is_none()), "{volumes:?}");
+    let source = json!({"path": "token", "audience": "modelrelay", "expirationSeconds": 3600});
+    let token = volumes.iter().find(|volume| volume["name"] == "modelrelay-token").unwrap();
+    assert_eq!(token["projected"]["sources"], json!([{"serviceAccountToken": source}]));
+    // The API server's own stays out of reach.
+    assert!(worker["volumeMounts"].to_string().contains("modelrelay-no-token"), "{worker}");
+    // Injected Pods of before are outdated, and a template is rendered anew, only where the pool says so.
+    let hash = |spec: &Value| hash(&Inputs { pool: &pool(spec), defaults: &defaults(), drain_token: "" });
+    assert_eq!(hash(&json!({"provider": "local"})), hash(&json!({"provider": "local", "credential": "Secret"})));
+    assert_ne!(
+        hash(&json!({"provider": "local"})),
+        hash(&json!({"provider": "local", "credential": "ServiceAccountToken"}))
+    );
+    let written = serde_json::to_value(pool(&json!({"provider": "local"})).spec).unwrap();
+    assert!(written.get("credential").is_none(), "it would change what templates were rendered from");
+}
+
+#[test]
 fn a_pod_that_is_none_is_refused() {
     for (pod, message) in [
         (json!([]), "the Pod must be an object"),

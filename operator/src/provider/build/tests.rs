@@ -141,6 +141,12 @@ fn with_api_keys_and_the_charts_defaults() {
 }
 
 #[test]
+fn workers_by_their_accounts() {
+    let spec = json!({"workerServiceAccounts": ["gpu-workers", "research/gpu"]});
+    snapshot::check("provider-worker-accounts", &page(&built(spec, &[], &steady(), &defaults())));
+}
+
+#[test]
 fn rotation_under_way() {
     let previous = |value: &str, until: &str| Previous { value: Secret::new(value), until: Some(at(until)) };
     let plan = Plan {

@@ -1,5 +1,6 @@
 #![allow(clippy::needless_pass_by_value, reason = "values are written where they are used")]
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -47,6 +48,7 @@ fn reported(relays: &[(&str, &str)]) -> Arc<RelaySnapshot> {
 
 fn serving() -> Look {
     Look {
+        reviewers: BTreeSet::new(),
         relay_pods: vec![pod("a", true)],
         deployment: Some(deployment(1, 1)),
         pools: Vec::new(),
@@ -97,7 +99,13 @@ fn a_relay_that_runs_the_configuration_serves() {
 
 #[test]
 fn the_first_pass_says_everything() {
-    let look = Look { relay_pods: Vec::new(), deployment: None, pools: Vec::new(), reported: None };
+    let look = Look {
+        relay_pods: Vec::new(),
+        deployment: None,
+        pools: Vec::new(),
+        reported: None,
+        reviewers: Default::default(),
+    };
     let found = conditions(json!({}), &look, &applied());
     assert_eq!(found, expect(("False", "NoRelayReady"), ("False", "WaitingForRelays"), ("True", "RollingOut"), FINE));
 }

@@ -2,6 +2,7 @@
 
 mod certificates;
 mod configuration;
+mod identity;
 mod keys;
 mod life;
 mod objects;

@@ -1,0 +1,47 @@
+//! What passes do with the right to have tokens reviewed.
+
+use super::*;
+
+const BINDING: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/reviews";
+
+fn by_token() -> Provider {
+    provider(json!({"workerServiceAccounts": ["gpu"]}))
+}
+
+#[tokio::test]
+async fn an_operator_that_may_let_nobody_review_tokens_says_so_and_the_relay_serves_all_the_same() {
+    let world = World::new();
+    world.pass(&by_token()).await.unwrap_err();
+    assert_eq!(world.condition("Reconciling"), ("True".into(), "Forbidden".into()));
+    let status = world.api.object("providers/local/status").unwrap();
+    assert!(status.to_string().contains("rbac.workerTokens=true"), "{status}");
+    assert!(world.api.object("deployments/local-relay").is_some() && world.api.object("services/local").is_some());
+    // Who asks for nothing of it minds nothing.
+    let world = World::new();
+    world.pass(&provider(json!({}))).await.unwrap();
+    assert_eq!(world.condition("Reconciling").0, "True", "it waits for relays");
+    assert_ne!(world.condition("Reconciling").1, "Forbidden");
+}
+
+#[tokio::test]
+async fn a_relay_is_let_review_tokens_by_the_one_binding_and_only_while_it_has_to() {
+    let world = World::with_binding("reviews");
+    let elsewhere = json!({"kind": "ServiceAccount", "name": "other-relay", "namespace": "research"});
+    let binding = |version: &str, subjects: Value| {
+        let metadata = json!({"name": "reviews", "resourceVersion": version});
+        let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "reviews"});
+        json!({"metadata": metadata, "roleRef": role, "subjects": subjects})
+    };
+    world.api.put(BINDING, binding("7", json!([elsewhere])));
+    world.pass(&by_token()).await.unwrap();
+    let patched = world.api.object("clusterrolebindings/reviews").unwrap();
+    let ours = json!({"kind": "ServiceAccount", "name": "local-relay", "namespace": "llm"});
+    assert_eq!(patched["subjects"], json!([ours, elsewhere]));
+    // Known, so not asked for again.
+    world.api.take_writes();
+    world.changed(&by_token()).await.unwrap();
+    assert!(world.api.take_writes().iter().all(|write| !write.contains("clusterrolebindings")));
+    world.api.put(BINDING, binding("8", json!([ours, elsewhere])));
+    world.changed(&with_metadata(json!({"generation": 2}), json!({}))).await.unwrap();
+    assert_eq!(world.api.object("clusterrolebindings/reviews").unwrap()["subjects"], json!([elsewhere]));
+}

@@ -10,6 +10,7 @@ mod token;
 mod views;
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 pub use token::AdminToken;
 
@@ -19,21 +20,25 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
-use http::StatusCode;
+use http::{HeaderMap, Method, StatusCode};
 use modelrelay_protocol::headers::bearer_token;
 use modelrelay_protocol::message::{ModelsRefresh, RelayToWorker};
 use serde_json::{Value, json};
 use tracing::info;
 
-use audited::{Asker, Told};
+pub(crate) use audited::{Asker, Told};
 
 use crate::audit::Action;
+use crate::dashboard::{self, Refusal};
 use crate::dispatch::CancelReason;
 use crate::metrics::{CONTENT_TYPE, Realm};
 use crate::provider::Provider;
 use crate::relay::Relay;
 use crate::socket::link::WorkerLink;
 use crate::socket::session::{ADMIN_DRAIN, DRAINED};
+
+/// Of whom there was a login, which has ended.
+const LOGIN_OVER: &str = "the login is over: log in again";
 
 /// `/admin/…` behind the token, and `/metrics`.
 pub fn router(relay: Arc<Relay>) -> Router<Arc<Relay>> {
@@ -47,6 +52,9 @@ pub fn router(relay: Arc<Relay>) -> Router<Arc<Relay>> {
         .route("/state", get(views::state))
         .route("/requests", get(views::requests))
         .route("/requests/{id}/cancel", post(cancel))
+        .route("/live", get(dashboard::live))
+        .route("/setup", get(dashboard::overview))
+        .route("/setup/secret", post(dashboard::secret))
         .route("/keys", get(keys::list).post(keys::create))
         .route("/keys/{id}", delete(keys::revoke))
         .fallback(|| async { problem(StatusCode::NOT_FOUND, "not_found", "nothing is at this path") })
@@ -59,28 +67,44 @@ pub fn router(relay: Arc<Relay>) -> Router<Arc<Relay>> {
 }
 
 /// An error for an admin, in the shape that the API's other errors have.
-fn problem(status: StatusCode, code: &str, message: impl Into<String>) -> Response {
+pub(crate) fn problem(status: StatusCode, code: &str, message: impl Into<String>) -> Response {
     problem_in(status, code, message, None)
 }
 
 /// The same, naming the field at fault.
-fn problem_in(status: StatusCode, code: &str, message: impl Into<String>, field: Option<&str>) -> Response {
+pub(crate) fn problem_in(status: StatusCode, code: &str, message: impl Into<String>, field: Option<&str>) -> Response {
     let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
     let body = json!({ "error": { "message": message.into(), "type": kind, "param": field, "code": code } });
     (status, Json(body)).into_response()
 }
 
 async fn authenticate(State(relay): State<Arc<Relay>>, request: Request<Body>, next: Next) -> Response {
-    let header = request.headers().get(http::header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let presented = header.map(bearer_token).unwrap_or_default();
-    match relay.admin_token.refusal(presented) {
+    match refusal(&relay, request.method(), request.headers()) {
         None => next.run(request).await,
+        // A page that was left open over night is nobody who tries tokens.
+        Some(LOGIN_OVER) => problem(StatusCode::FORBIDDEN, "forbidden", LOGIN_OVER),
         Some(message) => {
             relay.shared.metrics.login_failed(Realm::Admin);
             let asker = Asker::of(&relay, &request);
             asker.note(&relay, Action::Login, StatusCode::FORBIDDEN, Told::default());
             problem(StatusCode::FORBIDDEN, "forbidden", message)
         }
+    }
+}
+
+/// Why a request is not let in: by its token, or, where it brings none, by the cookie of a login to the dashboard.
+pub(crate) fn refusal(relay: &Relay, method: &Method, headers: &HeaderMap) -> Option<&'static str> {
+    let presented = headers.get(http::header::AUTHORIZATION).map(|value| value.to_str().unwrap_or_default());
+    match (presented, relay.admin_token.current()) {
+        (None, Some(token)) => match dashboard::check(&token, method, headers, SystemTime::now()) {
+            Ok(()) => None,
+            Err(Refusal::Absent) => relay.admin_token.refusal(""),
+            Err(Refusal::Ended) => Some(LOGIN_OVER),
+            Err(Refusal::NotOurPage) => {
+                Some("a change with the cookie of a login has to carry the header x-modelrelay-dashboard")
+            }
+        },
+        (presented, _) => relay.admin_token.refusal(bearer_token(presented.unwrap_or_default())),
     }
 }
 

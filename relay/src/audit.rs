@@ -42,6 +42,9 @@ pub enum Action {
     /// A request ended.
     #[serde(rename = "request.cancel")]
     RequestCancel,
+    /// What a provider's workers have to show.
+    #[serde(rename = "secret.show")]
+    SecretShow,
 }
 
 /// What came of it.
@@ -88,6 +91,7 @@ impl Action {
             Self::WorkerRefresh => "worker.refresh",
             Self::WorkerCommand => "worker.command",
             Self::RequestCancel => "request.cancel",
+            Self::SecretShow => "secret.show",
         }
     }
 }

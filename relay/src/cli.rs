@@ -170,6 +170,11 @@ pub struct Args {
     #[arg(long, env = "ADMIN_LISTEN_ADDR", value_name = "ADDR", value_parser = values::optional_listen_addr)]
     pub admin_listen_addr: Option<OptionalAddr>,
 
+    /// Address at which clients and workers reach this relay, for the commands that the pages show.
+    /// [default: as the browser does]
+    #[arg(long, env = "PUBLIC_URL", value_name = "URL", value_parser = values::optional_url)]
+    pub public_url: Option<OptionalText>,
+
     /// Serve the worker socket here as well. [default: none]
     #[arg(long, env = "WORKER_LISTEN_ADDR", value_name = "ADDR", value_parser = values::optional_listen_addr)]
     pub worker_listen_addr: Option<OptionalAddr>,

@@ -44,6 +44,8 @@ pub struct Config {
     pub listen_addr: SocketAddr,
     /// Own listener of `/admin`, `/metrics` and the dashboard.
     pub admin_listen_addr: Option<SocketAddr>,
+    /// Where clients and workers reach this relay, without a slash at the end; `None`: as whoever asks does.
+    pub public_url: Option<String>,
     /// Own listener of the worker socket.
     pub worker_listen_addr: Option<SocketAddr>,
     /// Whether the worker socket is served on `listen_addr` too; true whenever there is no other.
@@ -414,6 +416,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
     Ok(Config {
         listen_addr: args.listen_addr,
         admin_listen_addr: address(&args.admin_listen_addr),
+        public_url: args.public_url.as_ref().and_then(|url| url.0.clone()),
         worker_listen_addr,
         workers_on_client_port: args.workers_on_client_port || worker_listen_addr.is_none(),
         tls: tls_files(args)?,

@@ -25,7 +25,7 @@ use modelrelay_protocol::paths::POST_PATHS;
 use tower_service::Service;
 
 use crate::relay::Relay;
-use crate::{admin, socket};
+use crate::{admin, dashboard, socket};
 use respond::Client;
 
 /// Which of the routes a listener serves.
@@ -35,7 +35,7 @@ pub struct Parts {
     pub clients: bool,
     /// The worker socket.
     pub workers: bool,
-    /// `/admin` and `/metrics`.
+    /// `/admin`, `/metrics` and the pages.
     pub admin: bool,
 }
 
@@ -59,7 +59,7 @@ pub fn router(relay: Arc<Relay>, parts: Parts) -> Router {
         router = router.route("/v1/worker/connect", get(socket::connect));
     }
     if parts.admin {
-        router = router.merge(admin::router(Arc::clone(&relay)));
+        router = router.merge(admin::router(Arc::clone(&relay))).merge(dashboard::router());
     }
     router
         .fallback(not_found)
@@ -89,7 +89,7 @@ pub async fn answer(router: &mut Router, mut request: Request<Body>) -> Response
     response
 }
 
-async fn not_found(request: Request<Body>) -> Response {
+pub(crate) async fn not_found(request: Request<Body>) -> Response {
     let client = Client::of(&request);
     let path: String = request.uri().path().chars().take(256).collect();
     let message = format!("nothing is at {} {path}", request.method());

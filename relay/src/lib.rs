@@ -12,6 +12,7 @@ pub mod cli;
 pub mod cluster_api;
 pub mod config;
 pub mod config_watch;
+pub mod dashboard;
 pub mod dispatch;
 pub mod exchange;
 pub mod file_watch;

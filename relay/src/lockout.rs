@@ -70,10 +70,11 @@ impl Lockout {
         records.handle_failure(bucket(address), now)
     }
 
-    /// Whether a failure from `address` would be told to wait.
-    pub fn is_locked(&self, address: IpAddr, now: Instant) -> bool {
+    /// For how long an address is locked, at least a second; `None` when it is not.
+    pub fn locked_for(&self, address: IpAddr, now: Instant) -> Option<u64> {
         let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        records.locked_until(bucket(address)).is_some_and(|until| until > now)
+        let until = records.locked_until(bucket(address))?;
+        (until > now).then(|| seconds_up(until - now))
     }
 
     /// How many addresses are remembered.
@@ -295,8 +296,17 @@ mod tests {
         fail_times(&lockout, HERE, 5, now);
         assert_eq!(lockout.judge(HERE, true, now), Verdict::Admitted);
         assert!(matches!(lockout.judge(HERE, false, now), Verdict::Locked { .. }));
-        assert!(lockout.is_locked(HERE, now) && !lockout.is_locked(THERE, now));
-        assert!(!lockout.is_locked(HERE, now + WINDOW));
+    }
+
+    #[test]
+    fn a_lock_can_be_asked_for() {
+        let (lockout, now) = (Lockout::new(), Instant::now());
+        assert_eq!(lockout.locked_for(HERE, now), None);
+        fail_times(&lockout, HERE, 4, now);
+        assert_eq!(lockout.locked_for(HERE, now), None);
+        fail_times(&lockout, HERE, 1, now);
+        assert_eq!((lockout.locked_for(HERE, now), lockout.locked_for(THERE, now)), (Some(60), None));
+        assert_eq!(lockout.locked_for(HERE, now + WINDOW), None);
     }
 
     #[test]

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
 
 fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
     let config = Config::from_args(&args)?;
-    telemetry::init(&config.log_filter, config.log_format)?;
+    let journal = telemetry::init(&config.log_filter, config.log_format)?;
     for variable in &config.ignored_variables {
         tracing::warn!("{variable} is ignored: --config is given, and its providers count");
     }
@@ -40,7 +40,7 @@ fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
     let threads = args.threads.map_or_else(default_threads, usize::from);
     runtime(threads)?.block_on(async {
         let signal = shutdown::listen()?;
-        relay::run(args, config, signal).await?;
+        relay::run(args, config, signal, journal).await?;
         Ok(())
     })
 }

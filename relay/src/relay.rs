@@ -17,6 +17,7 @@ use crate::audit::AuditLog;
 use crate::cli::Args;
 use crate::config::{Config, ConfigError, KeyStorage, WorkerTokens};
 use crate::config_watch::ConfigWatch;
+use crate::dashboard::{self, Dashboard, Journal};
 use crate::http::{self, Parts};
 use crate::identity::{Identities, recheck};
 use crate::keys::{FileKeyStore, KeyStore, KeyStoreError, SecretKeyStore, flush_regularly};
@@ -44,6 +45,8 @@ pub struct Relay {
     pub audit: AuditLog,
     /// API keys.
     pub keys: Arc<dyn KeyStore>,
+    /// What the pages show.
+    pub dashboard: Dashboard,
     /// Failed logins of workers.
     pub lockout: Lockout,
     /// Whose the tokens of workers are.
@@ -73,8 +76,8 @@ pub enum StartError {
     Keys(#[from] KeyStoreError),
 }
 
-/// Runs until a signal ends it, and says when it could not start.
-pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Result<(), StartError> {
+/// Runs until a signal ends it, and says when it could not start. `journal`: what the log has said and will say.
+pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal: Journal) -> Result<(), StartError> {
     let keys = open_keys(&config.api_keys)?;
     let admin_token = AdminToken::start(&config.admin_token)?;
     let metrics = Arc::new(Metrics::new());
@@ -93,6 +96,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Resu
         tls,
         audit,
         keys,
+        dashboard: Dashboard::new(journal),
         lockout: Lockout::new(),
         identities,
     });
@@ -106,6 +110,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal) -> Resu
         tokio::spawn(server::serve(listener, serving, limit, connections.clone()));
     }
     tokio::spawn(Arc::clone(&relay).follow_settings());
+    tokio::spawn(dashboard::record(Arc::downgrade(&relay)));
     let stop = signal.recv().await;
     relay.drain(stop, connections).await;
     relay.audit.close();

@@ -7,8 +7,11 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 
 use tracing::subscriber::{SetGlobalDefaultError, set_global_default};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+use crate::dashboard::Journal;
 
 /// How a line looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -24,21 +27,23 @@ pub enum LogFormat {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFilter(String);
 
-/// Starts logging for the whole process; an error when somebody did already.
+/// Starts logging for the whole process, to the journal that it gives too; an error when somebody did already.
 ///
 /// Only `tracing`'s events are taken. Records of the older `log` crate, which some libraries write, go nowhere on purpose:
 /// the WebSocket library writes whole frames there at its lowest level, and frames hold prompts and answers.
-pub fn init(filter: &LogFilter, format: LogFormat) -> Result<(), SetGlobalDefaultError> {
-    let registry = tracing_subscriber::registry().with(filter.to_env_filter());
+pub fn init(filter: &LogFilter, format: LogFormat) -> Result<Journal, SetGlobalDefaultError> {
+    let journal = Journal::default();
+    let registry = tracing_subscriber::registry().with(journal.clone().with_filter(filter_fn(Journal::keeps)));
     let lines =
         tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     match format {
-        LogFormat::Text => set_global_default(registry.with(lines)),
+        LogFormat::Text => set_global_default(registry.with(lines.with_filter(filter.to_env_filter())))?,
         LogFormat::Json => {
             let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
-            set_global_default(registry.with(lines))
+            set_global_default(registry.with(lines.with_filter(filter.to_env_filter())))?;
         }
     }
+    Ok(journal)
 }
 
 impl LogFilter {

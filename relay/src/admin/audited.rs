@@ -19,28 +19,33 @@ use crate::relay::Relay;
 
 /// What a route says of its change beyond what the request's path does, put into its answer's extensions.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Told {
+pub(crate) struct Told {
     /// The id of what was made.
-    pub(super) subject: Option<String>,
+    pub(crate) subject: Option<String>,
     /// What was ordered.
-    pub(super) detail: Option<String>,
+    pub(crate) detail: Option<String>,
 }
 
 /// Whom an event is about to be from.
-pub(super) struct Asker {
+pub(crate) struct Asker {
     client: IpAddr,
     request_id: String,
 }
 
 impl Asker {
-    pub(super) fn of(relay: &Relay, request: &Request<Body>) -> Self {
+    pub(crate) fn of(relay: &Relay, request: &Request<Body>) -> Self {
         let peer = request.extensions().get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0.ip());
         let client = client_address(peer, request.headers(), &relay.shared.config.load().trusted_proxies);
         Self { client, request_id: Client::of(request).request_id }
     }
 
+    /// The address that it counts for.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.client
+    }
+
     /// Takes note of what it wanted, and of the answer.
-    pub(super) fn note(self, relay: &Relay, action: Action, status: StatusCode, told: Told) {
+    pub(crate) fn note(self, relay: &Relay, action: Action, status: StatusCode, told: Told) {
         let Self { client, request_id } = self;
         let (status, Told { subject, detail }) = (status.as_u16(), told);
         let outcome = Outcome::of(status);
@@ -79,6 +84,7 @@ fn action(method: &Method, path: &str) -> Option<Action> {
         ("POST", ["workers", _, "refresh"]) => Some(Action::WorkerRefresh),
         ("POST", ["workers", _, "command"]) => Some(Action::WorkerCommand),
         ("POST", ["requests", _, "cancel"]) => Some(Action::RequestCancel),
+        ("POST", ["setup", "secret"]) => Some(Action::SecretShow),
         _ => None,
     }
 }
@@ -86,7 +92,7 @@ fn action(method: &Method, path: &str) -> Option<Action> {
 /// Asked before the change: a request that was cancelled is gone.
 fn exists(relay: &Relay, action: Action, id: &str) -> bool {
     match action {
-        Action::Login | Action::KeyCreate => false,
+        Action::Login | Action::KeyCreate | Action::SecretShow => false,
         Action::KeyRevoke => relay.keys.snapshot().lookup(id).is_some(),
         Action::WorkerDrain | Action::WorkerRefresh | Action::WorkerCommand => find(relay, id).is_some(),
         Action::RequestCancel => relay.all_providers().iter().any(|provider| provider.live_request(id).is_some()),

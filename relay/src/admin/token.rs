@@ -56,7 +56,7 @@ impl AdminToken {
     }
 
     /// Why a request with this token is refused; `None` when it is let in.
-    pub(super) fn refusal(&self, presented: &str) -> Option<&'static str> {
+    pub(crate) fn refusal(&self, presented: &str) -> Option<&'static str> {
         match &*self.current.load() {
             None => Some("the admin API is off: set MODELRELAY_ADMIN_TOKEN or MODELRELAY_ADMIN_TOKEN_FILE"),
             Some(token) if !token.verify(presented) => Some("the admin token is missing or wrong"),

@@ -38,6 +38,19 @@ pub(super) fn optional_path(text: &str) -> Result<OptionalPath, Allowed> {
     Ok(OptionalPath((!text.is_empty()).then(|| PathBuf::from(text))))
 }
 
+/// Without a slash at its end, since paths are added to it.
+pub(super) fn optional_url(text: &str) -> Result<OptionalText, Allowed> {
+    let rest =
+        text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).map(|rest| rest.trim_end_matches('/'));
+    let is_plain =
+        |rest: &str| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_graphic() && !br#"'"`<>\?#@"#.contains(&b));
+    match (text, rest) {
+        ("", _) => Ok(OptionalText(None)),
+        (_, Some(rest)) if is_plain(rest) => Ok(OptionalText(Some(text.trim_end_matches('/').to_owned()))),
+        _ => Err("an address such as https://relay.example or http://192.0.2.1:8080".to_owned()),
+    }
+}
+
 /// The name of an object, as the API server allows it; it becomes part of a path.
 pub(super) fn optional_object_name(text: &str) -> Result<OptionalText, Allowed> {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);

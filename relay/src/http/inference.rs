@@ -23,6 +23,7 @@ use super::respond::Client;
 use super::ticket::Ticket;
 use super::{intake, parse};
 use crate::affinity::Origin;
+use crate::dashboard::journal::PER_REQUEST;
 use crate::dispatch::WorkerKey;
 use crate::exchange::Exchange;
 use crate::metrics::{ClientKind, Outcome};
@@ -74,6 +75,7 @@ fn refuse(
     intake::discard(headers, body);
     relay.shared.metrics.unrouted_request_finished(endpoint, Outcome::of_error(error.kind()), error.status());
     tracing::info!(
+        target: PER_REQUEST,
         request_id = client.request_id,
         endpoint = endpoint.as_str(),
         code = error.code(),

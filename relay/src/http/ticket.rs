@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use modelrelay_protocol::error::ApiError;
 
+use crate::dashboard::journal::PER_REQUEST;
 use crate::dispatch::CancelReason;
 use crate::keys::KeyLease;
 use crate::metrics::{Outcome, RequestEnd, RequestSeries};
@@ -128,6 +129,7 @@ impl Ticket {
         let progress = self.record.progress();
         let ttft = self.first_byte_at.map(|at| (at - outline.received_at).as_millis() as u64);
         tracing::info!(
+            target: PER_REQUEST,
             request_id = outline.id,
             provider = %outline.provider,
             model = &*outline.model,

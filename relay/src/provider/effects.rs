@@ -8,6 +8,7 @@ use modelrelay_protocol::message as wire;
 use tracing::{debug, info, warn};
 
 use super::{Provider, State};
+use crate::dashboard::journal::PER_REQUEST;
 use crate::dispatch::{
     CancelReason, Effect, Failure, LoadFailure, ModelDemand, RequestKey, RequeueReason, Stage, WorkerKey,
 };
@@ -68,6 +69,7 @@ impl Provider {
         self.series.queue_wait_ended(QueueOutcome::Dispatched, waited);
         link.send(record, attempt);
         info!(
+            target: PER_REQUEST,
             request_id = record.outline.id,
             provider = %self.name,
             model = &*record.outline.model,

@@ -141,7 +141,7 @@ async fn credential(relay: &Relay, provider: Option<&Provider>, visitor: &Visito
         ));
     }
     let listed = |account: &_| all.iter().any(|provider| provider.config().worker_accounts.contains(account));
-    let suspect = relay.lockout.is_locked(visitor.address, Instant::now());
+    let suspect = relay.lockout.locked_for(visitor.address, Instant::now()).is_some();
     let identity = relay.identities.identify(token, listed, suspect).await?;
     let may_come_in = match provider {
         Some(provider) => provider.config().worker_accounts.contains(&identity.account),

@@ -396,6 +396,11 @@ impl WorkerLink {
         self.lock().heard_at
     }
 
+    /// How long its last heartbeat took, or its registration, while there was none.
+    pub fn round_trip(&self) -> Duration {
+        self.lock().round_trip
+    }
+
     /// The worker answered a heartbeat, and took so long for it.
     pub fn mark_heard(&self, took: Option<Duration>) {
         let mut state = self.lock();

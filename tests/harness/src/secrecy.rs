@@ -72,13 +72,13 @@ impl Secrets {
 }
 
 /// Whether this answer shows secrets or prompts to nobody who may not know them, so that it must hold none: an answer of a
-/// relay about itself. A key that was just made is shown, once.
+/// relay about itself. A key that was just made is shown, once, and the worker secret to an admin who asks for it.
 #[must_use]
 pub fn is_about_the_program(method: &str, target: &str) -> bool {
     let path = target.split('?').next().unwrap_or_default();
-    let makes_a_key = method == "POST" && path == "/admin/keys";
+    let shows_a_secret = method == "POST" && ["/admin/keys", "/admin/setup/secret"].contains(&path);
     let about = ["/admin", "/metrics", "/health", "/readyz", "/livez"];
-    !makes_a_key && about.iter().any(|prefix| path.starts_with(prefix))
+    !shows_a_secret && about.iter().any(|prefix| path.starts_with(prefix))
 }
 
 /// `mr-`, an id of twelve characters, and a secret of more than twenty.
@@ -136,12 +136,16 @@ mod tests {
     }
 
     #[test]
-    fn a_new_keys_answer_is_the_only_one_about_the_relay_that_may_show_it() {
+    fn only_two_answers_about_the_relay_may_show_a_secret() {
         assert!(is_about_the_program("GET", "/admin/keys") && is_about_the_program("GET", "/metrics"));
         assert!(
             is_about_the_program("DELETE", "/admin/keys/x")
                 && is_about_the_program("GET", "/admin/state?residency=true")
         );
-        assert!(!is_about_the_program("POST", "/admin/keys") && !is_about_the_program("POST", "/v1/chat/completions"));
+        assert!(
+            !is_about_the_program("POST", "/admin/keys")
+                && !is_about_the_program("POST", "/admin/setup/secret")
+                && !is_about_the_program("POST", "/v1/chat/completions")
+        );
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use modelrelay_relay::cli::Args as RelayArgs;
 use modelrelay_relay::config::Config;
+use modelrelay_relay::dashboard::Journal;
 use modelrelay_relay::relay;
 use modelrelay_relay::shutdown::{ShutdownSignal, StopSignal};
 use modelrelay_worker::cli::{Command, parse};
@@ -153,7 +154,7 @@ impl World {
                 let args = RelayArgs::load_from(relay_arguments(&plan, &keys))?;
                 let config = Config::from_args(&args)?;
                 let signal = ShutdownSignal::sent_by(host.stop.borrow().subscribe());
-                relay::run(args, config, signal).await?;
+                relay::run(args, config, signal, Journal::default()).await?;
                 host.end().await
             }
         });

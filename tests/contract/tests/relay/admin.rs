@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::support::{anthropic_error, chat, messages, one_provider, openai_error};
 
-const ROUTES: [(&str, &str); 9] = [
+const ROUTES: [(&str, &str); 12] = [
     ("GET", "/admin/workers"),
     ("GET", "/admin/stats"),
     ("GET", "/admin/keys"),
@@ -18,6 +18,9 @@ const ROUTES: [(&str, &str); 9] = [
     ("GET", "/admin/requests"),
     ("POST", "/admin/requests/x/cancel"),
     ("GET", "/admin/state"),
+    ("GET", "/admin/live"),
+    ("GET", "/admin/setup"),
+    ("POST", "/admin/setup/secret"),
 ];
 
 #[tokio::test]

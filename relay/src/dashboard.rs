@@ -1,0 +1,161 @@
+//! The pages for people: what the fleet does, how a machine is added, how a program is pointed here.
+//!
+//! The pages themselves tell nothing and are there for everybody; all that they show comes from `/admin`, with the cookie of
+//! a login in the place of the token.
+
+mod frame;
+mod history;
+pub mod journal;
+mod live;
+mod pages;
+mod session;
+mod setup;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use http::header::{ACCEPT, RETRY_AFTER, SET_COOKIE};
+use http::{HeaderMap, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use modelrelay_protocol::secret::Secret;
+use serde::Deserialize;
+use serde_json::json;
+
+pub(crate) use history::record;
+pub use journal::Journal;
+pub(crate) use session::{Refusal, check};
+pub(crate) use setup::{overview, secret};
+
+use crate::admin::{Asker, Told, problem};
+use crate::audit::Action;
+use crate::lockout::Lockout;
+use crate::metrics::Realm;
+use crate::relay::Relay;
+
+/// A token is a line.
+const MAX_BODY_BYTES: usize = 64 << 10;
+
+/// What the pages are shown, beside the relay's state.
+#[derive(Default)]
+pub struct Dashboard {
+    history: history::History,
+    journal: Journal,
+    live: live::Live,
+    /// Failed logins of people.
+    logins: Lockout,
+}
+
+impl Dashboard {
+    /// With a journal that the log writes.
+    pub fn new(journal: Journal) -> Self {
+        Self { journal, ..Self::default() }
+    }
+}
+
+/// The pages, and logging in.
+pub fn router() -> Router<Arc<Relay>> {
+    Router::new()
+        .route("/", get(begin))
+        .route("/dashboard/session", get(session))
+        .route("/dashboard/login", post(login))
+        .route("/dashboard/logout", post(logout))
+        .merge(pages::router())
+}
+
+/// `GET /admin/live`
+pub(crate) async fn live(State(relay): State<Arc<Relay>>, request: Request) -> Response {
+    let (asked, asking) = (Arc::clone(&relay), request.into_parts().0);
+    live::stream(relay, move || crate::admin::refusal(&asked, &asking.method, &asking.headers).is_none()).await
+}
+
+/// Somebody who opens the relay's address in a browser is to find something. To programs nothing is there.
+async fn begin(request: Request) -> Response {
+    let accepts = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    match accepts.contains("text/html") {
+        true => Redirect::to("/dashboard").into_response(),
+        false => crate::http::not_found(request).await,
+    }
+}
+
+async fn session(State(relay): State<Arc<Relay>>, request: Request) -> Response {
+    let (parts, _) = request.into_parts();
+    Json(json!({
+        "logged_in": crate::admin::refusal(&relay, &parts.method, &parts.headers).is_none(),
+        "admin_enabled": relay.admin_token.current().is_some(),
+        "require_api_keys": relay.shared.config.load().require_api_keys,
+        "version": env!("CARGO_PKG_VERSION"),
+    }))
+    .into_response()
+}
+
+async fn login(State(relay): State<Arc<Relay>>, request: Request) -> Response {
+    #[derive(Deserialize)]
+    struct Asked {
+        token: String,
+    }
+    let asker = Asker::of(&relay, &request);
+    let is_encrypted = is_encrypted(&relay, request.headers());
+    let body =
+        Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await.map(http_body_util::Collected::to_bytes);
+    let Some(Asked { token }) = body.ok().and_then(|body| serde_json::from_slice(&body).ok()) else {
+        return problem(StatusCode::BAD_REQUEST, "invalid_json", "the body must be {\"token\": \"ADMIN TOKEN\"}");
+    };
+    let response = match try_token(&relay, asker.address(), &token) {
+        Ok(token) => {
+            let cookie = session::set_cookie(&session::issue(&token, SystemTime::now()), is_encrypted);
+            ([(SET_COOKIE, cookie)], StatusCode::NO_CONTENT).into_response()
+        }
+        Err(refused) => {
+            relay.shared.metrics.login_failed(Realm::Admin);
+            *refused
+        }
+    };
+    asker.note(&relay, Action::Login, response.status(), Told::default());
+    response
+}
+
+/// Unlike a worker's secret, a right token from a locked address is not looked at: people guess, and choose tokens that can be.
+fn try_token(relay: &Relay, address: IpAddr, presented: &str) -> Result<Arc<Secret>, Box<Response>> {
+    let (logins, now) = (&relay.dashboard.logins, Instant::now());
+    if let Some(seconds) = logins.locked_for(address, now) {
+        let message = format!("too many wrong tokens from this address; try again in {seconds} s");
+        let refused = problem(StatusCode::TOO_MANY_REQUESTS, "too_many_logins", message);
+        return Err(Box::new(([(RETRY_AFTER, seconds.to_string())], refused).into_response()));
+    }
+    let refusal = relay.admin_token.refusal(presented);
+    match relay.admin_token.current() {
+        Some(token) if refusal.is_none() => Ok(token),
+        token => {
+            if token.is_some() {
+                logins.judge(address, false, now);
+            }
+            let message = refusal.unwrap_or("the admin token is missing or wrong");
+            Err(Box::new(problem(StatusCode::FORBIDDEN, "forbidden", message)))
+        }
+    }
+}
+
+async fn logout(State(relay): State<Arc<Relay>>, headers: HeaderMap) -> Response {
+    let cookie = session::set_cookie("", is_encrypted(&relay, &headers));
+    ([(SET_COOKIE, cookie)], StatusCode::NO_CONTENT).into_response()
+}
+
+/// Whether the browser's connection is: to us, or to the proxy before us as it says. Who lies about that harms himself alone.
+fn is_encrypted(relay: &Relay, headers: &HeaderMap) -> bool {
+    relay.tls.is_some() || headers.get("x-forwarded-proto").is_some_and(|proto| proto.as_bytes() == b"https")
+}
+
+fn unix_millis(at: SystemTime) -> u64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// To the second: what is reckoned from an age comes out a little different each time.
+fn unix_millis_rounded(at: SystemTime) -> u64 {
+    (unix_millis(at) + 500) / 1000 * 1000
+}

@@ -1,0 +1,161 @@
+//! What the pages are told while they are open: everything once, and then what changes.
+//!
+//! One task looks for all of them, once a second and only while a page is open. So a hundred pages cost what one does, and none
+//! costs anything.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::Stream;
+use http::HeaderValue;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::Instant;
+
+use super::frame::Frame;
+use crate::relay::Relay;
+use crate::shared::Phase;
+
+/// From one look to the next.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Something is said so often, be it that nothing is new.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+/// Of the time, looking takes this part at most: with very many workers a look takes long, and comes less often.
+const MAX_SHARE: u32 = 10;
+/// A page that is so many changes behind begins anew.
+const BACKLOG: usize = 16;
+
+/// Who looks, and what was seen last.
+pub(super) struct Live {
+    state: Mutex<State>,
+    changes: broadcast::Sender<Bytes>,
+}
+
+#[derive(Default)]
+struct State {
+    /// As the pages know it; none while no task looks.
+    frame: Option<Frame>,
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        Self { state: Mutex::default(), changes: broadcast::Sender::new(BACKLOG) }
+    }
+}
+
+impl Live {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Everything as it is, and what changes from then on.
+    fn join(&self, relay: &Arc<Relay>) -> (Bytes, broadcast::Receiver<Bytes>) {
+        let mut state = self.lock();
+        let is_first = state.frame.is_none();
+        let frame = state.frame.get_or_insert_with(|| Frame::of(relay));
+        let joined = (event("snapshot", &frame.snapshot(relay)), self.changes.subscribe());
+        if is_first {
+            tokio::spawn(look(Arc::clone(relay)));
+        }
+        joined
+    }
+
+    /// Whether anybody is left to look for.
+    fn is_watched(&self) -> bool {
+        let mut state = self.lock();
+        let is_watched = self.changes.receiver_count() > 0;
+        if !is_watched {
+            state.frame = None;
+        }
+        is_watched
+    }
+
+    fn tell_changes(&self, relay: &Relay, frame: Frame, is_due: bool) -> bool {
+        let mut state = self.lock();
+        let changes = state.frame.as_ref().and_then(|before| frame.changes_since(before, relay));
+        let changes = changes.or_else(|| is_due.then(|| frame.heartbeat()));
+        state.frame = Some(frame);
+        // Nobody may be left to be told.
+        changes.map(|changes| self.changes.send(event("change", &changes))).is_some()
+    }
+}
+
+async fn look(relay: Arc<Relay>) {
+    let live = &relay.dashboard.live;
+    let (mut pause, mut told_at) = (INTERVAL, Instant::now());
+    loop {
+        tokio::time::sleep(pause).await;
+        if !live.is_watched() {
+            return;
+        }
+        let began = Instant::now();
+        let looking = Arc::clone(&relay);
+        // Of ten thousand workers it takes a tenth of a second, in which its thread would pass on no token.
+        let looked = tokio::task::spawn_blocking(move || {
+            let frame = Frame::of(&looking);
+            let is_due = told_at.elapsed() >= HEARTBEAT;
+            looking.dashboard.live.tell_changes(&looking, frame, is_due)
+        });
+        if looked.await.unwrap_or(false) {
+            told_at = Instant::now();
+        }
+        pause = INTERVAL.max(began.elapsed() * MAX_SHARE);
+    }
+}
+
+fn event(name: &str, data: &str) -> Bytes {
+    // JSON in one line has no line break of its own.
+    Bytes::from(format!("event: {name}\ndata: {data}\n\n"))
+}
+
+/// The stream of one page, until it leaves, the relay stops, or `is_admitted` says no.
+pub(super) async fn stream(relay: Arc<Relay>, is_admitted: impl Fn() -> bool + Send + 'static) -> Response {
+    let joining = Arc::clone(&relay);
+    let joined = tokio::task::spawn_blocking(move || joining.dashboard.live.join(&joining)).await;
+    let Ok((snapshot, changes)) = joined else {
+        return super::problem(
+            http::StatusCode::INTERNAL_SERVER_ERROR,
+            "internal_error",
+            "the snapshot could not be made",
+        );
+    };
+    let mut response = Response::new(Body::from_stream(events(relay, snapshot, changes, is_admitted)));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+fn events(
+    relay: Arc<Relay>,
+    snapshot: Bytes,
+    changes: broadcast::Receiver<Bytes>,
+    is_admitted: impl Fn() -> bool + Send + 'static,
+) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+    let first = Some(snapshot);
+    futures_util::stream::unfold(
+        (first, changes, relay, is_admitted),
+        |(first, mut changes, relay, is_admitted)| async move {
+            if let Some(snapshot) = first {
+                return Some((Ok(snapshot), (None, changes, relay, is_admitted)));
+            }
+            let mut phase = relay.shared.watch_phase();
+            let next = tokio::select! {
+                next = changes.recv() => next,
+                _ = phase.wait_for(|phase| *phase == Phase::Stopping) => return None,
+            };
+            drop(phase);
+            match next {
+                Ok(change) if is_admitted() => Some((Ok(change), (None, changes, relay, is_admitted))),
+                // A page that is too far behind connects again, and gets everything.
+                Ok(_) | Err(RecvError::Lagged(_) | RecvError::Closed) => None,
+            }
+        },
+    )
+}

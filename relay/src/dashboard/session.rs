@@ -1,0 +1,157 @@
+//! Logins of people: a cookie that says until when, signed with a key made of the admin token.
+//!
+//! Nothing is kept here. So every relay with the same token takes the cookie, a restart ends no login, and a new token ends
+//! them all. The token itself is never in the browser's hands again, and scripts do not see the cookie (`HttpOnly`).
+//!
+//! Other sites: the cookie does not go with what they ask for (`SameSite=Strict`), and what changes anything has to carry a
+//! header of our own besides, which they cannot send without being allowed to.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hmac::{Hmac, KeyInit, Mac};
+use http::{HeaderMap, Method};
+use modelrelay_protocol::secret::Secret;
+use sha2::Sha256;
+
+use crate::ids::random_hex;
+
+/// The cookie.
+pub(super) const COOKIE: &str = "modelrelay_session";
+/// What a page's script sends with each change.
+pub(super) const CHANGE_HEADER: &str = "x-modelrelay-dashboard";
+/// How long a login lasts.
+pub(super) const LASTS: Duration = Duration::from_secs(12 * 3600);
+
+/// Says what the key is for, so that no signature of another purpose is one of ours.
+const PURPOSE: &[u8] = b"modelrelay dashboard session 1:";
+
+/// Why a cookie admits to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// There is none.
+    Absent,
+    /// It was made with another token, or by somebody else, or its time is over.
+    Ended,
+    /// It is good, but what is asked for changes something and does not come from our page.
+    NotOurPage,
+}
+
+/// The value of a cookie that admits until [`LASTS`] from `now`.
+pub(super) fn issue(token: &Secret, now: SystemTime) -> String {
+    let until = seconds(now) + LASTS.as_secs();
+    let claim = format!("{until}.{}", random_hex::<16>());
+    let signature = hex(&signer(token, &claim).finalize().into_bytes());
+    format!("{claim}.{signature}")
+}
+
+/// The whole `Set-Cookie` of a login; with an empty value that of a logout.
+pub(super) fn set_cookie(value: &str, is_encrypted: bool) -> String {
+    let age = if value.is_empty() { 0 } else { LASTS.as_secs() };
+    let secure = if is_encrypted { "; Secure" } else { "" };
+    format!("{COOKIE}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{secure}")
+}
+
+/// Whether a request may do what it asks for, by its cookie.
+pub(crate) fn check(token: &Secret, method: &Method, headers: &HeaderMap, now: SystemTime) -> Result<(), Refusal> {
+    let value = cookie(headers).ok_or(Refusal::Absent)?;
+    if !is_good(token, value, now) {
+        return Err(Refusal::Ended);
+    }
+    let is_ours = headers.contains_key(CHANGE_HEADER);
+    if method.is_safe() || is_ours { Ok(()) } else { Err(Refusal::NotOurPage) }
+}
+
+fn is_good(token: &Secret, value: &str, now: SystemTime) -> bool {
+    let Some((claim, signature)) = value.rsplit_once('.') else { return false };
+    let Some(signature) = unhex(signature) else { return false };
+    let until = claim.split('.').next().and_then(|until| until.parse::<u64>().ok());
+    // In constant time, and before anything of the claim is believed.
+    !token.is_empty()
+        && signer(token, claim).verify_slice(&signature).is_ok()
+        && until.is_some_and(|until| seconds(now) < until)
+}
+
+fn cookie(headers: &HeaderMap) -> Option<&str> {
+    let lines = headers.get_all(http::header::COOKIE).iter().filter_map(|line| line.to_str().ok());
+    let mut pairs = lines.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.find(|(name, _)| *name == COOKIE).map(|(_, value)| value)
+}
+
+fn signer(token: &Secret, claim: &str) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(token.expose().as_bytes()).expect("a key of any length is taken");
+    mac.update(PURPOSE);
+    mac.update(claim.as_bytes());
+    mac
+}
+
+fn seconds(now: SystemTime) -> u64 {
+    now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits: Option<Vec<u8>> = text.chars().map(|digit| digit.to_digit(16).map(|digit| digit as u8)).collect();
+    let digits = digits.filter(|digits| digits.len().is_multiple_of(2))?;
+    Some(digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now() -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+    }
+
+    fn with_cookie(cookie: &str) -> HeaderMap {
+        let cookie = format!("theme=dark; {COOKIE}={cookie}; other=1");
+        HeaderMap::from_iter([(http::header::COOKIE, cookie.parse().unwrap())])
+    }
+
+    #[test]
+    fn a_login_is_good_until_its_time_is_over_or_the_token_is_another() {
+        let token = Secret::new("admin");
+        let headers = with_cookie(&issue(&token, now()));
+        let at = |token: &Secret, later| check(token, &Method::GET, &headers, now() + Duration::from_secs(later));
+        assert_eq!(at(&token, 0), Ok(()));
+        assert_eq!(at(&token, LASTS.as_secs() - 1), Ok(()));
+        assert_eq!(at(&token, LASTS.as_secs()), Err(Refusal::Ended));
+        assert_eq!(at(&Secret::new("admin2"), 0), Err(Refusal::Ended));
+        assert_eq!(at(&Secret::new(""), 0), Err(Refusal::Ended));
+    }
+
+    #[test]
+    fn nobody_can_make_one_or_change_one() {
+        let token = Secret::new("admin");
+        let good = issue(&token, now());
+        let longer = good.replacen(&good[..10], "9999999999", 1);
+        for bad in
+            ["", ".", "..", "1.2.3", "9999999999.00", longer.as_str(), &good[..good.len() - 1], &good[..good.len() - 2]]
+        {
+            assert_eq!(check(&token, &Method::GET, &with_cookie(bad), now()), Err(Refusal::Ended), "{bad}");
+        }
+        assert_ne!(good, issue(&token, now()), "each is another");
+        assert_eq!(check(&token, &Method::GET, &HeaderMap::new(), now()), Err(Refusal::Absent));
+    }
+
+    #[test]
+    fn a_change_has_to_come_from_our_page() {
+        let token = Secret::new("admin");
+        let mut headers = with_cookie(&issue(&token, now()));
+        assert_eq!(check(&token, &Method::POST, &headers, now()), Err(Refusal::NotOurPage));
+        assert_eq!(check(&token, &Method::DELETE, &headers, now()), Err(Refusal::NotOurPage));
+        headers.insert(CHANGE_HEADER, "1".parse().unwrap());
+        assert_eq!(check(&token, &Method::POST, &headers, now()), Ok(()));
+    }
+
+    #[test]
+    fn a_logout_removes_what_a_login_set() {
+        assert_eq!(set_cookie("", false), "modelrelay_session=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict");
+        assert!(
+            set_cookie("v", true).starts_with("modelrelay_session=v; ") && set_cookie("v", true).ends_with("; Secure")
+        );
+    }
+}

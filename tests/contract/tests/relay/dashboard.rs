@@ -1,0 +1,290 @@
+//! What the pages stand on: logins by cookie, the live stream, and what the page "Add a machine" is told.
+
+use modelrelay_harness::client::{Piece, Reply, Request, Response};
+use modelrelay_harness::relay::{ADMIN_TOKEN, Relay, WORKER_SECRET};
+use modelrelay_harness::worker::slot;
+use serde_json::{Value, json};
+
+use crate::support::chat;
+
+async fn log_in(relay: &Relay, token: &str) -> Reply {
+    relay.fetch(Request::post("/dashboard/login", &json!({ "token": token }))).await
+}
+
+/// The cookie of a good login, as a browser sends it back.
+async fn cookie(relay: &Relay) -> String {
+    let reply = log_in(relay, ADMIN_TOKEN).await.with_status(204);
+    let set = reply.header("set-cookie").expect("a login sets a cookie");
+    set.split(';').next().expect("a name and a value").to_owned()
+}
+
+fn as_page(method: &str, target: &str, cookie: &str) -> Request {
+    Request::new(method, target).header("cookie", cookie).header("x-modelrelay-dashboard", "1")
+}
+
+/// What a page is told.
+struct Live {
+    stream: Response,
+    unread: String,
+}
+
+impl Live {
+    async fn open(relay: &Relay, cookie: &str) -> Self {
+        let stream = relay.send(Request::get("/admin/live").header("cookie", cookie)).await;
+        assert_eq!(stream.status, 200);
+        assert_eq!(stream.headers.first("content-type").as_deref(), Some("text/event-stream; charset=utf-8"));
+        assert_eq!(stream.headers.first("x-accel-buffering").as_deref(), Some("no"));
+        Self { stream, unread: String::new() }
+    }
+
+    /// The data of the next event, which has this name.
+    async fn next(&mut self, name: &str) -> Value {
+        while !self.unread.contains("\n\n") {
+            let Piece::Data(data) = self.stream.next_piece().await else { panic!("it ended: {:?}", self.unread) };
+            self.unread.push_str(std::str::from_utf8(&data).expect("text"));
+        }
+        let (text, rest) = self.unread.split_once("\n\n").expect("a whole event");
+        let (text, rest) = (text.to_owned(), rest.to_owned());
+        self.unread = rest;
+        let data = text.strip_prefix(&format!("event: {name}\ndata: "));
+        let data = data.unwrap_or_else(|| panic!("no {name}: {text:?}"));
+        serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {data}"))
+    }
+
+    /// The next change that has what is looked for.
+    async fn change_with<T>(&mut self, find: impl Fn(&Value) -> Option<T>) -> T {
+        loop {
+            if let Some(found) = find(&self.next("change").await) {
+                return found;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_login_admits_like_the_token_and_its_cookie_is_nobody_elses() {
+    let relay = Relay::start().await;
+    let reply = log_in(&relay, ADMIN_TOKEN).await.with_status(204);
+    let set = reply.header("set-cookie").expect("a cookie");
+    for part in ["; HttpOnly", "; SameSite=Strict", "; Path=/"] {
+        assert!(set.contains(part), "{set}");
+    }
+    assert!(!set.contains("Secure"), "without TLS a browser would not send it back: {set}");
+    assert!(!set.contains(ADMIN_TOKEN));
+    let cookie = set.split(';').next().unwrap();
+    let session = relay.get("/dashboard/session").await.with_status(200).json();
+    assert_eq!((&session["logged_in"], &session["admin_enabled"]), (&json!(false), &json!(true)));
+    let session = relay.fetch(as_page("GET", "/dashboard/session", cookie)).await.with_status(200).json();
+    assert_eq!(session["logged_in"], true);
+    let _ = relay.fetch(Request::get("/admin/stats").header("cookie", cookie)).await.with_status(200);
+    let other = cookie.replace('=', "=9");
+    let _ = relay.fetch(as_page("GET", "/admin/stats", &other)).await.with_status(403);
+    let out = relay.fetch(Request::new("POST", "/dashboard/logout").header("cookie", cookie)).await.with_status(204);
+    assert!(
+        out.header("set-cookie")
+            .is_some_and(|set| set.starts_with("modelrelay_session=;") && set.contains("Max-Age=0"))
+    );
+}
+
+#[tokio::test]
+async fn behind_tls_the_cookie_never_goes_without_it() {
+    let relay = Relay::start().await;
+    let login =
+        Request::post("/dashboard/login", &json!({ "token": ADMIN_TOKEN })).header("x-forwarded-proto", "https");
+    let reply = relay.fetch(login).await.with_status(204);
+    assert!(reply.header("set-cookie").is_some_and(|set| set.ends_with("; Secure")));
+}
+
+#[tokio::test]
+async fn another_sites_page_changes_nothing_with_the_cookie() {
+    let relay = Relay::start().await;
+    let cookie = cookie(&relay).await;
+    let forged = Request::post("/admin/keys", &json!({ "name": "x" })).header("cookie", &cookie);
+    let reply = relay.fetch(forged).await.with_status(403);
+    assert!(reply.text().contains("x-modelrelay-dashboard"), "{}", reply.text());
+    assert_eq!(relay.admin_json("/admin/keys").await["keys"], json!([]));
+    let ours = as_page("POST", "/admin/keys", &cookie).body(json!({ "name": "x" }).to_string());
+    let _ = relay.fetch(ours).await.with_status(201);
+}
+
+#[tokio::test]
+async fn wrong_tokens_lock_their_address_even_for_the_right_one() {
+    let relay = Relay::start().await;
+    let before = cookie(&relay).await;
+    for _ in 0..5 {
+        let _ = log_in(&relay, "a-wrong-token").await.with_status(403);
+    }
+    let reply = log_in(&relay, ADMIN_TOKEN).await.with_status(429);
+    let seconds: u64 = reply.header("retry-after").and_then(|seconds| seconds.parse().ok()).expect("a number");
+    assert!((1..=60).contains(&seconds) && reply.json()["error"]["code"] == "too_many_logins");
+    // Who is in stays in, and programs with the token are not people who guess.
+    let _ = relay.fetch(as_page("GET", "/admin/stats", &before)).await.with_status(200);
+    let _ = relay.admin("GET", "/admin/stats").await.with_status(200);
+}
+
+#[tokio::test]
+async fn without_a_configured_token_nobody_logs_in() {
+    let relay = Relay::builder().without_env("MODELRELAY_ADMIN_TOKEN").start().await;
+    for token in ["", ADMIN_TOKEN] {
+        let reply = log_in(&relay, token).await.with_status(403);
+        assert!(reply.text().contains("MODELRELAY_ADMIN_TOKEN"), "{}", reply.text());
+    }
+    let session = relay.get("/dashboard/session").await.with_status(200).json();
+    assert_eq!((&session["logged_in"], &session["admin_enabled"]), (&json!(false), &json!(false)));
+}
+
+#[tokio::test]
+async fn a_new_token_ends_every_login_and_stream() {
+    let relay = Relay::builder()
+        .without_env("MODELRELAY_ADMIN_TOKEN")
+        .env("MODELRELAY_ADMIN_TOKEN_FILE", "token")
+        .file("token", ADMIN_TOKEN)
+        .start()
+        .await;
+    let cookie = cookie(&relay).await;
+    let stream = Live::open(&relay, &cookie).await;
+    relay.replace_file("token", "another-admin-token");
+    relay.log().wait_for_line("admin token read again").await;
+    let reply = relay.fetch(as_page("GET", "/admin/stats", &cookie)).await.with_status(403);
+    assert!(reply.text().contains("log in again"), "{}", reply.text());
+    // A change for the stream to find out by.
+    let _worker = relay.worker(&["m"], 1).await;
+    let rest = stream.stream.read_to_end().await;
+    assert!(!rest.text().contains("\"event: change"), "{}", rest.text());
+}
+
+#[tokio::test]
+async fn a_page_gets_everything_once_and_then_what_changes() {
+    let relay = Relay::builder().env("MAX_QUEUE_LEN", "7").start().await;
+    let cookie = cookie(&relay).await;
+    let mut stream = Live::open(&relay, &cookie).await;
+    let snapshot = stream.next("snapshot").await;
+    assert_eq!(
+        (&snapshot["workers"], &snapshot["requests"], &snapshot["requests_total"]),
+        (&json!([]), &json!([]), &json!(0))
+    );
+    assert_eq!(
+        (&snapshot["relay"]["phase"], &snapshot["providers"][0]["queue_capacity"]),
+        (&json!("running"), &json!(7))
+    );
+    assert_eq!(snapshot["history"], json!({ "interval_ms": 10_000, "points": [] }));
+
+    let mut worker = relay.core1_worker(&["m"], 2).await;
+    let joined = stream.change_with(|change| Some(change["workers"][0].clone()).filter(Value::is_object)).await;
+    assert_eq!(
+        (&joined["name"], &joined["models"], &joined["capacity"]),
+        (&json!("hand-played"), &json!(["m"]), &json!(2))
+    );
+    assert_eq!((&joined["worker_id"], &joined["slots"]), (&json!(worker.worker_id), &json!(null)));
+    let _running = relay.begin(chat("m").header("x-request-id", "seen"));
+    worker.expect_request().await;
+    let running = stream.change_with(|change| {
+        change["requests"].as_array()?.iter().find(|request| request["state"] == "dispatched").cloned()
+    });
+    let running = running.await;
+    assert_eq!((&running["request_id"], &running["worker"]), (&json!("seen"), &json!("hand-played")));
+    let cancel = as_page("POST", "/admin/requests/seen/cancel", &cookie);
+    let _ = relay.fetch(cancel).await.with_status(202);
+    stream.change_with(|change| (change["gone_requests"] == json!(["seen"])).then_some(())).await;
+    drop(worker);
+    let id = joined["worker_id"].clone();
+    stream.change_with(|change| (change["gone_workers"] == json!([id])).then_some(())).await;
+}
+
+#[tokio::test]
+async fn slots_are_shown_with_what_they_hold_and_come_to() {
+    let relay = Relay::start().await;
+    let mut worker = relay.dial().open().await;
+    let mut gpu = slot("gpu0", "loading", &["m", "n"]);
+    gpu["target"] = json!("m");
+    gpu["eta_ms"] = json!(9_000);
+    worker.register_slots1(&["m", "n"], &[gpu]).await;
+    let mut stream = Live::open(&relay, &cookie(&relay).await).await;
+    let snapshot = stream.next("snapshot").await;
+    let seen = &snapshot["workers"][0]["slots"][0];
+    assert_eq!((&seen["id"], &seen["state"], &seen["target"]), (&json!("gpu0"), &json!("loading"), &json!("m")));
+    let (now, eta) = (snapshot["at"].as_u64().unwrap(), seen["eta"].as_u64().unwrap());
+    assert!((now..now + 10_000).contains(&eta), "{now} {eta}");
+    assert_eq!(seen["models"].as_array().map(Vec::len), Some(2));
+}
+
+#[tokio::test]
+async fn the_event_log_says_what_happened_whatever_the_log_level_is() {
+    let relay = Relay::builder().env("LOG_LEVEL", "error,modelrelay_relay::relay=info").start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let _running = relay.begin(chat("m"));
+    worker.expect_request().await;
+    let mut stream = Live::open(&relay, &cookie(&relay).await).await;
+    let snapshot = stream.next("snapshot").await;
+    let journal = snapshot["journal"].as_array().expect("a list");
+    let of = |message: &str| journal.iter().find(|entry| entry["message"] == message);
+    let registered = of("worker registered").unwrap_or_else(|| panic!("{journal:?}"));
+    assert_eq!((&registered["level"], &registered["fields"]["provider"]), (&json!("info"), &json!("local")));
+    assert!(!relay.log().contains("worker registered"), "LOG_LEVEL still counts for the log");
+    assert!(of("request dispatched").is_none(), "there would be nothing else soon");
+}
+
+#[tokio::test]
+async fn streams_end_with_the_relay() {
+    let mut relay = Relay::start().await;
+    let cookie = cookie(&relay).await;
+    let stream = Live::open(&relay, &cookie).await;
+    relay.process().terminate().await;
+    let _ = stream.stream.read_to_end().await;
+    assert!(relay.process().wait_exit().await.success());
+}
+
+#[tokio::test]
+async fn adding_a_machine_needs_the_address_and_the_secret() {
+    let relay = Relay::builder().env("AUDIT_LOG_FILE", "audit.jsonl").start().await;
+    let cookie = cookie(&relay).await;
+    let setup =
+        relay.fetch(as_page("GET", "/admin/setup", &cookie).header("host", "relay.example")).await.with_status(200);
+    let setup = setup.json();
+    assert_eq!(setup["relay_url"], "http://relay.example");
+    assert_eq!(setup["providers"], json!([{ "name": "local", "enabled": true, "has_secret": true }]));
+    let asked = as_page("POST", "/admin/setup/secret", &cookie).body(json!({ "provider": "local" }).to_string());
+    let reply = relay.fetch(asked).await.with_status(200);
+    assert_eq!(reply.json(), json!({ "provider": "local", "secret": WORKER_SECRET }));
+    assert_eq!(reply.header("cache-control").as_deref(), Some("no-store"));
+    assert!(
+        relay
+            .read_file("audit.jsonl")
+            .contains(r#""action":"secret.show","outcome":"ok","status":200,"subject":"local""#)
+    );
+    let other = as_page("POST", "/admin/setup/secret", &cookie).body(json!({ "provider": "x" }).to_string());
+    let _ = relay.fetch(other).await.with_status(404);
+    let _ = relay.fetch(as_page("POST", "/admin/setup/secret", &cookie).body("{")).await.with_status(400);
+}
+
+#[tokio::test]
+async fn a_provider_without_a_secret_says_what_to_set() {
+    let relay = Relay::builder().config("providers:\n- name: local\n").start().await;
+    let asked = Request::post("/admin/setup/secret", &json!({ "provider": "local" })).bearer(ADMIN_TOKEN);
+    let reply = relay.fetch(asked).await.with_status(409);
+    assert!(reply.text().contains("workerSecrets in relay.yaml"), "{}", reply.text());
+}
+
+#[tokio::test]
+async fn the_address_is_what_public_url_says() {
+    let relay = Relay::builder().env("PUBLIC_URL", "https://llm.example/").start().await;
+    assert_eq!(relay.admin_json("/admin/setup").await["relay_url"], "https://llm.example");
+}
+
+#[tokio::test]
+async fn a_browser_at_the_address_itself_finds_the_dashboard_and_a_program_nothing() {
+    let relay = Relay::start().await;
+    let browser = Request::get("/").header("accept", "text/html,application/xhtml+xml,*/*;q=0.8");
+    let reply = relay.fetch(browser).await.with_status(303);
+    assert_eq!(reply.header("location").as_deref(), Some("/dashboard"));
+    let _ = relay.get("/").await.with_status(404);
+}
+
+#[tokio::test]
+async fn pages_are_with_the_admin_api_and_nowhere_else() {
+    let relay = Relay::builder().env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").start().await;
+    assert_eq!(relay.get("/dashboard/session").await.status, 404);
+    let admin = relay.admin_addr().await;
+    let reply = Request::get("/dashboard/session").fetch(admin, relay.log()).await;
+    assert_eq!(reply.status, 200);
+}

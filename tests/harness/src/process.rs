@@ -36,6 +36,14 @@ pub fn path_of(name: &str) -> PathBuf {
     std::path::absolute(&found).unwrap_or(found)
 }
 
+/// Where a program of the machine is, daemons among them, if it is installed.
+#[must_use]
+pub fn on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+    folders.map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
 impl Spawn {
     /// A program by the name of its binary, such as `modelrelay-relay`: looked for in `MODELRELAY_BIN_DIR`, else in the
     /// workspace's `target/release`.

@@ -10,7 +10,7 @@ use std::{
 
 use modelrelay_harness::{
     PATIENCE, cannot_run,
-    process::{Process, Spawn},
+    process::{Process, Spawn, on_path},
     worker::{FakeWorker, Frame},
 };
 use serde_json::Map;
@@ -163,14 +163,6 @@ impl Oracle {
     pub(super) fn door(&self) -> &Door {
         &self.door
     }
-}
-
-fn on_path(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path)
-        .chain([PathBuf::from("/usr/sbin")])
-        .map(|folder| folder.join(name))
-        .find(|file| file.is_file())
 }
 
 /// Lines as long as the relay takes them, else as Debian's nginx comes.

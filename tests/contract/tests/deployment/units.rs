@@ -1,0 +1,49 @@
+//! Units of systemd: that systemd understands them, that a stop drains, and that their settings are ones that the programs know.
+
+use std::process::Command;
+
+use modelrelay_harness::cannot_run;
+use modelrelay_harness::process::{on_path, path_of};
+
+use crate::{deployed, replaced};
+
+const UNITS: [(&str, &str); 2] =
+    [("modelrelay-relay.service", "modelrelay-relay"), ("modelrelay-worker@.service", "modelrelay-worker")];
+
+#[test]
+fn systemd_understands_every_line() {
+    let Some(analyze) = on_path("systemd-analyze") else { return cannot_run("systemd-analyze is not installed") };
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    for (unit, program) in UNITS {
+        let built = path_of(program).display().to_string();
+        let text = replaced(deployed(&format!("systemd/{unit}")), &[(&format!("/usr/local/bin/{program}"), built)]);
+        // A template is looked at as one of its instances.
+        let unit = folder.path().join(unit.replace('@', "@vllm"));
+        std::fs::write(&unit, text).expect("the folder is ours");
+        let verified = Command::new(&analyze).args(["verify", "--man=no"]).arg(&unit).output().expect("it starts");
+        let said = String::from_utf8_lossy(&verified.stderr).into_owned();
+        let about_it: Vec<_> = said.lines().filter(|line| line.contains("modelrelay")).collect();
+        assert!(about_it.is_empty(), "{said}");
+    }
+}
+
+#[test]
+fn every_variable_is_one_that_the_program_knows_and_a_stop_drains() {
+    for ((unit, program), file) in UNITS.into_iter().zip(["relay.env", "worker.env"]) {
+        let help = Command::new(path_of(program)).arg("--help").output().expect("it is built");
+        // Lines are as wide as they are.
+        let help = String::from_utf8_lossy(&help.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+        let unit = deployed(&format!("systemd/{unit}"));
+        let of_file = deployed(&format!("systemd/{file}"));
+        let set = unit.lines().filter_map(|line| line.strip_prefix("Environment="));
+        let set = set.chain(of_file.lines().filter(|line| !line.starts_with('#') && !line.is_empty()));
+        for assignment in set {
+            let name = assignment.split('=').next().unwrap_or_default();
+            // Values of secrets are not shown.
+            let is_known = ["=", "]"].iter().any(|end| help.contains(&format!("[env: {name}{end}")));
+            assert!(is_known, "{program} knows no {name}");
+        }
+        let stop = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")?.parse::<u32>().ok());
+        assert!(unit.contains("KillSignal=SIGTERM") && stop.is_some_and(|seconds| seconds > 600), "{stop:?}");
+    }
+}

@@ -35,7 +35,60 @@ macro_rules! files {
     };
 }
 
-static FILES: &[File] = files! {};
+static FILES: &[File] = files! {
+    "/dashboard" => "dashboard.html", "text/html; charset=utf-8";
+    "/setup" => "setup.html", "text/html; charset=utf-8";
+    "/integrate" => "integrate.html", "text/html; charset=utf-8";
+    "/dashboard/assets/api.js" => "api.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/base.css" => "base.css", "text/css; charset=utf-8";
+    "/dashboard/assets/chart.js" => "chart.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/chat.js" => "chat.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/choice.js" => "choice.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/clock.js" => "clock.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/commands.js" => "commands.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/concerns.js" => "concerns.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/controls.css" => "controls.css", "text/css; charset=utf-8";
+    "/dashboard/assets/copying.js" => "copying.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/dashboard.js" => "dashboard.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/dialogs.js" => "dialogs.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/dom.js" => "dom.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/early.js" => "early.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/fleet.css" => "fleet.css", "text/css; charset=utf-8";
+    "/dashboard/assets/format.js" => "format.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/guide.css" => "guide.css", "text/css; charset=utf-8";
+    "/dashboard/assets/icons.js" => "icons.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/integrate.js" => "integrate.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/live.js" => "live.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/login.js" => "login.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/logo.svg" => "logo.svg", "image/svg+xml";
+    "/dashboard/assets/machines.js" => "machines.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/new-key.js" => "new-key.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/notices.js" => "notices.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/parts.js" => "parts.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/quoting.js" => "quoting.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/reasons.js" => "reasons.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/secret.js" => "secret.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/setup-test.js" => "setup-test.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/setup-wait.js" => "setup-wait.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/setup.js" => "setup.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/shell.js" => "shell.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/slots.js" => "slots.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/snippets.js" => "snippets.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/store.js" => "store.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/summary.js" => "summary.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/table.js" => "table.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/temporary-key.js" => "temporary-key.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/theme.js" => "theme.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/try-box.js" => "try-box.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/view-journal.js" => "view-journal.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/view-keys.js" => "view-keys.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/view-overview.js" => "view-overview.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/view-providers.js" => "view-providers.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/view-queue.js" => "view-queue.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/view-requests.js" => "view-requests.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/view-worker.js" => "view-worker.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/view-workers.js" => "view-workers.js", "text/javascript; charset=utf-8";
+};
 
 /// One for all files: a browser asks again after each new program, and is told at once that nothing is new else.
 static VERSION: LazyLock<String> = LazyLock::new(|| {
@@ -70,5 +123,23 @@ impl File {
             headers.insert(ETAG, version);
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_pages_is_served() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/web");
+        let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        for name in names {
+            let path = match name.strip_suffix(".html") {
+                Some(page) => format!("/{page}"),
+                None => format!("/dashboard/assets/{name}"),
+            };
+            assert!(FILES.iter().any(|file| file.path == path), "{path} is not in the table");
+        }
     }
 }

@@ -1,0 +1,59 @@
+// One streamed chat request, as any client makes it, with what it took.
+
+import { ApiError, problem } from './api.js';
+
+/**
+ * Calls `onText` with each piece of the answer. Resolves to {text, firstMs, totalMs, tokens, pieces, stopped}; `tokens` is null where the
+ * backend does not say. Aborting `signal` ends it early, which is no failure.
+ */
+export async function streamChat({ model, prompt, key, signal, onText }) {
+  const began = performance.now();
+  const result = { text: '', firstMs: null, totalMs: 0, tokens: null, pieces: 0, stopped: false };
+  try {
+    const response = await fetch('/v1/chat/completions', {
+      method: 'POST',
+      headers: { 'content-type': 'application/json', ...(key ? { authorization: `Bearer ${key}` } : {}) },
+      body: JSON.stringify({ model, stream: true, stream_options: { include_usage: true }, messages: [{ role: 'user', content: prompt }] }),
+      // The admin's cookie has no business in a client's request.
+      credentials: 'omit',
+      signal,
+    });
+    if (!response.ok) throw await problem(response);
+    for await (const event of events(response.body)) take(event, result, began, onText);
+  } catch (error) {
+    if (!signal?.aborted) throw error instanceof ApiError ? error : new ApiError(0, 'broken', `The answer broke off: ${error.message}`);
+    result.stopped = true;
+  }
+  result.totalMs = performance.now() - began;
+  return result;
+}
+
+function take(data, result, began, onText) {
+  if (data.error) throw new ApiError(0, data.error.code ?? '', data.error.message ?? 'The answer broke off.');
+  if (data.usage?.completion_tokens) result.tokens = data.usage.completion_tokens;
+  const delta = data.choices?.[0]?.delta ?? {};
+  const piece = delta.content || '';
+  // A model that thinks first has begun to answer.
+  if (!piece && !delta.reasoning_content && !delta.reasoning) return;
+  result.firstMs ??= performance.now() - began;
+  result.pieces += 1;
+  if (!piece) return;
+  result.text += piece;
+  onText(piece);
+}
+
+/** The JSON of each event; comments and [DONE] are none. */
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = '';
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split(/\r?\n/);
+    rest = lines.pop();
+    for (const line of lines) {
+      const data = line.startsWith('data:') ? line.slice(5).trim() : '';
+      if (data && data !== '[DONE]') yield JSON.parse(data);
+    }
+  }
+}

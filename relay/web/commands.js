@@ -1,0 +1,198 @@
+// What to paste on the other machine. Pure: settings in, text out. The variables are those of `modelrelay-worker --help`.
+
+import { BACKENDS } from './machines.js';
+import { inHereDocument, quoted, shell, systemd, xml } from './quoting.js';
+
+const PORTS = [...new Set(BACKENDS.map((backend) => backend.port))];
+
+/** Shows which server answers on which port, with its models. */
+export function lookAround(system) {
+  if (system === 'windows') {
+    return `${PORTS.join(',')} | % { $p = $_; try { "port $p  " + ((irm http://127.0.0.1:$p/v1/models -TimeoutSec 2).data.id -join ', ') } catch {} }`;
+  }
+  return `for p in ${PORTS.join(' ')}; do curl -sm 2 http://127.0.0.1:$p/v1/models | grep -o '"id": *"[^"]*"' | sed "s/^/port $p  /"; done`;
+}
+
+/**
+ * `settings`: {system, relay, provider, secret, backend: {url, engine}, atOnce, name}. A setting that is what the worker would take anyway
+ * is left out.
+ */
+function variables(settings) {
+  return [
+    ['PROXY_URL', settings.relay],
+    settings.provider !== 'local' && ['PROVIDER_NAME', settings.provider],
+    ['WORKER_SECRET', settings.secret],
+    ['BACKEND_URL', settings.backend.url],
+    settings.backend.engine !== 'openai' && ['BACKEND_ENGINE', settings.backend.engine],
+    ['MAX_CONCURRENCY', String(settings.atOnce)],
+    settings.name && ['WORKER_NAME', settings.name],
+  ].filter(Boolean);
+}
+
+const withoutSecret = (settings) => variables(settings).filter(([name]) => name !== 'WORKER_SECRET');
+
+/** How the program gets there: [{title, text}]. It is one file; nothing is installed. */
+export function bringing(system) {
+  if (system === 'container' || system === 'kubernetes') {
+    return [{ title: 'Build the image, in this project’s folder', text: 'make images\ndocker build -f deploy/docker/Dockerfile.worker -t modelrelay-worker target/images/bin' }];
+  }
+  const build = { title: 'Build it, in this project’s folder', text: 'cargo build --release --locked -p modelrelay-worker\ncd target/release', note: 'It is one file: from a machine of the same kind target/release/modelrelay-worker can be copied instead.' };
+  if (system !== 'windows') return [build];
+  return [{ title: 'Open Linux on Windows, once (PowerShell)', text: 'wsl --install' }, { ...build, title: 'Build it inside WSL, in this project’s folder' }];
+}
+
+/** What to paste to start it: [{title, text}]. */
+export function starting(settings) {
+  if (settings.system === 'container') return [{ title: 'Start the worker', text: dockerRun(settings) }];
+  if (settings.system === 'kubernetes') return [{ title: 'Start the worker', text: deployment(settings) }];
+  return [{ title: settings.system === 'windows' ? 'Start the worker, inside WSL' : 'Start the worker', text: line(settings) }];
+}
+
+function line(settings) {
+  const words = variables(settings).map(([name, value]) => `${name}=${shell(value)}`);
+  return `${words.join(' \\\n')} \\\n./modelrelay-worker`;
+}
+
+// The host's network: a server that listens on 127.0.0.1 can only be reached from there.
+function dockerRun(settings) {
+  const words = variables(settings).map(([name, value]) => `  -e ${name}=${shell(value)}`);
+  return `docker run --rm --network host \\\n${words.join(' \\\n')} \\\n  modelrelay-worker`;
+}
+
+function deployment(settings) {
+  const app = 'modelrelay-worker';
+  // In a Pod of its own the server is a Service, not 127.0.0.1.
+  const env = withoutSecret({ ...settings, backend: { ...settings.backend, url: inCluster(settings.backend.url) } });
+  return `kubectl apply -f - <<'END'
+apiVersion: v1
+kind: Secret
+metadata: {name: ${app}}
+stringData:
+  worker-secret: ${quoted(settings.secret)}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: ${app}}
+spec:
+  selector: {matchLabels: {app: ${app}}}
+  template:
+    metadata: {labels: {app: ${app}}}
+    spec:
+      containers:
+        - name: worker
+          image: registry.example/modelrelay-worker   # where you pushed it
+          env:
+${env.map(([key, value]) => `            - {name: ${key}, value: ${quoted(value)}}`).join('\n')}
+            - name: WORKER_SECRET
+              valueFrom: {secretKeyRef: {name: ${app}, key: worker-secret}}
+END`;
+}
+
+function inCluster(url) {
+  return url.replace(/\/\/(127\.0\.0\.1|localhost)(?=[:/]|$)/, '//inference-server');
+}
+
+/** What lets it survive a restart of the machine: [{title, text, note?}]. */
+export function lasting(settings) {
+  switch (settings.system) {
+    case 'macos':
+      return [{ title: 'Keep the secret in a file of yours', text: `(umask 077; printf %s ${shell(settings.secret)} > "$HOME/.modelrelay-secret")` }, { title: 'Start it at login', text: launchd(settings) }];
+    case 'container':
+      return [{ title: 'compose.yaml', text: compose(settings) }, { title: 'Start it, now and after each restart', text: 'docker compose up -d' }];
+    case 'kubernetes':
+      return [{ title: 'The operator’s way', text: workerPool(settings), note: 'The Deployment above stays already. Where the operator runs this relay, a WorkerPool puts a worker beside each of your inference Pods instead.' }];
+    case 'windows':
+      return [intoPlace(settings), { title: 'A service inside WSL', text: unit(settings) }, wslAtLogon()];
+    default:
+      return [intoPlace(settings), { title: 'A systemd service', text: unit(settings) }];
+  }
+}
+
+function intoPlace({ secret }) {
+  return {
+    title: 'Put program and secret into place',
+    text: `sudo install -m 755 modelrelay-worker /usr/local/bin/\nsudo install -d -m 755 /etc/modelrelay\nprintf %s ${shell(secret)} | sudo install -m 600 /dev/stdin /etc/modelrelay/worker-secret`,
+  };
+}
+
+// systemd hands the secret over, so that no other user of the machine can read it, and the service needs no user of its own.
+function unit(settings) {
+  return `sudo tee /etc/systemd/system/modelrelay-worker.service > /dev/null <<'END'
+[Unit]
+Description=ModelRelay worker
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+${withoutSecret(settings).map(([name, value]) => `Environment=${systemd(`${name}=${value}`)}`).join('\n')}
+Environment=WORKER_SECRET_FILE=%d/worker-secret
+LoadCredential=worker-secret:/etc/modelrelay/worker-secret
+ExecStart=/usr/local/bin/modelrelay-worker
+DynamicUser=yes
+Restart=always
+RestartSec=2
+TimeoutStopSec=45
+
+[Install]
+WantedBy=multi-user.target
+END
+sudo systemctl daemon-reload
+sudo systemctl enable --now modelrelay-worker`;
+}
+
+function wslAtLogon() {
+  return {
+    title: 'Start WSL when you log on (PowerShell)',
+    text: 'schtasks /create /tn ModelRelay /sc onlogon /tr "wsl.exe --exec sleep infinity"',
+    note: 'The worker has no Windows service of its own: it lives in WSL, and this keeps WSL running.',
+  };
+}
+
+function launchd(settings) {
+  const entries = withoutSecret(settings).map(([name, value]) => `    <key>${name}</key><string>${inHereDocument(xml(value))}</string>`);
+  return `sudo install -m 755 modelrelay-worker /usr/local/bin/
+mkdir -p ~/Library/LaunchAgents
+cat > ~/Library/LaunchAgents/io.modelrelay.worker.plist <<END
+<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "http://www.apple.com/DTDs/PropertyList-1.0.dtd">
+<plist version="1.0"><dict>
+  <key>Label</key><string>io.modelrelay.worker</string>
+  <key>ProgramArguments</key><array><string>/usr/local/bin/modelrelay-worker</string></array>
+  <key>EnvironmentVariables</key><dict>
+${entries.join('\n')}
+    <key>WORKER_SECRET_FILE</key><string>$HOME/.modelrelay-secret</string>
+  </dict>
+  <key>RunAtLoad</key><true/>
+  <key>KeepAlive</key><true/>
+  <key>StandardErrorPath</key><string>$HOME/Library/Logs/modelrelay-worker.log</string>
+</dict></plist>
+END
+launchctl bootstrap gui/$(id -u) ~/Library/LaunchAgents/io.modelrelay.worker.plist`;
+}
+
+function compose(settings) {
+  // In Compose a single $ begins a variable.
+  const value = (text) => quoted(text).replaceAll('$', '$$$$');
+  return `services:
+  modelrelay-worker:
+    image: modelrelay-worker
+    network_mode: host
+    restart: unless-stopped
+    stop_grace_period: 45s
+    environment:
+${variables(settings).map(([name, text]) => `      ${name}: ${value(text)}`).join('\n')}`;
+}
+
+function workerPool({ provider, backend, atOnce }) {
+  return `kubectl apply -f - <<'END'
+apiVersion: modelrelay.io/v1alpha1
+kind: WorkerPool
+metadata: {name: ${backend.engine}}
+spec:
+  provider: ${quoted(provider)}
+  backend: {engine: ${backend.engine}}
+  maxConcurrency: ${atOnce}
+END
+kubectl patch deployment YOUR-SERVER --type merge \\
+  -p '{"spec":{"template":{"metadata":{"labels":{"modelrelay.io/pool":"${backend.engine}"}}}}}'`;
+}

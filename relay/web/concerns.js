@@ -1,0 +1,55 @@
+// What an operator should look at, most urgent first. Pure, and short: a list of everything is a list of nothing.
+
+import { some } from './format.js';
+import { whyWaiting, workersByModel } from './reasons.js';
+
+const MOST = 6;
+const NEARLY_FULL = 0.8;
+
+export function concerns(store) {
+  const { relay } = store;
+  const found = [];
+  const say = (key, tone, words, link, href) => found.push({ key, tone, words, link, href });
+  if (relay.config_error) say('config', 'bad', `The configuration cannot be used, the last good one is: ${relay.config_error}`);
+  if (relay.api_keys_error) say('keys', 'bad', `API keys cannot be kept: ${relay.api_keys_error}`, 'API keys', '#/keys');
+  if (relay.buffered_bytes_limit && relay.buffered_bytes > NEARLY_FULL * relay.buffered_bytes_limit) {
+    say('memory', 'bad', 'Memory for bodies is nearly full: new requests will be refused.', 'Requests', '#/requests');
+  }
+  for (const provider of store.providers.values()) {
+    if (!provider.enabled) say(`disabled ${provider.name}`, 'warn', `Provider ${provider.name} is disabled.`, 'Providers', '#/providers');
+    if (provider.queue_depth > NEARLY_FULL * provider.queue_capacity) {
+      say(`full ${provider.name}`, 'bad', `The queue of ${provider.name} is nearly full: more will be refused with 429.`, 'Queue', '#/queue');
+    }
+  }
+  waiting(store, say);
+  slots(store, say);
+  return found.slice(0, MOST);
+}
+
+function waiting(store, say) {
+  for (const provider of store.providers.values()) {
+    const models = provider.models.filter((model) => model.waiting > 0);
+    if (!models.length) continue;
+    const serving = workersByModel(providersWorkers(store, provider), models.map((model) => model.id));
+    for (const model of models) {
+      const why = whyWaiting(provider, model, serving.get(model.id));
+      if (why.tone !== 'bad') continue;
+      say(`waits ${provider.name} ${model.id}`, 'bad', `${some(model.waiting, 'request')} for ${model.id} ${model.waiting === 1 ? 'waits' : 'wait'}. ${why.words}`, 'Queue', '#/queue');
+    }
+  }
+}
+
+function slots(store, say) {
+  for (const worker of store.workers.values()) {
+    for (const slot of worker.slots ?? []) {
+      if (slot.state !== 'quarantined' && slot.state !== 'backoff') continue;
+      const why = slot.last_failure?.message ?? 'its last load failed';
+      const words = `Slot ${slot.id} of ${worker.name} is in ${slot.state}: ${why}`;
+      say(`slot ${worker.worker_id} ${slot.id}`, slot.state === 'quarantined' ? 'bad' : 'warn', words, 'Worker', `#/workers/${encodeURIComponent(worker.worker_id)}`);
+    }
+  }
+}
+
+export function providersWorkers(store, provider) {
+  return [...store.workers.values()].filter((worker) => worker.provider === provider.name);
+}

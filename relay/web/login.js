@@ -1,0 +1,56 @@
+// The admin token, once; the relay gives a cookie that scripts cannot read.
+
+import { post } from './api.js';
+import { h, setText } from './dom.js';
+import { logo } from './icons.js';
+
+export function loginForm(session, onDone) {
+  if (!session.admin_enabled) return withoutToken();
+  const token = h('input', { type: 'password', id: 'token', name: 'token', autocomplete: 'current-password', required: true });
+  const problem = h('p', { class: 'problem', role: 'alert' });
+  const button = h('button', { type: 'submit', class: 'primary' }, 'Log in');
+  const form = h(
+    'form',
+    { class: 'login', onsubmit: submit },
+    logo(),
+    h('h1', {}, 'Log in'),
+    h('label', { for: 'token' }, 'Admin token'),
+    token,
+    problem,
+    button,
+    h('p', { class: 'hint' }, 'It is what the relay was started with as ', h('code', {}, 'MODELRELAY_ADMIN_TOKEN'), '.'),
+  );
+  async function submit(event) {
+    event.preventDefault();
+    button.disabled = true;
+    setText(problem, '');
+    try {
+      await post('/dashboard/login', { token: token.value });
+      onDone();
+    } catch (error) {
+      setText(problem, inWords(error));
+      button.disabled = false;
+      token.select();
+    }
+  }
+  requestAnimationFrame(() => token.focus());
+  return form;
+}
+
+function inWords(error) {
+  if (error.status === 403) return 'That is not this relay’s admin token.';
+  if (error.code !== 'too_many_logins') return error.message;
+  return `Too many wrong tokens. Try again ${error.retryAfter ? `in ${error.retryAfter} s` : 'in a minute'}.`;
+}
+
+function withoutToken() {
+  return h(
+    'section',
+    { class: 'login' },
+    logo(),
+    h('h1', {}, 'No admin token yet'),
+    h('p', {}, 'This relay was started without one, so nobody can look inside. Start it again with a token of your own:'),
+    h('pre', { tabindex: '0' }, h('code', {}, 'MODELRELAY_ADMIN_TOKEN=choose-a-long-one modelrelay-relay')),
+    h('p', { class: 'hint' }, 'Clients can be connected without it: ', h('a', { href: '/integrate' }, 'Connect a client'), '.'),
+  );
+}

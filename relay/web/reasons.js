@@ -1,0 +1,64 @@
+// Why the requests for a model wait, from what the relay and its workers say. Pure: the same facts, the same words.
+
+import { some } from './format.js';
+
+/**
+ * {tone, words, help?: {words, href}, until?} for a model of a provider that somebody waits for. `serving`: the workers that have it,
+ * draining ones too.
+ */
+export function whyWaiting(provider, model, serving) {
+  if (!provider.enabled) return { tone: 'bad', words: 'The provider is disabled: its workers are given nothing.' };
+  if (model.workers === 0) return nobody(serving);
+  if (model.open_workers === 0) return notLoaded(model, serving);
+  return allBusy(model, serving);
+}
+
+function nobody(serving) {
+  const draining = serving.filter((worker) => worker.draining).length;
+  if (draining) return { tone: 'bad', words: `Only draining workers have this model (${draining}): they take nothing new.`, help: add };
+  return { tone: 'bad', words: 'No connected worker serves this model.', help: add };
+}
+
+const add = { words: 'Add a machine', href: '/setup' };
+
+function notLoaded(model, serving) {
+  for (const worker of serving) {
+    const slot = worker.slots?.find((one) => one.target === model.id);
+    if (slot) {
+      const doing = slot.state === 'loading' ? 'loading it' : `making room for it (${slot.state})`;
+      return { tone: 'warn', words: `${worker.name} is ${doing} in slot ${slot.id}.`, until: slot.eta };
+    }
+  }
+  if (model.asked_worker) return { tone: 'warn', words: `${model.asked_worker} was asked to load it, and has not begun yet.` };
+  const failed = failure(model, serving);
+  if (failed) return failed;
+  return { tone: 'warn', words: `${some(serving.length, 'worker')} can load this model, and none holds it now.` };
+}
+
+function failure(model, serving) {
+  for (const worker of serving) {
+    for (const slot of worker.slots ?? []) {
+      const known = slot.models?.find((one) => one.id === model.id && one.status === 'failed');
+      if (known) return { tone: 'bad', words: `${worker.name} could not load it: ${known.message ?? 'it said no reason'}` };
+    }
+  }
+  return null;
+}
+
+function allBusy(model, serving) {
+  const able = serving.filter((worker) => !worker.draining);
+  const load = able.reduce((sum, worker) => sum + Math.min(worker.load, worker.capacity), 0);
+  const capacity = able.reduce((sum, worker) => sum + worker.capacity, 0);
+  const who = some(model.open_workers, 'worker');
+  if (capacity && load >= capacity) return { tone: 'busy', words: capacity === 1 ? 'The one slot for it is busy.' : `All ${capacity} slots of ${who} are busy.` };
+  return { tone: 'busy', words: `The slots of ${who} that hold it are busy.` };
+}
+
+/** The workers that have any of `models`, by model: one walk over the fleet, whatever its size. */
+export function workersByModel(workers, models) {
+  const found = new Map([...models].map((id) => [id, []]));
+  for (const worker of workers) {
+    for (const id of worker.models) found.get(id)?.push(worker);
+  }
+  return found;
+}

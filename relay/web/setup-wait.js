@@ -1,0 +1,102 @@
+// Waits for a worker that was not there when the page was opened, and says what may be wrong when none comes.
+
+import { age, now } from './clock.js';
+import { codeBlock } from './copying.js';
+import { h, setAttribute, setHidden, setText } from './dom.js';
+import { isLoopback } from './machines.js';
+import { modelsInWords, workerLink } from './parts.js';
+import { shell } from './quoting.js';
+
+const PATIENCE_MS = 20_000;
+
+/** `found` is the new worker; `onFound` is called when it comes, and when it changes. */
+export function waitStep(settings, onFound) {
+  const words = h('p', { class: 'wait-words', role: 'status' }, 'Waiting for a new worker …');
+  const models = h('p', { class: 'hint', hidden: true });
+  const link = h('a', { hidden: true }, 'Look at it');
+  const refused = h('p', { class: 'banner bad', hidden: true });
+  const hints = hintList(settings);
+  const node = h('div', { class: 'wait', 'data-state': 'waiting' }, h('div', { class: 'wait-line' }, h('span', { class: 'pulse', 'aria-hidden': 'true' }), words, link), models, refused, hints.node);
+  const step = { node, found: null, update };
+  let before = null;
+  let since = null;
+  setTimeout(() => step.found || hints.show(), PATIENCE_MS);
+
+  function update(store) {
+    before ??= new Set(store.workers.keys());
+    since ??= now();
+    const found = newest(store, before);
+    tellRefusal(refused, found ? null : refusal(store.journal, since));
+    if (!found && step.found && !store.workers.has(step.found.worker_id)) lost();
+    if (!found || found === step.found) return;
+    step.found = found;
+    hints.hide();
+    setAttribute(node, 'data-state', 'found');
+    setText(words, `${found.name} is connected.`);
+    setHidden(models, false);
+    setText(models, found.models_total
+      ? `It serves ${modelsInWords(found.models, found.models_total, 5)}.`
+      : 'It has no model yet: its server is still starting, or its address above is not right. The worker’s log says which.');
+    setHidden(link, false);
+    setAttribute(link, 'href', `/dashboard${workerLink(found.worker_id)}`);
+    onFound();
+  }
+  function lost() {
+    setAttribute(node, 'data-state', 'waiting');
+    setText(words, `${step.found.name} has left again. Waiting for it …`);
+    setHidden(models, true);
+    setHidden(link, true);
+    step.found = null;
+    onFound();
+  }
+  return step;
+}
+
+/** Of the new ones the last; one that serves something before one that does not. */
+function newest(store, before) {
+  const fresh = [...store.workers.values()].filter((worker) => !before.has(worker.worker_id));
+  return fresh.sort((a, b) => Boolean(b.models_total) - Boolean(a.models_total) || b.connected_at - a.connected_at)[0] ?? null;
+}
+
+/** What the relay's log says of somebody who was not let in since. */
+function refusal(journal, since) {
+  for (let i = journal.length - 1; i >= 0 && journal[i].at >= since; i -= 1) {
+    const { level, message } = journal[i];
+    if (level !== 'info' && /authentication|refused|locked|secret/i.test(message)) return journal[i];
+  }
+  return null;
+}
+
+function tellRefusal(node, event) {
+  setHidden(node, !event);
+  if (!event || node.dataset.seq === String(event.seq)) return;
+  node.dataset.seq = event.seq;
+  const from = event.fields?.address ? ` from ${event.fields.address}` : '';
+  const why = /authentication/.test(event.message) ? 'its secret was wrong. Copy the command again, with the secret in it.' : event.fields?.reason ?? event.message;
+  node.replaceChildren(h('span', {}, `A worker${from} was not let in: ${why} `), age(event.at, ' ago'));
+}
+
+function hintList(settings) {
+  const reach = codeBlock('Does that machine reach this relay?');
+  const local = h('li', {});
+  const node = h(
+    'div',
+    { class: 'hints', hidden: true },
+    h('h3', {}, 'Nothing yet?'),
+    reach.node,
+    h('ul', {},
+      h('li', {}, 'No answer: a firewall before this relay, or another address than this machine has in the network.'),
+      local,
+      h('li', {}, 'An answer, but no worker: the last line of the worker’s own log says why.'),
+      h('li', {}, 'A wrong secret is told here as soon as the relay refuses one.')),
+  );
+  return {
+    node,
+    show() {
+      reach.set(`curl -m 5 ${shell(`${settings.relay}/health`)}`);
+      setText(local, isLoopback(settings.relay) ? 'The address above is a loopback address: another machine cannot reach it.' : 'Connection refused: the relay listens on 127.0.0.1 only. LISTEN_ADDR=0.0.0.0:8080 changes that.');
+      setHidden(node, false);
+    },
+    hide: () => setHidden(node, true),
+  };
+}

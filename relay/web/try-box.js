@@ -1,0 +1,68 @@
+// A box to ask a model something and see the answer come.
+
+import { h, setAttribute, setHidden, setText } from './dom.js';
+import { count, milliseconds, rate } from './format.js';
+import { streamChat } from './chat.js';
+
+/** `given()` → {model, key, done?}, or a promise of it; its `done` is called at the end in any case. `onDone(result)` after a whole answer. */
+export function tryBox({ prompt, label, given, onDone }) {
+  const input = h('textarea', { rows: 2, 'aria-label': 'Prompt', value: prompt });
+  const send = h('button', { type: 'submit', class: 'primary' }, label);
+  const stop = h('button', { type: 'button', hidden: true, onclick: () => running?.abort() }, 'Stop');
+  const answer = h('div', { class: 'answer', hidden: true, tabindex: '0', role: 'group', 'aria-label': 'Answer' });
+  const figures = h('p', { class: 'figures', role: 'status' });
+  const node = h('form', { class: 'try', onsubmit: ask }, input, h('div', { class: 'actions' }, send, stop, figures), answer);
+  let running = null;
+  let able = true;
+
+  async function ask(event) {
+    event.preventDefault();
+    if (running) return;
+    running = new AbortController();
+    begin();
+    let done;
+    try {
+      const target = await given();
+      done = target.done;
+      const result = await streamChat({ ...target, prompt: input.value, signal: running.signal, onText });
+      setText(figures, inWords(result));
+      setAttribute(node, 'data-state', result.stopped ? 'stopped' : 'done');
+      if (!result.stopped) onDone?.(result);
+    } catch (error) {
+      setAttribute(node, 'data-state', 'failed');
+      setText(figures, error.message);
+    }
+    running = null;
+    setHidden(stop, true);
+    send.disabled = !able;
+    done?.();
+  }
+  function begin() {
+    setAttribute(node, 'data-state', 'running');
+    setHidden(answer, false);
+    setHidden(stop, false);
+    send.disabled = true;
+    answer.replaceChildren();
+    setText(figures, 'Asked; waiting for the first word …');
+  }
+  function onText(piece) {
+    if (!answer.hasChildNodes()) setText(figures, 'Answering …');
+    answer.append(piece);
+    answer.scrollTop = answer.scrollHeight;
+  }
+  function setEnabled(enabled) {
+    able = enabled;
+    send.disabled = !enabled || running !== null;
+  }
+  return { node, setEnabled };
+}
+
+function inWords(result) {
+  const parts = [];
+  if (result.firstMs !== null) parts.push(`first token after ${milliseconds(result.firstMs)}`);
+  const number = result.tokens ?? result.pieces;
+  parts.push(`${count(number)} ${result.tokens === null ? 'pieces' : 'tokens'} in ${milliseconds(result.totalMs)}`);
+  const seconds = (result.totalMs - (result.firstMs ?? 0)) / 1000;
+  if (number > 1 && seconds > 0.05) parts.push(`${rate((number - 1) / seconds)} per second`);
+  return `${result.stopped ? 'Stopped: ' : ''}${parts.join(' · ')}`;
+}

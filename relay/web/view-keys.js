@@ -1,0 +1,94 @@
+// API keys: who may use the relay, and how much.
+
+import { age, setAge } from './clock.js';
+import { confirmed } from './dialogs.js';
+import { get, remove } from './api.js';
+import { h, setAttribute, setHidden, setText } from './dom.js';
+import { absolute, count } from './format.js';
+import { icon } from './icons.js';
+import { newKey } from './new-key.js';
+import { notice, orSay } from './notices.js';
+import { page, pill, setPill } from './parts.js';
+import { dataTable } from './table.js';
+
+const ASK_AGAIN_MS = 5000;
+
+export function keysView({ store, session }) {
+  const create = h('button', { type: 'button', class: 'primary', onclick: make }, icon('setup'), 'New key');
+  const open = h('p', { class: 'banner', hidden: session.require_api_keys },
+    'This relay answers clients without a key. To require one, start it with ', h('code', {}, 'MODELRELAY_REQUIRE_API_KEYS=true'), '.');
+  const table = dataTable(columns(revoke), {
+    name: 'API keys',
+    noun: 'key',
+    key: (k) => k.id,
+    words: (k) => `${k.name} ${k.prefix} ${(k.models ?? []).join(' ')} ${(k.providers ?? []).join(' ')} ${state(k)[0]}`,
+    sort: ['name', false],
+    empty: () => [h('p', {}, 'There is no key yet. Give each person or program one of its own, so that one can be taken back.')],
+  });
+  const node = page('API keys', create, open, table.node);
+
+  async function load() {
+    const answer = await orSay(() => get('/admin/keys'));
+    if (answer) table.update(answer.keys);
+  }
+  async function make() {
+    if (await newKey(store)) await load();
+  }
+  async function revoke(key) {
+    const words = `Whoever uses ${key.name} (${key.prefix}…) is refused from now on. This cannot be undone.`;
+    if (!(await confirmed('Revoke this key?', words, 'Revoke the key'))) return;
+    await orSay(async () => {
+      await remove(`/admin/keys/${encodeURIComponent(key.id)}`);
+      notice(`${key.name} was revoked.`);
+    });
+    await load();
+  }
+  load();
+  // The stream does not tell of keys; what they use of their limits changes slowly, and only matters while it is looked at.
+  const timer = setInterval(() => (node.isConnected ? document.hidden || load() : clearInterval(timer)), ASK_AGAIN_MS);
+  return { node, instant: true, update() {} };
+}
+
+function columns(revoke) {
+  return [
+    {
+      key: 'name',
+      title: 'Key',
+      heading: true,
+      sort: (k) => k.name,
+      make: () => [h('span'), h('span', { class: 'sub mono' })],
+      fill: (cell, k) => {
+        setText(cell.children[0], k.name);
+        setText(cell.children[1], `${k.prefix}…`);
+      },
+    },
+    { key: 'state', title: 'State', sort: (k) => state(k)[0], make: () => pill(), fill: (cell, k) => setPill(cell.firstChild, ...state(k)) },
+    { key: 'scope', title: 'May use', minor: 2, sort: scope, text: scope },
+    { key: 'flight', title: 'In flight', end: true, minor: 3, sort: (k) => k.in_flight, text: (k) => (k.max_in_flight ? `${count(k.in_flight)} of ${count(k.max_in_flight)}` : count(k.in_flight)) },
+    { key: 'share', title: 'Queue share', end: true, minor: 3, sort: (k) => k.max_queue_percent ?? 100, text: (k) => (k.max_queue_percent ? `${k.max_queue_percent} %` : 'no limit') },
+    { key: 'expires', title: 'Expires', end: true, minor: 3, sort: (k) => k.expires_at ?? '~', text: (k) => (k.expires_at ? absolute(Date.parse(k.expires_at)) : 'never') },
+    { key: 'used', title: 'Last used', end: true, minor: 2, sort: (k) => k.last_used_at ?? '', make: () => age(null, ' ago'), fill: (cell, k) => setAge(cell.firstChild, k.last_used_at ? Date.parse(k.last_used_at) : null) },
+    {
+      key: 'act',
+      title: '',
+      label: 'Actions',
+      make: (k, cell) => h('button', { type: 'button', class: 'small danger', onclick: () => revoke(cell.row) }, 'Revoke'),
+      fill: (cell, k) => {
+        cell.row = k;
+        setHidden(cell.firstChild, k.revoked);
+        setAttribute(cell.firstChild, 'aria-label', `Revoke ${k.name}`);
+      },
+    },
+  ];
+}
+
+function state(key) {
+  if (key.revoked) return ['Revoked', 'idle'];
+  if (key.expires_at && Date.parse(key.expires_at) <= Date.now()) return ['Expired', 'warn'];
+  return ['Active', 'ok'];
+}
+
+function scope(key) {
+  const models = key.models?.length ? key.models.join(', ') : 'all models';
+  return key.providers?.length ? `${models} of ${key.providers.join(', ')}` : models;
+}

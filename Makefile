@@ -1,7 +1,7 @@
 # What people and CI run. Everything works from a fresh clone; tools that are missing are fetched into
 # $XDG_CACHE_HOME/modelrelay (default ~/.cache/modelrelay), never into the repository.
 
-.PHONY: help run check test chaos soak test-backends test-clients test-cluster autobahn simulation fuzz bench images release cluster cluster-down generate
+.PHONY: help run check test chaos soak test-backends test-clients test-browser test-cluster autobahn simulation fuzz bench images release cluster cluster-down generate
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -13,7 +13,7 @@ check: ## The quick inner loop: format, lints, unit tests
 	@scripts/test fmt clippy unit
 
 test: ## Everything that CI runs
-	@scripts/test fmt clippy deny build images unit histories fuzz simulation cluster contract chaos backends clients chart
+	@scripts/test fmt clippy deny build images unit histories fuzz simulation cluster contract chaos backends clients browser chart
 
 chaos: ## The programs under faults and too much load, much longer than in `make test`; on Linux, mostly as root
 	@MODELRELAY_CHAOS_FACTOR=$${MODELRELAY_CHAOS_FACTOR:-10} MODELRELAY_SOAK_MINUTES=$${MODELRELAY_SOAK_MINUTES:-10} scripts/test build chaos
@@ -23,6 +23,9 @@ soak: ## Half an hour at 70 % load while things are killed: nothing may grow; MO
 
 test-clients: ## The real OpenAI and Anthropic SDKs against relay and worker
 	@scripts/test build clients
+
+test-browser: ## The relay's pages in Chromium, against relay and workers; pictures of them end in target/browser
+	@scripts/test build browser
 
 autobahn: ## Autobahn's WebSocket test suite against the relay's own socket
 	@scripts/test autobahn

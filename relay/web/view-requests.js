@@ -40,7 +40,6 @@ function columns({ store }) {
     { key: 'attempts', title: 'Attempts', end: true, minor: 3, sort: (r) => r.attempts, text: (r) => count(r.attempts) },
     { key: 'size', title: 'Size', end: true, minor: 3, sort: (r) => r.request_bytes, text: (r) => bytes(r.request_bytes) },
     { key: 'provider', title: 'Provider', minor: 4, sort: (r) => r.provider, text: (r) => r.provider },
-    { key: 'key', title: 'Key', minor: 4, sort: (r) => r.key, text: (r) => r.key ?? '–' },
     { key: 'id', title: 'Request', minor: 4, sort: (r) => r.request_id, text: (r) => r.request_id },
     {
       key: 'act',
@@ -56,7 +55,7 @@ export function requestsTable(context, empty) {
     name: 'Requests',
     noun: 'request',
     key: (r) => r.request_id,
-    words: (r) => `${r.model} ${r.state} ${r.provider} ${r.endpoint} ${r.request_id} ${r.key ?? ''} ${r.worker ? context.store.workerName(r.worker) : ''}`,
+    words: (r) => `${r.model} ${r.state} ${r.provider} ${r.endpoint} ${r.request_id} ${r.worker ? context.store.workerName(r.worker) : ''}`,
     sort: ['age', true],
     empty: () => [h('p', {}, empty)],
   });

@@ -1,0 +1,85 @@
+// Connecting a client: what is copied from the page works.
+
+import { execFile } from 'node:child_process';
+import { promisify } from 'node:util';
+
+import { copied, expect, expectNoSidewaysScroll, inspect, logIn, test } from './lib/test.js';
+import { Site } from './lib/site.js';
+
+const CLIENTS = ['curl', 'OpenAI · Python', 'OpenAI · TypeScript', 'Anthropic · Python', 'Anthropic · TypeScript', 'LangChain', 'LiteLLM', 'Open WebUI', 'Claude Code', 'Codex', 'opencode', 'Continue'];
+
+let site;
+
+test.beforeAll(async () => {
+  site = await Site.start({ MODELRELAY_REQUIRE_API_KEYS: 'true' });
+  await site.worker('tower');
+});
+
+test.afterAll(() => site.close());
+
+test.use({ permissions: ['clipboard-read', 'clipboard-write'], expected: ['401'] });
+
+test('a key is made, and the copied line runs', async ({ page }) => {
+  await logIn(page, site, '/integrate');
+  await expect(page.getByLabel('Model', { exact: true })).toHaveValue('demo');
+  await page.getByRole('button', { name: 'Make one for me' }).click();
+  await expect(page.getByLabel('API key')).toHaveValue(/^mr-/);
+  const key = await page.getByLabel('API key').inputValue();
+  const main = page.getByRole('main');
+  await expect(main).not.toContainText(key);
+  const line = await copied(page, 'OpenAI’s way');
+  expect(line).toContain(key);
+  const { stdout } = await promisify(execFile)('sh', ['-c', line]);
+  expect(stdout).toContain('[DONE]');
+  await inspect(page, 'integrate-light');
+  await page.getByRole('button', { name: 'Show', exact: true }).click();
+  await expect(main).toContainText(key);
+
+  for (const client of CLIENTS) {
+    await page.getByRole('radio', { name: client, exact: true }).check();
+    const texts = await page.getByRole('main').locator('pre').allTextContents();
+    expect(texts.join('\n'), client).toContain(site.url);
+    if (client !== 'Open WebUI') expect(texts.join('\n'), client).toContain('demo');
+    expect(texts.join('\n'), client).toContain(key);
+    expect(texts.join('\n'), client).not.toContain('undefined');
+  }
+  await page.getByRole('radio', { name: 'opencode' }).check();
+  expect(JSON.parse(await copied(page, 'opencode.json')).provider.modelrelay.options).toEqual({ baseURL: `${site.url}/v1`, apiKey: key });
+});
+
+test('an answer streams, and can be stopped', async ({ page }) => {
+  const { secret } = await site.admin('POST', '/admin/keys', { name: 'pasted' });
+  // Somebody with a key and no login.
+  await page.goto(`${site.url}/integrate`);
+  await expect(page.getByText('Models are listed as soon as there is a key.')).toBeVisible();
+  await page.getByLabel('API key').fill(secret);
+  await page.getByLabel('API key').blur();
+  await expect(page.getByLabel('Model', { exact: true })).toHaveValue('demo');
+  await page.getByRole('button', { name: 'Ask', exact: true }).click();
+  await expect(page.getByText(/first token after .* tokens in/)).toBeVisible();
+  const long = Array.from({ length: 400 }, (_, i) => `word${i}`).join(' ');
+  await page.getByLabel('Prompt').fill(long);
+  await page.getByRole('button', { name: 'Ask', exact: true }).click();
+  await expect(page.getByText('Answering …')).toBeVisible();
+  await page.getByRole('button', { name: 'Stop' }).click();
+  await expect(page.getByText(/^Stopped: /)).toBeVisible();
+  // Stopping reaches the relay, and through it the backend.
+  await expect.poll(async () => (await site.admin('GET', '/admin/requests')).requests.length).toBe(0);
+  await page.setViewportSize({ width: 360, height: 780 });
+  await expectNoSidewaysScroll(page);
+  await page.emulateMedia({ colorScheme: 'dark' });
+  await inspect(page, 'integrate-phone-dark');
+});
+
+test('a model’s name cannot leave its quotes', async ({ page }) => {
+  const name = `it's "$(touch /tmp/x)" \`x\` \\ <b>`;
+  const [hand] = await site.hands(1, () => ({ name: 'odd', models: [name] }));
+  await logIn(page, site, '/integrate');
+  await page.getByLabel('Model', { exact: true }).selectOption(name);
+  const line = await copied(page, 'OpenAI’s way');
+  const { stdout } = await promisify(execFile)('sh', ['-c', line.replace(/^curl/, 'printf "%s\\n"')]);
+  expect(stdout).toContain(JSON.stringify(name));
+  await page.getByRole('radio', { name: 'opencode' }).check();
+  expect(JSON.parse(await copied(page, 'opencode.json')).model).toBe(`modelrelay/${name}`);
+  hand.close();
+});

@@ -1,0 +1,145 @@
+// A relay and its workers: the real programs, on free ports, in a folder of their own, killed at the end.
+
+import { spawn } from 'node:child_process';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+
+import { HandWorker } from './hand-worker.js';
+
+export const TOKEN = 'browser-admin';
+export const SECRET = 'browser-secret-$pecial';
+const PATIENCE_MS = 20_000;
+
+export class Site {
+  /** `relay` are variables of the relay, `config` a relay.yaml. */
+  static async start(relay = {}, config = null) {
+    const site = new Site();
+    site.folder = mkdtempSync(path.join(tmpdir(), 'modelrelay-browser-'));
+    site.programs = [];
+    site.played = [];
+    site.asked = [];
+    site.relayEnv = { WORKER_SECRET: SECRET, MODELRELAY_ADMIN_TOKEN: TOKEN, ...relay };
+    if (config) {
+      writeFileSync(path.join(site.folder, 'relay.yaml'), config);
+      site.relayEnv.MODELRELAY_CONFIG = 'relay.yaml';
+    }
+    await site.startRelay('127.0.0.1:0');
+    return site;
+  }
+
+  async startRelay(listen) {
+    this.relay = this.#spawn('relay', [], { LISTEN_ADDR: listen, ...this.relayEnv });
+    this.url = await this.relay.said(/listening on (http:\/\/127\.0\.0\.1:\d+)/);
+  }
+
+  /** The address of a demo backend. */
+  async backend(model) {
+    const demo = this.#spawn('worker', ['demo', '--listen', '127.0.0.1:0', '--model', model], {});
+    return `http://${await demo.said(/address=(127\.0\.0\.1:\d+)/)}`;
+  }
+
+  /** A demo backend, and a worker beside it. */
+  async worker(name, model = 'demo', env = {}) {
+    return this.bareWorker(name, { BACKEND_URL: await this.backend(model), MAX_CONCURRENCY: '4', ...env });
+  }
+
+  bareWorker(name, env) {
+    return this.#spawn('worker', [], { PROXY_URL: this.url, WORKER_SECRET: SECRET, WORKER_NAME: name, PROBE_ADDR: '127.0.0.1:0', ...env });
+  }
+
+  /** A worker with one slot that two models take turns in, each of them a process of its own. */
+  swappingWorker(name, models) {
+    const program = binary('worker');
+    const entries = models.map((id) => `    - {id: ${id}, command: ["${program}", demo, --listen, "127.0.0.1:\${PORT}", --model, ${id}], maxConcurrency: 4}`);
+    const file = path.join(this.folder, `${name}.yaml`);
+    writeFileSync(file, `multiplexer:\n  slots:\n  - id: gpu0\n    driver: process\n    models:\n${entries.join('\n')}\n`);
+    return this.bareWorker(name, { WORKER_CONFIG: file });
+  }
+
+  /** So many workers that the test plays itself: they take requests and answer nothing, until told. */
+  async hands(count, registration) {
+    const made = [];
+    const dial = (number) => HandWorker.dial(this.url, SECRET, registration(number));
+    for (let from = 0; from < count; from += 100) {
+      const some = Array.from({ length: Math.min(100, count - from) }, (_, i) => dial(from + i));
+      made.push(...(await Promise.all(some)));
+    }
+    this.played.push(...made);
+    return made;
+  }
+
+  async admin(method, route, body) {
+    const headers = { authorization: `Bearer ${TOKEN}`, 'content-type': 'application/json' };
+    const response = await fetch(this.url + route, { method, headers, body: body && JSON.stringify(body) });
+    return response.status === 204 ? null : response.json();
+  }
+
+  /** A chat request whose answer nobody reads yet; `end` breaks it off. */
+  ask(model, more = {}) {
+    const stop = new AbortController();
+    const answer = fetch(`${this.url}/v1/chat/completions`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify({ model, messages: [{ role: 'user', content: 'hello' }], ...more }),
+      signal: stop.signal,
+    });
+    // Broken off at the end of the test.
+    answer.catch(() => {});
+    this.asked.push(stop);
+    return answer;
+  }
+
+  async close() {
+    this.asked.forEach((stop) => stop.abort());
+    this.played.forEach((hand) => hand.close());
+    this.programs.forEach((program) => program.kill());
+    await Promise.all(this.programs.map((program) => program.ended));
+    rmSync(this.folder, { recursive: true, force: true });
+  }
+
+  #spawn(name, args, env) {
+    const program = new Program(binary(name), args, env, this.folder);
+    this.programs.push(program);
+    return program;
+  }
+}
+
+function binary(name) {
+  return path.join(process.env.MODELRELAY_BIN_DIR, `modelrelay-${name}`);
+}
+
+class Program {
+  constructor(file, args, env, cwd) {
+    this.log = '';
+    this.waiting = new Set();
+    this.child = spawn(file, args, { env: { PATH: process.env.PATH, ...env }, cwd, stdio: ['ignore', 'pipe', 'pipe'] });
+    for (const stream of [this.child.stdout, this.child.stderr]) stream.on('data', (data) => this.#heard(String(data)));
+    this.ended = new Promise((resolve) => this.child.on('exit', resolve));
+  }
+
+  /** The first group of `pattern` in what it says, or said. */
+  said(pattern) {
+    return new Promise((resolve, reject) => {
+      const late = setTimeout(() => reject(new Error(`never said ${pattern}:\n${this.log.slice(-4000)}`)), PATIENCE_MS);
+      const look = () => {
+        const found = this.log.match(pattern);
+        if (!found) return;
+        clearTimeout(late);
+        this.waiting.delete(look);
+        resolve(found[1] ?? found[0]);
+      };
+      this.waiting.add(look);
+      look();
+    });
+  }
+
+  kill() {
+    this.child.kill('SIGKILL');
+  }
+
+  #heard(text) {
+    this.log += text;
+    this.waiting.forEach((look) => look());
+  }
+}

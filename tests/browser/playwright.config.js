@@ -1,0 +1,23 @@
+// One machine with few cores: one test at a time, so that nothing waits for what it does not test.
+
+const root = require('node:path').resolve(__dirname, '../..');
+
+module.exports = {
+  testDir: __dirname,
+  testMatch: '*.spec.js',
+  outputDir: `${root}/target/browser/failures`,
+  workers: 1,
+  timeout: 60_000,
+  expect: { timeout: 15_000 },
+  reporter: [['list']],
+  use: {
+    browserName: 'chromium',
+    viewport: { width: 1440, height: 900 },
+    trace: 'retain-on-failure',
+    launchOptions: {
+      executablePath: process.env.CHROMIUM,
+      // Chromium's sandbox refuses root, and a container's /dev/shm is small.
+      args: process.getuid() === 0 ? ['--no-sandbox', '--disable-dev-shm-usage'] : [],
+    },
+  },
+};

@@ -1,0 +1,111 @@
+// Adding a machine: what is copied from the page is run as it is, and the page sees what comes of it.
+
+import { spawn } from 'node:child_process';
+
+import { copied, expect, expectNoSidewaysScroll, inspect, logIn, test } from './lib/test.js';
+import { SECRET, Site } from './lib/site.js';
+
+let site;
+
+test.beforeEach(async ({}, info) => {
+  site = await Site.start(info.title.includes('requires keys') ? { MODELRELAY_REQUIRE_API_KEYS: 'true' } : {});
+});
+
+// The page first: to it a relay that ends is an error.
+test.afterEach(async ({ page }) => {
+  await page.close();
+  await site.close();
+});
+
+test.use({ permissions: ['clipboard-read', 'clipboard-write'] });
+
+test('an empty fleet leads here', async ({ page }) => {
+  await logIn(page, site);
+  await inspect(page, 'overview-empty');
+  await page.getByRole('main').getByRole('link', { name: 'Add a machine' }).click();
+  await expect(page.getByRole('heading', { level: 1, name: 'Add a machine' })).toBeVisible();
+  await inspect(page, 'setup-light');
+  await page.setViewportSize({ width: 360, height: 780 });
+  await expectNoSidewaysScroll(page);
+  await page.emulateMedia({ colorScheme: 'dark' });
+  await inspect(page, 'setup-phone-dark');
+});
+
+for (const keys of ['takes any client', 'requires keys']) {
+  test(`from the page to an answer, on a relay that ${keys}`, async ({ page }) => {
+    const demo = await site.worker('there-before');
+    await expect.poll(async () => (await site.admin('GET', '/admin/workers')).workers.length).toBe(1);
+    await logIn(page, site, '/setup');
+    await page.getByRole('radio', { name: 'Other' }).check();
+    const backend = await site.backend('fresh');
+    await page.getByLabel('Its address, seen from that machine').fill(backend);
+    await page.getByLabel('Name to show (optional)').fill('garage');
+    await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
+
+    // The secret is on the page only when somebody asks, and in the clipboard always.
+    const main = page.getByRole('main');
+    await expect(main).not.toContainText(SECRET);
+    const command = await copied(page, 'Start the worker');
+    expect(command).toContain(SECRET);
+    await expect(main).not.toContainText(SECRET);
+    await page.getByRole('button', { name: 'Show the secret' }).click();
+    await expect(main).toContainText(SECRET);
+    await page.getByRole('button', { name: 'Hide the secret' }).click();
+    await expect(main).not.toContainText(SECRET);
+
+    const shell = spawn('sh', ['-c', command.replace('./modelrelay-worker', 'exec "$MODELRELAY_BIN_DIR/modelrelay-worker"')], {
+      env: { PATH: process.env.PATH, MODELRELAY_BIN_DIR: process.env.MODELRELAY_BIN_DIR, PROBE_ADDR: '127.0.0.1:0' }, stdio: 'ignore',
+    });
+    try {
+      await expect(page.getByText('garage is connected.')).toBeVisible();
+      await expect(page.getByText('It serves fresh.')).toBeVisible();
+      await page.getByRole('button', { name: 'Send a test request' }).click();
+      await expect(page.getByRole('status').filter({ hasText: 'first token after' })).toBeVisible();
+      await expect(page.getByRole('group', { name: 'Answer' })).toContainText('Say hello');
+      await inspect(page, `setup-done-${keys.split(' ')[0]}`);
+      if (keys === 'requires keys') {
+        // The key of the test request is of no use to anybody any more.
+        await expect.poll(async () => (await site.admin('GET', '/admin/keys')).keys.every((key) => key.revoked)).toBe(true);
+        expect((await site.admin('GET', '/admin/keys')).keys).toHaveLength(1);
+      }
+      await page.getByRole('link', { name: 'Look at it' }).click();
+      await expect(page.getByRole('heading', { level: 1, name: 'garage' })).toBeVisible();
+    } finally {
+      shell.kill('SIGKILL');
+    }
+    expect(demo.log).not.toContain('refused');
+  });
+}
+
+test('a wrong secret is told as soon as it was refused', async ({ page }) => {
+  await logIn(page, site, '/setup');
+  await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
+  site.bareWorker('typo', { WORKER_SECRET: 'not it', BACKEND_URL: 'http://127.0.0.1:9' });
+  await expect(page.getByText(/was not let in: its secret was wrong/)).toBeVisible();
+});
+
+test('hints come when no worker does', async ({ page }) => {
+  await page.clock.install();
+  await logIn(page, site, '/setup');
+  await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
+  await expect(page.getByText('Nothing yet?')).toBeHidden();
+  await page.clock.fastForward(21_000);
+  await expect(page.getByText('Nothing yet?')).toBeVisible();
+  await expect(page.getByText(`curl -m 5 ${site.url}/health`)).toBeVisible();
+  await inspect(page, 'setup-hints');
+});
+
+test('every way to run it has its commands', async ({ page }) => {
+  await logIn(page, site, '/setup');
+  const ways = {
+    Linux: 'A systemd service', macOS: 'Start it at login', Windows: 'Start WSL when you log on (PowerShell)',
+    Container: 'compose.yaml', Kubernetes: 'The operator’s way',
+  };
+  for (const [system, block] of Object.entries(ways)) {
+    await page.getByRole('radio', { name: system }).check();
+    const text = await copied(page, block);
+    expect(text).not.toContain('•');
+    expect(text).not.toContain('undefined');
+  }
+  await expect(page.getByText('another machine would dial itself')).toBeVisible();
+});

@@ -100,6 +100,11 @@ test('says why requests wait, and cancels one', async ({ page }) => {
   await page.goto(`${site.url}/dashboard#/requests`);
   await expect(row(page, 'slow-model')).toHaveCount(2);
   await inspect(page, 'requests-waiting');
+  // Its worker's own page says that it runs there.
+  await row(page, 'slow-model').getByRole('link', { name: 'slow', exact: true }).click();
+  await expect(page.getByRole('heading', { name: 'slow', exact: true })).toBeVisible();
+  await expect(row(page, 'slow-model')).toHaveCount(1);
+  await page.goBack();
   await row(page, 'slow-model').filter({ hasText: 'dispatched' }).getByRole('button').click();
   await page.getByRole('dialog').getByRole('button', { name: 'Cancel the request' }).click();
   const answers = await Promise.race([first, second]);

@@ -3,7 +3,7 @@
 //! Each part is kept as the text that it is sent as, so that a part has changed exactly if its text has. Times are points in
 //! time, to the second: an age would be new in every frame.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -51,20 +51,21 @@ impl Frame {
             journal_seq: relay.dashboard.journal.since(0).last().map_or(0, |entry| entry.seq),
             ..Self::default()
         };
-        let mut live = Vec::new();
+        let (mut live, mut ids) = (Vec::new(), HashMap::new());
         for provider in relay.all_providers() {
             let state = provider.snapshot();
             let part = provider_part(relay, &provider, &state, now);
             frame.providers.insert(Arc::clone(&provider.name), part.to_string());
             for worker in &state.workers {
                 frame.workers.insert(Arc::clone(&worker.link.info.id), worker_part(worker, now).to_string());
+                ids.insert(worker.core.key, Arc::clone(&worker.link.info.id));
             }
             live.extend(provider.live_requests());
         }
         frame.requests_total = live.len();
         live.sort_by_key(|request| request.record.outline.received_at);
         for request in live.iter().take(MAX_REQUESTS) {
-            frame.requests.insert(request.record.outline.id.as_str().into(), request_part(request).to_string());
+            frame.requests.insert(request.record.outline.id.as_str().into(), request_part(request, &ids).to_string());
         }
         frame
     }
@@ -278,13 +279,13 @@ fn slots_part(worker: &WorkerState, now: SystemTime) -> Option<Vec<Value>> {
 /// A day. What a worker says is a number; a clock that it would overflow is ours.
 const MAX_ETA_MS: u64 = 86_400_000;
 
-fn request_part(live: &LiveRequest) -> Value {
-    let (outline, progress) = (&live.record.outline, live.record.progress().clone());
-    let state = match live.place {
-        Some(RequestPlace::Queued) => "queued",
-        Some(RequestPlace::Running { .. }) if live.record.exchange.has_head() => "streaming",
-        Some(RequestPlace::Running { .. }) => "dispatched",
-        None => "ending",
+fn request_part(live: &LiveRequest, ids: &HashMap<WorkerKey, Arc<str>>) -> Value {
+    let (outline, attempts) = (&live.record.outline, live.record.progress().attempts);
+    let (state, worker) = match live.place {
+        Some(RequestPlace::Queued) => ("queued", None),
+        Some(RequestPlace::Running { worker, .. }) if live.record.exchange.has_head() => ("streaming", Some(worker)),
+        Some(RequestPlace::Running { worker, .. }) => ("dispatched", Some(worker)),
+        None => ("ending", None),
     };
     json!({
         "request_id": outline.id,
@@ -293,8 +294,8 @@ fn request_part(live: &LiveRequest) -> Value {
         "endpoint": outline.endpoint.as_str(),
         "state": state,
         "stream": outline.is_streaming,
-        "worker": progress.worker.as_deref(),
-        "attempts": progress.attempts,
+        "worker": worker.and_then(|worker| ids.get(&worker)).map(AsRef::as_ref),
+        "attempts": attempts,
         "received_at": unix_millis(live.record.arrived),
         "request_bytes": outline.body.len(),
     })

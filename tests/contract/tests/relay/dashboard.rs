@@ -182,7 +182,7 @@ async fn a_page_gets_everything_once_and_then_what_changes() {
         change["requests"].as_array()?.iter().find(|request| request["state"] == "dispatched").cloned()
     });
     let running = running.await;
-    assert_eq!((&running["request_id"], &running["worker"]), (&json!("seen"), &json!("hand-played")));
+    assert_eq!((&running["request_id"], &running["worker"]), (&json!("seen"), &joined["worker_id"]));
     let cancel = as_page("POST", "/admin/requests/seen/cancel", &cookie);
     let _ = relay.fetch(cancel).await.with_status(202);
     stream.change_with(|change| (change["gone_requests"] == json!(["seen"])).then_some(())).await;

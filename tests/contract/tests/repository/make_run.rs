@@ -54,6 +54,24 @@ async fn an_answer_that_is_being_written_is_finished_before_the_end() {
     run.ended().await;
 }
 
+#[tokio::test]
+async fn the_printed_token_logs_in_at_the_printed_page() {
+    let run = Run::start(&[("BACKEND_PORTS", "1")]).await;
+    let line = run.process.log().lines().into_iter().find(|line| line.contains("/dashboard")).expect("a page");
+    let (url, token) = line.split_once("   (log in with ").expect("a token");
+    let url = url.rsplit(' ').next().unwrap();
+    let login = format!("{{\"token\":\"{}\"}}", token.trim_end_matches(')'));
+    let status = |args: &[&str]| {
+        let args = [&["-s", "-o", "/dev/null", "-w", "%{http_code}"], args].concat();
+        let output = std::process::Command::new("curl").args(args).output().expect("curl is installed");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert_eq!(status(&[url]), "200");
+    assert_eq!(status(&["-d", &login, &url.replace("/dashboard", "/dashboard/login")]), "204");
+    assert_eq!(status(&["-d", r#"{"token":"another"}"#, &url.replace("/dashboard", "/dashboard/login")]), "403");
+    run.stop().await;
+}
+
 /// A running `make run`.
 struct Run {
     process: Process,

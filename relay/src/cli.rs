@@ -13,6 +13,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use modelrelay_protocol::limits;
 
+use crate::ctl;
 use crate::identity::ServiceAccount;
 use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
@@ -26,6 +27,10 @@ pub use error::CliError;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "modelrelay-relay", version, max_term_width = 110, allow_negative_numbers = true, after_help = AFTER_HELP)]
 pub struct Args {
+    /// What to do instead of being a relay.
+    #[command(subcommand)]
+    pub command: Option<ctl::Command>,
+
     /// Address that clients, and unless told otherwise workers, connect to.
     #[arg(long, env = "LISTEN_ADDR", value_name = "ADDR", default_value = "127.0.0.1:8080", value_parser = values::listen_addr)]
     pub listen_addr: SocketAddr,

@@ -12,6 +12,7 @@ pub mod cli;
 pub mod cluster_api;
 pub mod config;
 pub mod config_watch;
+pub mod ctl;
 pub mod dashboard;
 pub mod dispatch;
 pub mod exchange;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use modelrelay_relay::cli::{Args, CliError};
 use modelrelay_relay::config::Config;
+use modelrelay_relay::ctl::{self, Command};
 use modelrelay_relay::{open_files, relay, scheduling, shutdown, telemetry};
 use tokio::runtime::{Builder, Runtime};
 
@@ -17,7 +18,39 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => return refuse_arguments(&error),
     };
+    match args.command.clone() {
+        Some(Command::Check) => return check(&args),
+        Some(command) => return ask(command),
+        None => {}
+    }
     match start(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("modelrelay-relay: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Says whether a relay would start with these settings.
+fn check(args: &Args) -> ExitCode {
+    match Config::from_args(args) {
+        Ok(config) => {
+            config.warnings.iter().for_each(|warning| eprintln!("modelrelay-relay: warning: {warning}"));
+            let names: Vec<_> = config.providers.iter().map(|provider| provider.name.as_str()).collect();
+            let _ = writeln!(io::stdout(), "the settings are right; providers: {}", names.join(", "));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("modelrelay-relay: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn ask(command: Command) -> ExitCode {
+    let asked = runtime(1).map_err(Box::<dyn std::error::Error>::from).and_then(|runtime| Ok(runtime.block_on(ctl::run(command))?));
+    match asked {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("modelrelay-relay: {error}");

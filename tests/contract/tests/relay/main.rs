@@ -15,6 +15,7 @@ mod core1_bodies;
 mod core1_credits;
 mod core1_grants;
 mod core1_links;
+mod ctl;
 mod dashboard;
 mod headers;
 mod health;

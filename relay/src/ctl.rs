@@ -1,0 +1,257 @@
+//! Commands for a relay that runs: what its admin API says and does, for a terminal and for scripts.
+
+mod api;
+mod tables;
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::cli::SecretText;
+use api::Api;
+
+/// How often a drain is looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// What to ask of a relay that runs.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Check the settings, and the file of --config, and end
+    Check,
+    /// How the relay and its providers do, and what is wrong
+    Status(Relay),
+    /// Workers that are connected
+    Workers(Relay),
+    /// Requests that have not ended
+    #[command(args_conflicts_with_subcommands = true)]
+    Requests {
+        /// Which relay.
+        #[command(flatten)]
+        relay: Relay,
+        /// To change one.
+        #[command(subcommand)]
+        change: Option<RequestChange>,
+    },
+    /// API keys
+    #[command(args_conflicts_with_subcommands = true)]
+    Keys {
+        /// Which relay.
+        #[command(flatten)]
+        relay: Relay,
+        /// To change some.
+        #[command(subcommand)]
+        change: Option<KeyChange>,
+    },
+    /// Let a worker finish what it has, and wait until it is gone
+    Drain {
+        /// Which relay.
+        #[command(flatten)]
+        relay: Relay,
+        /// Its name or id
+        worker: String,
+        /// Do not wait
+        #[arg(long)]
+        no_wait: bool,
+    },
+}
+
+/// Something to do about a request.
+#[derive(Debug, Clone, Subcommand)]
+pub enum RequestChange {
+    /// End one
+    Cancel {
+        /// Which relay.
+        #[command(flatten)]
+        relay: Relay,
+        /// Its id
+        id: String,
+    },
+}
+
+/// Something to do about keys.
+#[derive(Debug, Clone, Subcommand)]
+pub enum KeyChange {
+    /// Make one; its secret is shown once
+    Create {
+        /// Which relay.
+        #[command(flatten)]
+        relay: Relay,
+        /// What to call it
+        name: String,
+        /// Models it may use, a list [default: all]
+        #[arg(long, value_name = "MODELS", value_delimiter = ',')]
+        models: Option<Vec<String>>,
+        /// Providers it may use, a list [default: all]
+        #[arg(long, value_name = "PROVIDERS", value_delimiter = ',')]
+        providers: Option<Vec<String>>,
+        /// When it ends, such as 2027-01-01T00:00:00Z [default: never]
+        #[arg(long, value_name = "TIME")]
+        expires_at: Option<String>,
+        /// Requests at once [default: any number]
+        #[arg(long, value_name = "N")]
+        max_in_flight: Option<u32>,
+        /// How much of a queue its waiting requests may fill, 1 to 100 [default: all of it]
+        #[arg(long, value_name = "PERCENT")]
+        max_queue_percent: Option<u8>,
+    },
+    /// Make one useless
+    Revoke {
+        /// Which relay.
+        #[command(flatten)]
+        relay: Relay,
+        /// Its id
+        id: String,
+    },
+}
+
+/// Which relay, as whom, and how the answer looks.
+#[derive(Debug, Clone, Args)]
+pub struct Relay {
+    /// Where the relay's admin API is
+    #[arg(long, env = "MODELRELAY_URL", value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    pub url: String,
+    /// Its admin token
+    #[arg(
+        long,
+        env = "MODELRELAY_ADMIN_TOKEN",
+        value_name = "TOKEN",
+        hide_env_values = true,
+        allow_hyphen_values = true
+    )]
+    pub token: Option<SecretText>,
+    /// File that holds the token; counts before it
+    #[arg(long, env = "MODELRELAY_ADMIN_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Certificates to trust besides the system's
+    #[arg(long, env = "RELAY_CA_FILE", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+    /// How the answer looks
+    #[arg(long, short, value_enum, default_value = "table", value_name = "FORMAT")]
+    pub output: Output,
+}
+
+/// How an answer looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Table,
+    /// As the admin API gives it.
+    Json,
+}
+
+/// Why a command did not do what it should; one line.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct CtlError(String);
+
+/// Does it. `Check` is not among what this does: it has no relay to ask.
+pub async fn run(command: Command) -> Result<(), CtlError> {
+    match command {
+        Command::Check => Ok(()),
+        Command::Status(relay) => {
+            let api = Api::new(&relay)?;
+            let (state, stats) = (api.get("/admin/state").await?, api.get("/admin/stats").await?);
+            let both = json!({ "state": state, "stats": stats });
+            say(relay.output, &both, || tables::status(&state, &stats))
+        }
+        Command::Workers(relay) => {
+            let answer = Api::new(&relay)?.get("/admin/workers").await?;
+            say(relay.output, &answer, || tables::workers(&answer))
+        }
+        Command::Requests { relay, change: None } => {
+            let answer = Api::new(&relay)?.get("/admin/requests").await?;
+            say(relay.output, &answer, || tables::requests(&answer))
+        }
+        Command::Requests { change: Some(RequestChange::Cancel { relay, id }), .. } => {
+            let path = format!("/admin/requests/{}/cancel", api::segment(&id));
+            let answer = Api::new(&relay)?.call(Method::POST, &path, None).await?;
+            say(relay.output, &answer, || format!("request {id} is cancelled\n"))
+        }
+        Command::Keys { relay, change: None } => {
+            let answer = Api::new(&relay)?.get("/admin/keys").await?;
+            say(relay.output, &answer, || tables::keys(&answer))
+        }
+        Command::Keys { change: Some(change), .. } => change_keys(change).await,
+        Command::Drain { relay, worker, no_wait } => drain(&relay, &worker, no_wait).await,
+    }
+}
+
+async fn change_keys(change: KeyChange) -> Result<(), CtlError> {
+    match change {
+        KeyChange::Create { relay, name, models, providers, expires_at, max_in_flight, max_queue_percent } => {
+            let wanted = json!({
+                "name": name,
+                "models": models,
+                "providers": providers,
+                "expires_at": expires_at,
+                "max_in_flight": max_in_flight,
+                "max_queue_percent": max_queue_percent,
+            });
+            let answer = Api::new(&relay)?.call(Method::POST, "/admin/keys", Some(&wanted)).await?;
+            let text = |name: &str| answer[name].as_str().unwrap_or_default();
+            say(relay.output, &answer, || {
+                format!("{}\n\nkey {} of {name}: it is shown this once\n", text("secret"), text("id"))
+            })
+        }
+        KeyChange::Revoke { relay, id } => {
+            let path = format!("/admin/keys/{}", api::segment(&id));
+            let answer = Api::new(&relay)?.call(Method::DELETE, &path, None).await?;
+            say(relay.output, &answer, || format!("key {id} is revoked\n"))
+        }
+    }
+}
+
+async fn drain(relay: &Relay, wanted: &str, no_wait: bool) -> Result<(), CtlError> {
+    let api = Api::new(relay)?;
+    let id = find(&api.get("/admin/workers").await?, wanted)?;
+    let path = format!("/admin/workers/{}", api::segment(&id));
+    let answer = api.call(Method::POST, &format!("{path}/drain"), None).await?;
+    if no_wait {
+        return say(relay.output, &answer, || format!("worker {wanted} is draining\n"));
+    }
+    let mut told = None;
+    loop {
+        let workers = api.get("/admin/workers").await?;
+        let Some(worker) = list(&workers, "workers").iter().find(|worker| worker["worker_id"] == *id) else { break };
+        let left = worker["in_flight_count"].as_u64();
+        if told != left {
+            eprintln!("worker {wanted} is draining: {} requests left", left.unwrap_or(0));
+            told = left;
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    say(relay.output, &answer, || format!("worker {wanted} is gone\n"))
+}
+
+/// The id of the one worker of that name, or id.
+fn find(workers: &Value, wanted: &str) -> Result<String, CtlError> {
+    let is_it = |worker: &&Value| worker["worker_id"] == wanted || worker["worker_name"] == wanted;
+    let found: Vec<&str> =
+        list(workers, "workers").iter().filter(is_it).filter_map(|worker| worker["worker_id"].as_str()).collect();
+    match found[..] {
+        [id] => Ok(id.to_owned()),
+        [] => Err(CtlError(format!("no connected worker has the name or id {wanted}"))),
+        _ => Err(CtlError(format!("{} workers have the name {wanted}: give an id, {}", found.len(), found.join(" or ")))),
+    }
+}
+
+fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
+    value[name].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn say(output: Output, answer: &Value, table: impl FnOnce() -> String) -> Result<(), CtlError> {
+    let text = match output {
+        Output::Json if io::stdout().is_terminal() => format!("{answer:#}\n"),
+        Output::Json => format!("{answer}\n"),
+        Output::Table => table(),
+    };
+    match io::stdout().write_all(text.as_bytes()) {
+        // Whoever reads it may have seen enough before its end.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CtlError(format!("the answer cannot be written: {error}"))),
+        _ => Ok(()),
+    }
+}

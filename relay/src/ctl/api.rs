@@ -1,0 +1,116 @@
+//! The admin API, asked from outside.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use modelrelay_protocol::config_hash::secret_of_file;
+use reqwest::{Certificate, Client, Url};
+use serde_json::Value;
+
+use super::{CtlError, Relay};
+
+/// A relay answers at once; what takes longer is not there.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(super) struct Api {
+    client: Client,
+    url: Url,
+    token: String,
+}
+
+impl Api {
+    pub(super) fn new(relay: &Relay) -> Result<Self, CtlError> {
+        let url = Url::parse(&relay.url).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+        let url = url.ok_or_else(|| {
+            CtlError(format!("MODELRELAY_URL (--url): {:?} is not allowed: an address such as http://127.0.0.1:8080", relay.url))
+        })?;
+        let token = token(relay)?;
+        // Only where it is needed: another provider may be there already, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut client = Client::builder().timeout(TIMEOUT).redirect(reqwest::redirect::Policy::none()).no_proxy();
+        if let Some(file) = &relay.ca_file {
+            let refused = |why: String| CtlError(format!("RELAY_CA_FILE (--ca-file) {}: {why}", file.display()));
+            let pem = std::fs::read(file).map_err(|error| refused(error.to_string()))?;
+            let certificates = Certificate::from_pem_bundle(&pem).map_err(|error| refused(error.to_string()))?;
+            client = client.tls_certs_merge(certificates);
+        }
+        let client = client.build().map_err(|error| CtlError(format!("no client can be made: {error}")))?;
+        Ok(Self { client, url, token })
+    }
+
+    pub(super) async fn get(&self, path: &str) -> Result<Value, CtlError> {
+        self.call(Method::GET, path, None).await
+    }
+
+    /// The answer; null where there is none.
+    pub(super) async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, CtlError> {
+        let mut url = self.url.clone();
+        url.set_path(path);
+        let mut request = self.client.request(method, url).bearer_auth(&self.token);
+        if let Some(body) = body {
+            request = request.header("content-type", "application/json").body(body.to_string());
+        }
+        let unreached = |error: reqwest::Error| {
+            CtlError(format!("the relay at {} cannot be reached: {}; is this its address (--url)?", self.url, in_full(&error)))
+        };
+        let response = request.send().await.map_err(unreached)?;
+        let status = response.status();
+        let text = response.text().await.map_err(unreached)?;
+        let answer: Value = serde_json::from_str(&text).unwrap_or_default();
+        if status.is_success() {
+            return Ok(answer);
+        }
+        let said = answer["error"]["message"].as_str().unwrap_or("it said no more");
+        let hint = match status {
+            StatusCode::FORBIDDEN => "; give its admin token as MODELRELAY_ADMIN_TOKEN (--token)",
+            StatusCode::NOT_FOUND if answer.is_null() => "; is there a relay at that address (--url)?",
+            _ => "",
+        };
+        Err(CtlError(format!("the relay answered {}: {said}{hint}", status.as_u16())))
+    }
+}
+
+fn token(relay: &Relay) -> Result<String, CtlError> {
+    match (&relay.token_file, &relay.token) {
+        (Some(file), _) => {
+            let text = std::fs::read_to_string(file).map_err(|error| {
+                CtlError(format!("MODELRELAY_ADMIN_TOKEN_FILE (--token-file) {}: {error}", file.display()))
+            })?;
+            Ok(secret_of_file(&text).to_owned())
+        }
+        (None, Some(token)) => Ok(token.expose().to_owned()),
+        (None, None) => Err(CtlError("MODELRELAY_ADMIN_TOKEN (--token) is missing: give the relay's admin token".to_owned())),
+    }
+}
+
+/// An error with all that led to it: the client's own first words say nothing.
+fn in_full(error: &dyn std::error::Error) -> String {
+    let last = std::iter::successors(Some(error), |error| error.source()).last();
+    last.map_or_else(String::new, ToString::to_string)
+}
+
+/// What somebody wrote as one segment of a path.
+pub(super) fn segment(text: &str) -> String {
+    let mut segment = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+            segment.push(char::from(byte));
+        } else {
+            // Writing into a string cannot fail.
+            let _ = write!(segment, "%{byte:02X}");
+        }
+    }
+    segment
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_stays_one() {
+        assert_eq!(segment("w-12.a_~"), "w-12.a_~");
+        assert_eq!(segment("a/../b?c#d e%ä"), "a%2F..%2Fb%3Fc%23d%20e%25%C3%A4");
+    }
+}

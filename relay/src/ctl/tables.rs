@@ -1,0 +1,213 @@
+//! Answers of the admin API as tables.
+
+use std::fmt::Write;
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+
+use super::list;
+
+/// Between columns.
+const GAP: &str = "   ";
+/// Of a cell that lists something.
+const MAX_CELL: usize = 48;
+
+/// The relay, its providers, and what is wrong.
+pub(super) fn status(state: &Value, stats: &Value) -> String {
+    let up = Duration::from_secs_f64(stats["uptime_secs"].as_f64().unwrap_or_default());
+    let mut text = format!("relay {} is {}, up for {}\n\n", word(&state["version"]), word(&state["phase"]), rounded(up));
+    let rows = list(state, "providers").iter().map(|provider| {
+        let sum = |field: &str| list(provider, "workers").iter().filter_map(|worker| worker[field].as_u64()).sum::<u64>();
+        let ttft = |quantile: &str| millis(&stats["providers"][word(&provider["name"])]["ttft_ms"][quantile]);
+        vec![
+            word(&provider["name"]),
+            if provider["enabled"] == false { "disabled".to_owned() } else { list(provider, "workers").len().to_string() },
+            format!("{}/{}", sum("load"), sum("max_concurrent")),
+            word(&provider["queue_depth"]),
+            millis(&provider["oldest_ms"]),
+            word(&provider["in_flight"]),
+            ttft("p50"),
+            ttft("p95"),
+        ]
+    });
+    let names = ["PROVIDER", "WORKERS", "BUSY", "QUEUE", "OLDEST", "IN FLIGHT", "TTFT P50", "P95"];
+    text.push_str(&table(&names, rows.collect()));
+    let problems = problems(state);
+    if !problems.is_empty() {
+        text.push_str("\nWhat is wrong:\n");
+    }
+    for problem in problems {
+        // Writing into a string cannot fail.
+        let _ = writeln!(text, "- {problem}");
+    }
+    text
+}
+
+fn problems(state: &Value) -> Vec<String> {
+    let mut problems = Vec::new();
+    if let Some(why) = state["config_error"].as_str() {
+        problems.push(format!("the configuration file is wrong, the last good one counts: {why}"));
+    }
+    if let Some(why) = state["api_keys_error"].as_str() {
+        problems.push(format!("API keys: {why}"));
+    }
+    for provider in list(state, "providers") {
+        for model in list(provider, "models").iter().filter(|model| model["waiting"].as_u64() > Some(0)) {
+            let (waiting, id) = (word(&model["waiting"]), word(&model["id"]));
+            match (model["workers"].as_u64(), model["open_workers"].as_u64()) {
+                (Some(0), _) => problems.push(format!("{waiting} wait for {id}: no worker serves it")),
+                (_, Some(0)) => problems.push(format!("{waiting} wait for {id}: no worker has it loaded")),
+                _ => {}
+            }
+        }
+    }
+    problems
+}
+
+/// `/admin/workers`.
+pub(super) fn workers(answer: &Value) -> String {
+    let rows = list(answer, "workers").iter().map(|worker| {
+        let state = match (worker["is_draining"] == true, worker["load"].as_u64()) {
+            (true, _) => "draining",
+            (false, Some(0) | None) => "idle",
+            (false, Some(_)) => "busy",
+        };
+        let models: Vec<_> = list(worker, "models").iter().filter_map(Value::as_str).collect();
+        vec![
+            word(&worker["worker_name"]),
+            word(&worker["provider"]),
+            state.to_owned(),
+            format!("{}/{}", word(&worker["load"]), word(&worker["max_concurrent"])),
+            cut(&models.join(", ")),
+            since(&worker["connected_at"]),
+            word(&worker["address"]),
+            word(&worker["version"]),
+            word(&worker["worker_id"]),
+        ]
+    });
+    let names = ["WORKER", "PROVIDER", "STATE", "BUSY", "MODELS", "UP", "ADDRESS", "VERSION", "ID"];
+    table(&names, rows.collect())
+}
+
+/// `/admin/requests`.
+pub(super) fn requests(answer: &Value) -> String {
+    let rows = list(answer, "requests").iter().map(|request| {
+        vec![
+            word(&request["request_id"]),
+            word(&request["provider"]),
+            cut(&word(&request["model"])),
+            word(&request["state"]),
+            millis(&request["age_ms"]),
+            word(&request["worker"]),
+            word(&request["attempts"]),
+        ]
+    });
+    table(&["REQUEST", "PROVIDER", "MODEL", "STATE", "AGE", "WORKER", "SENT"], rows.collect())
+}
+
+/// `/admin/keys`.
+pub(super) fn keys(answer: &Value) -> String {
+    let rows = list(answer, "keys").iter().map(|key| {
+        vec![
+            word(&key["id"]),
+            cut(&word(&key["name"])),
+            if key["revoked"] == true { "revoked".to_owned() } else { "good".to_owned() },
+            since(&key["last_used_at"]),
+            word(&key["in_flight"]),
+            word(&key["expires_at"]),
+        ]
+    });
+    table(&["KEY", "NAME", "STATE", "LAST USED", "IN FLIGHT", "EXPIRES"], rows.collect())
+}
+
+fn table(names: &[&str], rows: Vec<Vec<String>>) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([names[column].len()]).max().unwrap_or_default()
+    };
+    let widths: Vec<usize> = (0..names.len()).map(width).collect();
+    let head: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let line = |row: &Vec<String>| {
+        let cells: Vec<_> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        format!("{}\n", cells.join(GAP).trim_end())
+    };
+    [&head].into_iter().chain(&rows).map(line).collect()
+}
+
+/// A value as a word: what is not there is a dash. Names come from others, so nothing of them may steer a terminal.
+fn word(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect(),
+        Value::Null => "-".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn cut(text: &str) -> String {
+    if text.chars().count() <= MAX_CELL {
+        return word(&text.into());
+    }
+    word(&format!("{} …", text.chars().take(MAX_CELL - 2).collect::<String>()).into())
+}
+
+fn millis(value: &Value) -> String {
+    match value.as_f64() {
+        Some(millis) if millis < 1000.0 => format!("{millis:.0} ms"),
+        Some(millis) => rounded(Duration::from_secs_f64(millis / 1000.0)),
+        None => "-".to_owned(),
+    }
+}
+
+fn since(value: &Value) -> String {
+    let at = value.as_str().and_then(|time| humantime::parse_rfc3339(time).ok());
+    let passed = at.and_then(|at| SystemTime::now().duration_since(at).ok());
+    passed.map_or_else(|| "-".to_owned(), rounded)
+}
+
+/// Its two largest units are enough.
+fn rounded(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let whole = match seconds {
+        0..3600 => Duration::from_secs(seconds),
+        3600..86_400 => Duration::from_secs(seconds / 60 * 60),
+        _ => Duration::from_secs(seconds / 3600 * 3600),
+    };
+    humantime::format_duration(whole).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = vec![vec!["a".to_owned(), "1".to_owned()], vec!["longer".to_owned(), "2".to_owned()]];
+        assert_eq!(table(&["NAME", "N"], rows), "NAME     N\na        1\nlonger   2\n");
+    }
+
+    #[test]
+    fn times_are_told_in_two_units() {
+        let text = |secs| rounded(Duration::from_secs(secs));
+        assert_eq!([text(0), text(61), text(3661), text(90_061)], ["0s", "1m 1s", "1h 1m", "1day 1h"]);
+        assert_eq!([millis(&json!(12.4)), millis(&json!(61_000)), millis(&json!(null))], ["12 ms", "1m 1s", "-"]);
+    }
+
+    #[test]
+    fn what_others_named_does_not_steer_the_terminal() {
+        assert_eq!(word(&json!("a\u{1b}[2Jb\n")), "a\u{fffd}[2Jb\u{fffd}");
+    }
+
+    #[test]
+    fn what_waits_for_nobody_is_a_problem() {
+        let model = |id: &str, waiting: u32, workers: u32, open: u32| {
+            json!({"id": id, "waiting": waiting, "workers": workers, "open_workers": open})
+        };
+        let models = [model("a", 2, 0, 0), model("b", 1, 3, 0), model("c", 9, 1, 1), model("d", 0, 0, 0)];
+        let state = json!({"config_error": "line 3", "providers": [{"name": "p", "models": models}]});
+        let problems = problems(&state);
+        assert_eq!(problems[0], "the configuration file is wrong, the last good one counts: line 3");
+        assert_eq!(problems[1..], ["2 wait for a: no worker serves it", "1 wait for b: no worker has it loaded"]);
+    }
+}

@@ -1,0 +1,160 @@
+//! The program's commands for a relay that runs.
+
+use std::process::Output;
+
+use modelrelay_harness::process::path_of;
+use modelrelay_harness::relay::{ADMIN_TOKEN, Relay, WORKER_SECRET};
+use modelrelay_harness::tls::Certificates;
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::support::chat;
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(path_of("modelrelay-relay"));
+    command.args(args).env_clear();
+    command
+}
+
+async fn ask(relay: &Relay, args: &[&str]) -> Output {
+    let mut command = command(args);
+    command.env("MODELRELAY_URL", relay.url()).env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN);
+    modelrelay_harness::within("the command's end", relay.log(), command.output()).await.expect("it starts")
+}
+
+/// What a command that succeeds prints.
+async fn told(relay: &Relay, args: &[&str]) -> String {
+    let output = ask(relay, args).await;
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("it writes text")
+}
+
+/// The one line of a command that fails.
+fn failure(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.lines().count() == 1, "{said:?}");
+    said
+}
+
+/// The words of the line that begins with a word.
+fn line<'a>(table: &'a str, begin: &str) -> Vec<&'a str> {
+    let line = table.lines().find(|line| line.starts_with(begin)).unwrap_or_else(|| panic!("no {begin} in\n{table}"));
+    line.split("   ").map(str::trim).filter(|cell| !cell.is_empty()).collect()
+}
+
+#[tokio::test]
+async fn status_says_how_it_does_and_what_is_wrong() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 4).await;
+    let _running = relay.begin(chat("m"));
+    worker.expect_request().await;
+    let _waiting = relay.begin(chat("nobodys"));
+    relay.wait_for_queue_depth("local", 1).await;
+    let status = told(&relay, &["status"]).await;
+    assert!(status.starts_with(&format!("relay {} is running, up for ", env!("CARGO_PKG_VERSION"))), "{status}");
+    let provider = line(&status, "local");
+    assert_eq!((provider[1], provider[2], provider[3], provider[5]), ("1", "1/4", "1", "1"), "{status}");
+    assert!(status.contains("- 1 wait for nobodys: no worker serves it"), "{status}");
+    let both: Value = serde_json::from_str(&told(&relay, &["status", "--output", "json"]).await).expect("JSON");
+    assert_eq!(both["state"]["providers"][0]["name"], "local");
+}
+
+#[tokio::test]
+async fn workers_and_requests_are_listed_and_a_request_is_cancelled() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m", "n"], 4).await;
+    let running = relay.begin(chat("m").header("x-request-id", "one"));
+    worker.expect_request().await;
+    let workers = told(&relay, &["workers"]).await;
+    assert_eq!(line(&workers, "hand-played")[1..5], ["local", "busy", "1/4", "m, n"], "{workers}");
+    let requests = told(&relay, &["requests"]).await;
+    assert_eq!(line(&requests, "one")[1..4], ["local", "m", "dispatched"], "{requests}");
+    assert_eq!(told(&relay, &["requests", "cancel", "one"]).await, "request one is cancelled\n");
+    assert_eq!(running.reply().await.with_status(503).json()["error"]["code"], "cancelled_by_admin");
+    let missing = failure(&ask(&relay, &["requests", "cancel", "../keys"]).await);
+    assert_eq!(missing, "modelrelay-relay: the relay answered 404: no live request has this id\n");
+}
+
+#[tokio::test]
+async fn a_key_is_made_used_and_revoked() {
+    let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
+    let made = told(&relay, &["keys", "create", "laptop", "--models", "m,n", "--max-in-flight", "2", "-o", "json"]).await;
+    let made: Value = serde_json::from_str(&made).expect("JSON");
+    assert_eq!((&made["models"][1], &made["max_in_flight"]), (&"n".into(), &2.into()));
+    let (id, secret) = (made["id"].as_str().unwrap(), made["secret"].as_str().unwrap());
+    relay.log().secrets().plant(secret);
+    let shown = told(&relay, &["keys", "create", "phone"]).await;
+    assert!(shown.starts_with("mr-") && shown.contains("of phone: it is shown this once"), "{shown}");
+    let keys = told(&relay, &["keys"]).await;
+    assert_eq!(line(&keys, id)[1..4], ["laptop", "good", "-"], "{keys}");
+    assert_eq!(told(&relay, &["keys", "revoke", id]).await, format!("key {id} is revoked\n"));
+    assert_eq!(line(&told(&relay, &["keys"]).await, id)[2], "revoked");
+}
+
+#[tokio::test]
+async fn a_drain_waits_until_the_worker_is_gone() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 4).await;
+    let running = relay.begin(chat("m"));
+    let request = worker.expect_request().await;
+    let mut drain = command(&["drain", "hand-played"]);
+    drain.env("MODELRELAY_URL", relay.url()).env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN);
+    drain.stderr(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    let drain = drain.spawn().expect("it starts");
+    worker.expect("graceful_shutdown").await;
+    worker.answer(&request, 200, "{}").await;
+    assert_eq!(running.reply().await.status, 200);
+    drop(worker);
+    let ended = modelrelay_harness::within("the drain's end", relay.log(), drain.wait_with_output()).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), "worker hand-played is gone\n");
+    assert!(String::from_utf8_lossy(&ended.stderr).contains("worker hand-played is draining: 1 requests left"));
+    let missing = failure(&ask(&relay, &["drain", "hand-played"]).await);
+    assert_eq!(missing, "modelrelay-relay: no connected worker has the name or id hand-played\n");
+}
+
+#[tokio::test]
+async fn each_failure_is_one_line_that_says_what_to_change() {
+    let relay = Relay::start().await;
+    let status = |args: &[&str]| {
+        let mut command = command(args);
+        async move { command.output().await.expect("it starts") }
+    };
+    let url = relay.url();
+    let said = failure(&status(&["status", "--url", &url]).await);
+    assert!(said.contains("MODELRELAY_ADMIN_TOKEN (--token) is missing"), "{said}");
+    let said = failure(&status(&["status", "--url", &url, "--token", "not-the-token"]).await);
+    assert!(said.contains("403") && said.contains("give its admin token") && !said.contains("not-the-token"), "{said}");
+    let said = failure(&status(&["status", "--url", "http://127.0.0.1:1", "--token", "x"]).await);
+    assert!(said.contains("cannot be reached") && said.contains("(--url)"), "{said}");
+    let said = failure(&status(&["status", "--url", "relay", "--token", "x"]).await);
+    assert!(said.contains("MODELRELAY_URL (--url)"), "{said}");
+}
+
+#[tokio::test]
+async fn over_tls_an_authority_of_ones_own_is_given() {
+    let certificates = Certificates::make();
+    let relay = Relay::builder().tls(&certificates).start().await;
+    let file = certificates.ca_file();
+    let status = told(&relay, &["status", "--ca-file", file.to_str().unwrap()]).await;
+    assert!(status.contains("is running"), "{status}");
+    let said = failure(&ask(&relay, &["status"]).await);
+    assert!(said.contains("cannot be reached"), "{said}");
+}
+
+#[tokio::test]
+async fn check_says_whether_the_relay_would_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("relay.yaml");
+    let check = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let mut command = command(&["--config", file.to_str().unwrap(), "check"]);
+        async move { command.output().await.expect("it starts") }
+    };
+    let good = check("providers:\n- name: home\n  workerSecrets: [{value: a-secret-of-some-length}]\n").await;
+    assert!(good.status.success(), "{}", String::from_utf8_lossy(&good.stderr));
+    assert_eq!(String::from_utf8_lossy(&good.stdout), "the settings are right; providers: home\n");
+    let said = failure(&check("providers:\n- nam: home\n").await);
+    assert!(said.contains("relay.yaml") && said.contains("nam"), "{said}");
+    let set = command(&["check"]).env("WORKER_SECRET", WORKER_SECRET).output().await.unwrap();
+    assert!(set.status.success());
+}

@@ -95,11 +95,15 @@ async fn authenticate(State(relay): State<Arc<Relay>>, request: Request<Body>, n
 /// Why a request is not let in: by its token, or, where it brings none, by the cookie of a login to the dashboard.
 pub(crate) fn refusal(relay: &Relay, method: &Method, headers: &HeaderMap) -> Option<&'static str> {
     let presented = headers.get(http::header::AUTHORIZATION).map(|value| value.to_str().unwrap_or_default());
+    // A browser sends along what it told a proxy before us, which is no try at our token.
+    let presented =
+        presented.filter(|value| !value.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("basic ")));
     match (presented, relay.admin_token.current()) {
         (None, Some(token)) => match dashboard::check(&token, method, headers, SystemTime::now()) {
             Ok(()) => None,
             Err(Refusal::Absent) => relay.admin_token.refusal(""),
             Err(Refusal::Ended) => Some(LOGIN_OVER),
+            Err(Refusal::Foreign) => Some("the login was made with another admin token: log in again"),
             Err(Refusal::NotOurPage) => {
                 Some("a change with the cookie of a login has to carry the header x-modelrelay-dashboard")
             }

@@ -170,8 +170,11 @@ mod tests {
 
     #[test]
     fn the_log_and_the_file_use_the_same_words() {
-        use Action::{KeyCreate, KeyRevoke, Login, RequestCancel, WorkerCommand, WorkerDrain, WorkerRefresh};
-        for action in [Login, KeyCreate, KeyRevoke, WorkerDrain, WorkerRefresh, WorkerCommand, RequestCancel] {
+        use Action::{
+            KeyCreate, KeyRevoke, Login, RequestCancel, SecretShow, WorkerCommand, WorkerDrain, WorkerRefresh,
+        };
+        let of_keys_and_workers = [Login, KeyCreate, KeyRevoke, WorkerDrain, WorkerRefresh, WorkerCommand];
+        for action in of_keys_and_workers.into_iter().chain([RequestCancel, SecretShow]) {
             assert_eq!(serde_json::json!(action), action.as_str());
         }
         for (status, outcome, word) in

@@ -235,7 +235,9 @@ fn find(workers: &Value, wanted: &str) -> Result<String, CtlError> {
     match found[..] {
         [id] => Ok(id.to_owned()),
         [] => Err(CtlError(format!("no connected worker has the name or id {wanted}"))),
-        _ => Err(CtlError(format!("{} workers have the name {wanted}: give an id, {}", found.len(), found.join(" or ")))),
+        _ => {
+            Err(CtlError(format!("{} workers have the name {wanted}: give an id, {}", found.len(), found.join(" or "))))
+        }
     }
 }
 
@@ -251,7 +253,9 @@ fn say(output: Output, answer: &Value, table: impl FnOnce() -> String) -> Result
     };
     match io::stdout().write_all(text.as_bytes()) {
         // Whoever reads it may have seen enough before its end.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CtlError(format!("the answer cannot be written: {error}"))),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(CtlError(format!("the answer cannot be written: {error}")))
+        }
         _ => Ok(()),
     }
 }

@@ -20,7 +20,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::header::{ACCEPT, RETRY_AFTER, SET_COOKIE};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use modelrelay_protocol::secret::Secret;
 use serde::Deserialize;
@@ -82,11 +82,13 @@ async fn begin(request: Request) -> Response {
     }
 }
 
-async fn session(State(relay): State<Arc<Relay>>, request: Request) -> Response {
-    let (parts, _) = request.into_parts();
+/// Only of the cookie: of a token nobody is told here whether it is right, without its being counted.
+async fn session(State(relay): State<Arc<Relay>>, headers: HeaderMap) -> Response {
+    let token = relay.admin_token.current();
+    let is_good = |token: &Secret| check(token, &Method::GET, &headers, SystemTime::now()).is_ok();
     Json(json!({
-        "logged_in": crate::admin::refusal(&relay, &parts.method, &parts.headers).is_none(),
-        "admin_enabled": relay.admin_token.current().is_some(),
+        "logged_in": token.as_deref().is_some_and(is_good),
+        "admin_enabled": token.is_some(),
         "require_api_keys": relay.shared.config.load().require_api_keys,
         "version": env!("CARGO_PKG_VERSION"),
     }))
@@ -97,6 +99,10 @@ async fn login(State(relay): State<Arc<Relay>>, request: Request) -> Response {
     #[derive(Deserialize)]
     struct Asked {
         token: String,
+    }
+    // Else any page that an admin looks at could have wrong tokens tried from his address, until it is locked.
+    if !request.headers().contains_key(session::CHANGE_HEADER) {
+        return not_our_page();
     }
     let asker = Asker::of(&relay, &request);
     let is_encrypted = is_encrypted(&relay, request.headers());
@@ -141,8 +147,16 @@ fn try_token(relay: &Relay, address: IpAddr, presented: &str) -> Result<Arc<Secr
 }
 
 async fn logout(State(relay): State<Arc<Relay>>, headers: HeaderMap) -> Response {
+    if !headers.contains_key(session::CHANGE_HEADER) {
+        return not_our_page();
+    }
     let cookie = session::set_cookie("", is_encrypted(&relay, &headers));
     ([(SET_COOKIE, cookie)], StatusCode::NO_CONTENT).into_response()
+}
+
+fn not_our_page() -> Response {
+    let message = "this is for the relay's own pages, which send the header x-modelrelay-dashboard";
+    problem(StatusCode::FORBIDDEN, "forbidden", message)
 }
 
 /// Whether the browser's connection is: to us, or to the proxy before us as it says. Who lies about that harms himself alone.

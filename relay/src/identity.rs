@@ -62,6 +62,8 @@ pub struct Identity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
     Good,
+    /// Refused once, before its time.
+    Doubted,
     /// It has expired, and no other came since.
     Late(Instant),
     Refused,
@@ -161,15 +163,17 @@ impl Identity {
         *self.standing() = Standing::Good;
     }
 
-    /// A review refused the token. Before its time is over that means that its Pod or its account is gone; after, the
+    /// A review refused the token. Before its time is over that means that its Pod or its account is gone, if the next review
+    /// says so too: an API server that cannot look an account up for a moment says the same. After its time, the
     /// worker should have come with another, and has `grace` to do so from the first time that we know of it. Counted
     /// from there, and not from the token's own time: while the API server was away nobody could be given a new one.
     fn handle_refused(&self, now: Instant, wall: SystemTime, grace: Duration) {
         let mut standing = self.standing();
         *standing = match *standing {
-            Standing::Good if self.has_expired(wall) => Standing::Late(now),
+            Standing::Good | Standing::Doubted if self.has_expired(wall) => Standing::Late(now),
             Standing::Late(since) if now.saturating_duration_since(since) < grace => Standing::Late(since),
-            Standing::Good | Standing::Late(_) | Standing::Refused => Standing::Refused,
+            Standing::Good => Standing::Doubted,
+            Standing::Doubted | Standing::Late(_) | Standing::Refused => Standing::Refused,
         };
     }
 

@@ -49,7 +49,9 @@ fn check(args: &Args) -> ExitCode {
 }
 
 fn ask(command: Command) -> ExitCode {
-    let asked = runtime(1).map_err(Box::<dyn std::error::Error>::from).and_then(|runtime| Ok(runtime.block_on(ctl::run(command))?));
+    let asked = runtime(1)
+        .map_err(Box::<dyn std::error::Error>::from)
+        .and_then(|runtime| Ok(runtime.block_on(ctl::run(command))?));
     match asked {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -14,7 +14,7 @@ import { WorkerSecret } from './secret.js';
 import { start } from './shell.js';
 
 const settings = { system: likelySystem(), relay: location.origin, provider: 'local', backend: BACKENDS[0], atOnce: BACKENDS[0].atOnce, name: '' };
-const secret = new WorkerSecret();
+let secret = new WorkerSecret();
 
 let wait;
 let test;
@@ -32,6 +32,9 @@ start({
 });
 
 function build({ session }) {
+  // Of a login before this one nothing is left.
+  secret = new WorkerSecret();
+  redrawers.length = 0;
   const steps = [];
   const step = (title, ...content) => {
     const node = h('li', { class: 'step' }, h('h2', {}, title), content);

@@ -46,7 +46,7 @@ export async function start(page) {
     location.reload();
   }));
 
-  let mounted = false;
+  let mounted = null;
   let entering = false;
   async function enter() {
     if (entering) return;
@@ -59,8 +59,9 @@ export async function start(page) {
       setHidden(parts.state, !session.logged_in);
       setAttribute(parts.root, 'data-login', session.logged_in ? 'in' : 'out');
       if (session.logged_in || page.open) {
-        if (!mounted) page.mount(parts.main, { store, session, login: () => showLogin(session) });
-        mounted = true;
+        // Again after a login or the end of one: a page may have other things to offer then.
+        if (mounted !== session.logged_in) page.mount(parts.main, { store, session, login: () => showLogin(session) });
+        mounted = session.logged_in;
       } else {
         showLogin(session);
       }
@@ -70,13 +71,16 @@ export async function start(page) {
     }
   }
   function showLogin(session) {
-    mounted = false;
-    // Everything that was shown is somebody's; it goes with the login.
+    mounted = null;
+    // Everything that was shown is somebody's; it goes with the login. An open dialog would hold the form up besides.
+    document.querySelectorAll('dialog[open]').forEach((dialog) => dialog.close());
     parts.main.replaceChildren(loginForm(session, () => {
       parts.main.replaceChildren();
       enter();
     }));
   }
+  // What a browser brings back from its memory may be from before a logout.
+  addEventListener('pageshow', (event) => event.persisted && location.reload());
   await enter();
 }
 

@@ -23,7 +23,10 @@ impl Api {
     pub(super) fn new(relay: &Relay) -> Result<Self, CtlError> {
         let url = Url::parse(&relay.url).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
         let url = url.ok_or_else(|| {
-            CtlError(format!("MODELRELAY_URL (--url): {:?} is not allowed: an address such as http://127.0.0.1:8080", relay.url))
+            CtlError(format!(
+                "MODELRELAY_URL (--url): {:?} is not allowed: an address such as http://127.0.0.1:8080",
+                relay.url
+            ))
         })?;
         let token = token(relay)?;
         // Only where it is needed: another provider may be there already, which is as good.
@@ -52,7 +55,11 @@ impl Api {
             request = request.header("content-type", "application/json").body(body.to_string());
         }
         let unreached = |error: reqwest::Error| {
-            CtlError(format!("the relay at {} cannot be reached: {}; is this its address (--url)?", self.url, in_full(&error)))
+            CtlError(format!(
+                "the relay at {} cannot be reached: {}; is this its address (--url)?",
+                self.url,
+                in_full(&error)
+            ))
         };
         let response = request.send().await.map_err(unreached)?;
         let status = response.status();
@@ -80,7 +87,9 @@ fn token(relay: &Relay) -> Result<String, CtlError> {
             Ok(secret_of_file(&text).to_owned())
         }
         (None, Some(token)) => Ok(token.expose().to_owned()),
-        (None, None) => Err(CtlError("MODELRELAY_ADMIN_TOKEN (--token) is missing: give the relay's admin token".to_owned())),
+        (None, None) => {
+            Err(CtlError("MODELRELAY_ADMIN_TOKEN (--token) is missing: give the relay's admin token".to_owned()))
+        }
     }
 }
 

@@ -15,13 +15,19 @@ const MAX_CELL: usize = 48;
 /// The relay, its providers, and what is wrong.
 pub(super) fn status(state: &Value, stats: &Value) -> String {
     let up = Duration::from_secs_f64(stats["uptime_secs"].as_f64().unwrap_or_default());
-    let mut text = format!("relay {} is {}, up for {}\n\n", word(&state["version"]), word(&state["phase"]), rounded(up));
+    let mut text =
+        format!("relay {} is {}, up for {}\n\n", word(&state["version"]), word(&state["phase"]), rounded(up));
     let rows = list(state, "providers").iter().map(|provider| {
-        let sum = |field: &str| list(provider, "workers").iter().filter_map(|worker| worker[field].as_u64()).sum::<u64>();
+        let sum =
+            |field: &str| list(provider, "workers").iter().filter_map(|worker| worker[field].as_u64()).sum::<u64>();
         let ttft = |quantile: &str| millis(&stats["providers"][word(&provider["name"])]["ttft_ms"][quantile]);
         vec![
             word(&provider["name"]),
-            if provider["enabled"] == false { "disabled".to_owned() } else { list(provider, "workers").len().to_string() },
+            if provider["enabled"] == false {
+                "disabled".to_owned()
+            } else {
+                list(provider, "workers").len().to_string()
+            },
             format!("{}/{}", sum("load"), sum("max_concurrent")),
             word(&provider["queue_depth"]),
             millis(&provider["oldest_ms"]),
@@ -201,9 +207,7 @@ mod tests {
 
     #[test]
     fn what_waits_for_nobody_is_a_problem() {
-        let model = |id: &str, waiting: u32, workers: u32, open: u32| {
-            json!({"id": id, "waiting": waiting, "workers": workers, "open_workers": open})
-        };
+        let model = |id: &str, waiting: u32, workers: u32, open: u32| json!({"id": id, "waiting": waiting, "workers": workers, "open_workers": open});
         let models = [model("a", 2, 0, 0), model("b", 1, 3, 0), model("c", 9, 1, 1), model("d", 0, 0, 0)];
         let state = json!({"config_error": "line 3", "providers": [{"name": "p", "models": models}]});
         let problems = problems(&state);

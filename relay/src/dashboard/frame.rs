@@ -37,7 +37,8 @@ pub(super) struct Frame {
     workers: Parts,
     requests: Parts,
     requests_total: usize,
-    point_at: u64,
+    /// The newest.
+    point: Option<Arc<Point>>,
     journal_seq: u64,
 }
 
@@ -47,7 +48,7 @@ impl Frame {
         let mut frame = Self {
             at: unix_millis(now),
             relay: overview(relay, now).to_string(),
-            point_at: relay.dashboard.history.last().map_or(0, |point| point.at),
+            point: relay.dashboard.history.last(),
             journal_seq: relay.dashboard.journal.since(0).last().map_or(0, |entry| entry.seq),
             ..Self::default()
         };
@@ -73,9 +74,9 @@ impl Frame {
     /// All of it, for a page that begins.
     pub(super) fn snapshot(&self, relay: &Relay) -> String {
         let dashboard = &relay.dashboard;
+        let last = self.point.as_ref().map_or(0, |point| point.at);
         let points = dashboard.history.points();
-        let points: Vec<_> =
-            points.iter().map(AsRef::as_ref).filter(|point: &&Point| point.at <= self.point_at).collect();
+        let points: Vec<_> = points.iter().map(AsRef::as_ref).filter(|point: &&Point| point.at <= last).collect();
         let mut journal = dashboard.journal.since(0);
         journal.retain(|entry| entry.seq <= self.journal_seq);
         let journal = journal.split_off(journal.len().saturating_sub(MAX_JOURNAL));
@@ -116,8 +117,8 @@ impl Frame {
         if self.requests_total != before.requests_total {
             parts.insert("requests_total".into(), self.requests_total.into());
         }
-        if self.point_at != before.point_at {
-            parts.insert("point".into(), json!(relay.dashboard.history.last().as_deref()));
+        if self.point.as_ref().map(|point| point.at) != before.point.as_ref().map(|point| point.at) {
+            parts.insert("point".into(), json!(self.point.as_deref()));
         }
         if self.journal_seq != before.journal_seq {
             let mut journal = relay.dashboard.journal.since(before.journal_seq);

@@ -154,11 +154,15 @@ pub(crate) async fn record(relay: Weak<Relay>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
         let Some(relay) = relay.upgrade() else { return };
-        let providers = relay.providers.all();
-        let standing = |provider: &Arc<Provider>| {
-            (provider.name.to_string(), provider.series.stats(), ProviderPoint::standing(provider))
-        };
-        relay.dashboard.history.note(SystemTime::now(), providers.iter().map(standing).collect());
+        // Of ten thousand workers it takes a while, in which its thread would pass on no token. Should it fail, a point is missing.
+        let _ = tokio::task::spawn_blocking(move || {
+            let providers = relay.providers.all();
+            let standing = |provider: &Arc<Provider>| {
+                (provider.name.to_string(), provider.series.stats(), ProviderPoint::standing(provider))
+            };
+            relay.dashboard.history.note(SystemTime::now(), providers.iter().map(standing).collect());
+        })
+        .await;
     }
 }
 

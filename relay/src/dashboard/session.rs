@@ -30,8 +30,10 @@ const PURPOSE: &[u8] = b"modelrelay dashboard session 1:";
 pub(crate) enum Refusal {
     /// There is none.
     Absent,
-    /// It was made with another token, or by somebody else, or its time is over.
+    /// Its time is over.
     Ended,
+    /// It was made with another token, or by somebody who guesses one.
+    Foreign,
     /// It is good, but what is asked for changes something and does not come from our page.
     NotOurPage,
 }
@@ -54,21 +56,21 @@ pub(super) fn set_cookie(value: &str, is_encrypted: bool) -> String {
 /// Whether a request may do what it asks for, by its cookie.
 pub(crate) fn check(token: &Secret, method: &Method, headers: &HeaderMap, now: SystemTime) -> Result<(), Refusal> {
     let value = cookie(headers).ok_or(Refusal::Absent)?;
-    if !is_good(token, value, now) {
+    let until = signed_until(token, value).ok_or(Refusal::Foreign)?;
+    if seconds(now) >= until {
         return Err(Refusal::Ended);
     }
     let is_ours = headers.contains_key(CHANGE_HEADER);
     if method.is_safe() || is_ours { Ok(()) } else { Err(Refusal::NotOurPage) }
 }
 
-fn is_good(token: &Secret, value: &str, now: SystemTime) -> bool {
-    let Some((claim, signature)) = value.rsplit_once('.') else { return false };
-    let Some(signature) = unhex(signature) else { return false };
-    let until = claim.split('.').next().and_then(|until| until.parse::<u64>().ok());
+/// Until when the cookie is good, in seconds of Unix time, if it was made with this token.
+fn signed_until(token: &Secret, value: &str) -> Option<u64> {
+    let (claim, signature) = value.rsplit_once('.')?;
+    let signature = unhex(signature)?;
     // In constant time, and before anything of the claim is believed.
-    !token.is_empty()
-        && signer(token, claim).verify_slice(&signature).is_ok()
-        && until.is_some_and(|until| seconds(now) < until)
+    let is_ours = !token.is_empty() && signer(token, claim).verify_slice(&signature).is_ok();
+    claim.split('.').next().and_then(|until| until.parse().ok()).filter(|_| is_ours)
 }
 
 fn cookie(headers: &HeaderMap) -> Option<&str> {
@@ -119,8 +121,9 @@ mod tests {
         assert_eq!(at(&token, 0), Ok(()));
         assert_eq!(at(&token, LASTS.as_secs() - 1), Ok(()));
         assert_eq!(at(&token, LASTS.as_secs()), Err(Refusal::Ended));
-        assert_eq!(at(&Secret::new("admin2"), 0), Err(Refusal::Ended));
-        assert_eq!(at(&Secret::new(""), 0), Err(Refusal::Ended));
+        assert_eq!(at(&Secret::new("admin2"), 0), Err(Refusal::Foreign));
+        assert_eq!(at(&Secret::new("admin2"), LASTS.as_secs()), Err(Refusal::Foreign));
+        assert_eq!(at(&Secret::new(""), 0), Err(Refusal::Foreign));
     }
 
     #[test]
@@ -131,7 +134,7 @@ mod tests {
         for bad in
             ["", ".", "..", "1.2.3", "9999999999.00", longer.as_str(), &good[..good.len() - 1], &good[..good.len() - 2]]
         {
-            assert_eq!(check(&token, &Method::GET, &with_cookie(bad), now()), Err(Refusal::Ended), "{bad}");
+            assert_eq!(check(&token, &Method::GET, &with_cookie(bad), now()), Err(Refusal::Foreign), "{bad}");
         }
         assert_ne!(good, issue(&token, now()), "each is another");
         assert_eq!(check(&token, &Method::GET, &HeaderMap::new(), now()), Err(Refusal::Absent));

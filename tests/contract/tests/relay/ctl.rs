@@ -78,7 +78,8 @@ async fn workers_and_requests_are_listed_and_a_request_is_cancelled() {
 #[tokio::test]
 async fn a_key_is_made_used_and_revoked() {
     let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
-    let made = told(&relay, &["keys", "create", "laptop", "--models", "m,n", "--max-in-flight", "2", "-o", "json"]).await;
+    let made =
+        told(&relay, &["keys", "create", "laptop", "--models", "m,n", "--max-in-flight", "2", "-o", "json"]).await;
     let made: Value = serde_json::from_str(&made).expect("JSON");
     assert_eq!((&made["models"][1], &made["max_in_flight"]), (&"n".into(), &2.into()));
     let (id, secret) = (made["id"].as_str().unwrap(), made["secret"].as_str().unwrap());
@@ -102,7 +103,7 @@ async fn a_drain_waits_until_the_worker_is_gone() {
     drain.stderr(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
     let drain = drain.spawn().expect("it starts");
     worker.expect("graceful_shutdown").await;
-    worker.answer(&request, 200, "{}").await;
+    worker.answer(&request, &serde_json::json!({})).await;
     assert_eq!(running.reply().await.status, 200);
     drop(worker);
     let ended = modelrelay_harness::within("the drain's end", relay.log(), drain.wait_with_output()).await.unwrap();

@@ -8,7 +8,11 @@ use serde_json::{Value, json};
 use crate::support::chat;
 
 async fn log_in(relay: &Relay, token: &str) -> Reply {
-    relay.fetch(Request::post("/dashboard/login", &json!({ "token": token }))).await
+    relay.fetch(login(token)).await
+}
+
+fn login(token: &str) -> Request {
+    Request::post("/dashboard/login", &json!({ "token": token })).header("x-modelrelay-dashboard", "1")
 }
 
 /// The cookie of a good login, as a browser sends it back.
@@ -79,7 +83,7 @@ async fn a_login_admits_like_the_token_and_its_cookie_is_nobody_elses() {
     let _ = relay.fetch(Request::get("/admin/stats").header("cookie", cookie)).await.with_status(200);
     let other = cookie.replace('=', "=9");
     let _ = relay.fetch(as_page("GET", "/admin/stats", &other)).await.with_status(403);
-    let out = relay.fetch(Request::new("POST", "/dashboard/logout").header("cookie", cookie)).await.with_status(204);
+    let out = relay.fetch(as_page("POST", "/dashboard/logout", cookie)).await.with_status(204);
     assert!(
         out.header("set-cookie")
             .is_some_and(|set| set.starts_with("modelrelay_session=;") && set.contains("Max-Age=0"))
@@ -89,9 +93,7 @@ async fn a_login_admits_like_the_token_and_its_cookie_is_nobody_elses() {
 #[tokio::test]
 async fn behind_tls_the_cookie_never_goes_without_it() {
     let relay = Relay::start().await;
-    let login =
-        Request::post("/dashboard/login", &json!({ "token": ADMIN_TOKEN })).header("x-forwarded-proto", "https");
-    let reply = relay.fetch(login).await.with_status(204);
+    let reply = relay.fetch(login(ADMIN_TOKEN).header("x-forwarded-proto", "https")).await.with_status(204);
     assert!(reply.header("set-cookie").is_some_and(|set| set.ends_with("; Secure")));
 }
 
@@ -105,6 +107,39 @@ async fn another_sites_page_changes_nothing_with_the_cookie() {
     assert_eq!(relay.admin_json("/admin/keys").await["keys"], json!([]));
     let ours = as_page("POST", "/admin/keys", &cookie).body(json!({ "name": "x" }).to_string());
     let _ = relay.fetch(ours).await.with_status(201);
+}
+
+#[tokio::test]
+async fn another_sites_page_neither_tries_tokens_nor_logs_anybody_out() {
+    let relay = Relay::start().await;
+    for _ in 0..9 {
+        let forged = Request::post("/dashboard/login", &json!({ "token": "a-wrong-token" }));
+        let _ = relay.fetch(forged).await.with_status(403);
+    }
+    let cookie = cookie(&relay).await;
+    let out = relay.fetch(Request::new("POST", "/dashboard/logout").header("cookie", &cookie)).await.with_status(403);
+    assert_eq!(out.header("set-cookie"), None);
+}
+
+#[tokio::test]
+async fn no_way_to_try_a_token_is_without_its_trace() {
+    let relay = Relay::builder().env("AUDIT_LOG_FILE", "audit.jsonl").start().await;
+    // Whether a token is right is not said where it is not counted.
+    let asked = Request::get("/dashboard/session").bearer(ADMIN_TOKEN);
+    assert_eq!(relay.fetch(asked).await.with_status(200).json()["logged_in"], false);
+    // A cookie that somebody signed with a guess is a try as any other.
+    let guessed = "modelrelay_session=9999999999.00.0000000000000000000000000000000000000000000000000000000000000000";
+    let _ = relay.fetch(Request::get("/admin/stats").header("cookie", guessed)).await.with_status(403);
+    relay.eventually("an event", || async { relay.read_file("audit.jsonl").contains(r#""action":"login""#) }).await;
+    assert!(relay.metric("modelrelay_auth_failures_total{realm=\"admin\"}").await >= 1.0);
+}
+
+#[tokio::test]
+async fn a_proxys_own_password_is_no_token() {
+    let relay = Relay::start().await;
+    let cookie = cookie(&relay).await;
+    let behind = as_page("GET", "/admin/stats", &cookie).header("authorization", "Basic dXNlcjpwYXNz");
+    let _ = relay.fetch(behind).await.with_status(200);
 }
 
 #[tokio::test]
@@ -150,7 +185,7 @@ async fn a_new_token_ends_every_login_and_stream() {
     // A change for the stream to find out by.
     let _worker = relay.worker(&["m"], 1).await;
     let rest = stream.stream.read_to_end().await;
-    assert!(!rest.text().contains("\"event: change"), "{}", rest.text());
+    assert!(!rest.text().contains("event: change"), "{}", rest.text());
 }
 
 #[tokio::test]

@@ -37,7 +37,7 @@ pub(super) fn status(state: &Value, stats: &Value) -> String {
         ]
     });
     let names = ["PROVIDER", "WORKERS", "BUSY", "QUEUE", "OLDEST", "IN FLIGHT", "TTFT P50", "P95"];
-    text.push_str(&table(&names, rows.collect()));
+    text.push_str(&table(&names, rows));
     let problems = problems(state);
     if !problems.is_empty() {
         text.push_str("\nWhat is wrong:\n");
@@ -92,7 +92,7 @@ pub(super) fn workers(answer: &Value) -> String {
         ]
     });
     let names = ["WORKER", "PROVIDER", "STATE", "BUSY", "MODELS", "UP", "ADDRESS", "VERSION", "ID"];
-    table(&names, rows.collect())
+    table(&names, rows)
 }
 
 /// `/admin/requests`.
@@ -108,7 +108,7 @@ pub(super) fn requests(answer: &Value) -> String {
             word(&request["attempts"]),
         ]
     });
-    table(&["REQUEST", "PROVIDER", "MODEL", "STATE", "AGE", "WORKER", "SENT"], rows.collect())
+    table(&["REQUEST", "PROVIDER", "MODEL", "STATE", "AGE", "WORKER", "SENT"], rows)
 }
 
 /// `/admin/keys`.
@@ -123,10 +123,11 @@ pub(super) fn keys(answer: &Value) -> String {
             word(&key["expires_at"]),
         ]
     });
-    table(&["KEY", "NAME", "STATE", "LAST USED", "IN FLIGHT", "EXPIRES"], rows.collect())
+    table(&["KEY", "NAME", "STATE", "LAST USED", "IN FLIGHT", "EXPIRES"], rows)
 }
 
-fn table(names: &[&str], rows: Vec<Vec<String>>) -> String {
+fn table(names: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let rows: Vec<_> = rows.collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([names[column].len()]).max().unwrap_or_default()
@@ -145,7 +146,7 @@ fn word(value: &Value) -> String {
     match value {
         Value::String(text) => text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect(),
         Value::Null => "-".to_owned(),
-        other => other.to_string(),
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => value.to_string(),
     }
 }
 
@@ -190,7 +191,7 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let rows = vec![vec!["a".to_owned(), "1".to_owned()], vec!["longer".to_owned(), "2".to_owned()]];
-        assert_eq!(table(&["NAME", "N"], rows), "NAME     N\na        1\nlonger   2\n");
+        assert_eq!(table(&["NAME", "N"], rows.into_iter()), "NAME     N\na        1\nlonger   2\n");
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl Kind {
                 );
                 std::fs::write(file("site.conf"), ours).expect("the folder is ours");
                 // As Debian's own, but that it needs no root.
-                "daemon off; pid nginx.pid; error_log stderr;
+                "daemon off; pid nginx.pid; error_log stderr notice;
 events { worker_connections 768; }
 http {
   access_log off;
@@ -131,7 +131,11 @@ impl Deployment {
     /// As `systemctl reload` does.
     async fn reload(&self) {
         match self.kind {
-            Kind::Nginx => self.proxy.signal("HUP").await,
+            Kind::Nginx => {
+                self.proxy.signal("HUP").await;
+                // New processes take connections from here on.
+                self.proxy.wait_for_line("gracefully shutting down").await;
+            }
             Kind::Caddy => {
                 let caddy = on_path("caddy").expect("it is installed");
                 let address = format!("unix/{}", self.folder.path().join("admin").display());

@@ -1,5 +1,6 @@
 //! Units of systemd: that systemd understands them, that a stop drains, and that their settings are ones that the programs know.
 
+use std::path::Path;
 use std::process::Command;
 
 use modelrelay_harness::cannot_run;
@@ -14,16 +15,22 @@ const UNITS: [(&str, &str); 2] =
 fn systemd_understands_every_line() {
     let Some(analyze) = on_path("systemd-analyze") else { return cannot_run("systemd-analyze is not installed") };
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let complaints = |unit: &Path| {
+        let verified = Command::new(&analyze).args(["verify", "--man=no"]).arg(unit).output().expect("it starts");
+        let said = String::from_utf8_lossy(&verified.stderr).into_owned();
+        said.lines().filter(|line| line.contains("modelrelay")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    // It has to be able to complain at all.
+    let wrong = folder.path().join("modelrelay-wrong.service");
+    std::fs::write(&wrong, "[Service]\nExecStart=/bin/true\nNoSuchKey=1\n").expect("the folder is ours");
+    assert!(complaints(&wrong).iter().any(|line| line.contains("NoSuchKey")), "{:?}", complaints(&wrong));
     for (unit, program) in UNITS {
         let built = path_of(program).display().to_string();
         let text = replaced(deployed(&format!("systemd/{unit}")), &[(&format!("/usr/local/bin/{program}"), built)]);
         // A template is looked at as one of its instances.
         let unit = folder.path().join(unit.replace('@', "@vllm"));
         std::fs::write(&unit, text).expect("the folder is ours");
-        let verified = Command::new(&analyze).args(["verify", "--man=no"]).arg(&unit).output().expect("it starts");
-        let said = String::from_utf8_lossy(&verified.stderr).into_owned();
-        let about_it: Vec<_> = said.lines().filter(|line| line.contains("modelrelay")).collect();
-        assert!(about_it.is_empty(), "{said}");
+        assert_eq!(complaints(&unit), Vec::<String>::new());
     }
 }
 

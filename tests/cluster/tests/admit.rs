@@ -49,7 +49,7 @@ async fn a_provider_needs_nothing_and_is_given_every_default() {
             "relay": {
                 "drainTimeout": "30s", "expectWorkers": false, "networkPolicy": {"enabled": true}, "podTemplate": {},
                 "replicas": 1, "requireApiKeys": false, "unreadyWhenSaturated": false,
-                "service": {"port": 80, "type": "ClusterIP", "workers": false},
+                "service": {"type": "ClusterIP", "workers": false},
             },
             "requestTimeout": "5m",
             "requireProtocolVersion": false,

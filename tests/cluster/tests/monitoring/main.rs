@@ -237,7 +237,9 @@ async fn everything_that_alerts_and_dashboards_ask_for_is_scraped() {
     let queries = dashboard_queries(&variables);
     let asked: BTreeSet<String> =
         alerts().values().chain(queries.iter().map(|(_, query)| query)).flat_map(|it| metrics(it)).collect();
-    let asked = &asked - &metrics_of_slots();
+    // What only relays with a certificate export, of which there is none here; the contract tests ask one for it.
+    let of_tls = asked.iter().filter(|name| name.starts_with("modelrelay_tls_")).cloned().collect();
+    let asked = &(&asked - &metrics_of_slots()) - &of_tls;
     assert!(asked.len() > 40, "the queries are not found: {asked:?}");
     let complete = async || names().await.is_superset(&asked);
     if tokio::time::timeout(PATIENCE, wait_until("all metrics", PATIENCE * 2, complete)).await.is_err() {

@@ -350,11 +350,28 @@ mod tests {
     }
 
     #[test]
-    fn a_token_refused_before_its_time_is_over_ends_its_link_at_once() {
+    fn a_token_refused_before_its_time_is_over_ends_its_link_at_the_second_refusal_in_a_row() {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let identity = identity(wall + Duration::from_secs(1));
         identity.handle_refused(now, wall, GRACE);
+        assert!(!identity.is_refused(), "an API server in trouble says the same");
+        identity.handle_good();
+        identity.handle_refused(now, wall, GRACE);
+        assert!(!identity.is_refused());
+        identity.handle_refused(now, wall, GRACE);
         assert!(identity.is_refused() && !identity.has_expired(wall));
+    }
+
+    #[test]
+    fn a_doubted_token_whose_time_is_over_has_the_grace_too() {
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let identity = identity(wall + Duration::from_secs(1));
+        identity.handle_refused(now, wall, GRACE);
+        let (later, wall) = (now + GRACE, wall + GRACE);
+        identity.handle_refused(later, wall, GRACE);
+        assert!(!identity.is_refused());
+        identity.handle_refused(later + GRACE, wall + GRACE, GRACE);
+        assert!(identity.is_refused() && identity.has_expired(wall));
     }
 
     #[test]

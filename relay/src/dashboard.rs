@@ -13,7 +13,7 @@ mod setup;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime};
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Redirect, Response};
@@ -36,6 +36,7 @@ use crate::audit::Action;
 use crate::lockout::Lockout;
 use crate::metrics::Realm;
 use crate::relay::Relay;
+use crate::unix_time::unix_millis;
 
 /// A token is a line.
 const MAX_BODY_BYTES: usize = 64 << 10;
@@ -162,11 +163,6 @@ fn not_our_page() -> Response {
 /// Whether the browser's connection is: to us, or to the proxy before us as it says. Who lies about that harms himself alone.
 fn is_encrypted(relay: &Relay, headers: &HeaderMap) -> bool {
     relay.tls.is_some() || headers.get("x-forwarded-proto").is_some_and(|proto| proto.as_bytes() == b"https")
-}
-
-fn unix_millis(at: SystemTime) -> u64 {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// To the second: what is reckoned from an age comes out a little different each time.

@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use crate::unix_time::unix_millis;
+
 pub mod file;
 mod generate;
 mod record;
@@ -441,10 +443,6 @@ impl NewKey {
         };
         Ok(FreshRecord { record, whole: fresh.whole })
     }
-}
-
-fn unix_millis(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -38,3 +38,4 @@ pub mod socket;
 pub mod stats;
 pub mod telemetry;
 pub mod tls;
+pub mod unix_time;

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::residency::{self, Messages};
 use super::{aside, problem_in};
-use crate::dispatch::{RequestPlace, WorkerKey};
+use crate::dispatch::WorkerKey;
 use crate::provider::{LiveRequest, Provider, WorkerState};
 use crate::relay::{Relay, gauges};
 
@@ -156,18 +156,12 @@ fn provider(relay: &Relay, provider: &Provider, with_residency: bool) -> Value {
 
 fn request(live: &LiveRequest) -> Value {
     let (outline, progress) = (&live.record.outline, live.record.progress().clone());
-    let state = match live.place {
-        Some(RequestPlace::Queued) => "queued",
-        Some(RequestPlace::Running { .. }) if live.record.exchange.has_head() => "streaming",
-        Some(RequestPlace::Running { .. }) => "dispatched",
-        None => "ending",
-    };
     json!({
         "request_id": outline.id,
         "provider": &*outline.provider,
         "model": &*outline.model,
         "endpoint": outline.endpoint.as_str(),
-        "state": state,
+        "state": live.stage(),
         "stream": outline.is_streaming,
         "worker": progress.worker.as_deref(),
         "attempts": progress.attempts,

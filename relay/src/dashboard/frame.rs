@@ -12,10 +12,11 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::history::Point;
-use super::{unix_millis, unix_millis_rounded};
+use super::unix_millis_rounded;
 use crate::dispatch::{RequestPlace, WorkerKey};
 use crate::provider::{LiveRequest, Provider, ProviderState, WorkerState};
 use crate::relay::{Relay, gauges};
+use crate::unix_time::unix_millis;
 
 /// Models of a provider, the busiest first.
 const MAX_MODELS: usize = 200;
@@ -282,18 +283,16 @@ const MAX_ETA_MS: u64 = 86_400_000;
 
 fn request_part(live: &LiveRequest, ids: &HashMap<WorkerKey, Arc<str>>) -> Value {
     let (outline, attempts) = (&live.record.outline, live.record.progress().attempts);
-    let (state, worker) = match live.place {
-        Some(RequestPlace::Queued) => ("queued", None),
-        Some(RequestPlace::Running { worker, .. }) if live.record.exchange.has_head() => ("streaming", Some(worker)),
-        Some(RequestPlace::Running { worker, .. }) => ("dispatched", Some(worker)),
-        None => ("ending", None),
+    let worker = match live.place {
+        Some(RequestPlace::Running { worker, .. }) => Some(worker),
+        Some(RequestPlace::Queued) | None => None,
     };
     json!({
         "request_id": outline.id,
         "provider": &*outline.provider,
         "model": &*outline.model,
         "endpoint": outline.endpoint.as_str(),
-        "state": state,
+        "state": live.stage(),
         "stream": outline.is_streaming,
         "worker": worker.and_then(|worker| ids.get(&worker)).map(AsRef::as_ref),
         "attempts": attempts,

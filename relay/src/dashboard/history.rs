@@ -6,11 +6,11 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-use super::unix_millis;
 use crate::metrics::Outcome;
 use crate::provider::Provider;
 use crate::relay::Relay;
 use crate::stats::StatsReport;
+use crate::unix_time::unix_millis;
 
 /// From one point to the next.
 pub(super) const INTERVAL: Duration = Duration::from_secs(10);

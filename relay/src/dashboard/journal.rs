@@ -13,7 +13,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-use super::unix_millis;
+use crate::unix_time::unix_millis;
 
 /// Entries that are remembered.
 const MAX_ENTRIES: usize = 500;

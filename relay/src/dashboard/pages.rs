@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use sha2::{Digest, Sha256};
+use modelrelay_protocol::config_hash::content_hash;
 
 /// What a page may load and do: only what comes from here, nothing that is written into it, and in nobody's frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
@@ -91,12 +91,8 @@ static FILES: &[File] = files! {
 };
 
 /// One for all files: a browser asks again after each new program, and is told at once that nothing is new else.
-static VERSION: LazyLock<String> = LazyLock::new(|| {
-    let mut digest = Sha256::new();
-    FILES.iter().for_each(|file| digest.update(file.text));
-    let digest: String = digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    format!("\"{digest}\"")
-});
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| format!("\"{}\"", content_hash(FILES.iter().map(|file| file.text))));
 
 /// All of them.
 pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {

@@ -8,6 +8,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, Method};
 use modelrelay_protocol::secret::Secret;
@@ -42,7 +44,7 @@ pub(crate) enum Refusal {
 pub(super) fn issue(token: &Secret, now: SystemTime) -> String {
     let until = seconds(now) + LASTS.as_secs();
     let claim = format!("{until}.{}", random_hex::<16>());
-    let signature = hex(&signer(token, &claim).finalize().into_bytes());
+    let signature = URL_SAFE_NO_PAD.encode(signer(token, &claim).finalize().into_bytes());
     format!("{claim}.{signature}")
 }
 
@@ -67,7 +69,7 @@ pub(crate) fn check(token: &Secret, method: &Method, headers: &HeaderMap, now: S
 /// Until when the cookie is good, in seconds of Unix time, if it was made with this token.
 fn signed_until(token: &Secret, value: &str) -> Option<u64> {
     let (claim, signature) = value.rsplit_once('.')?;
-    let signature = unhex(signature)?;
+    let signature = URL_SAFE_NO_PAD.decode(signature).ok()?;
     // In constant time, and before anything of the claim is believed.
     let is_ours = !token.is_empty() && signer(token, claim).verify_slice(&signature).is_ok();
     claim.split('.').next().and_then(|until| until.parse().ok()).filter(|_| is_ours)
@@ -88,16 +90,6 @@ fn signer(token: &Secret, claim: &str) -> Hmac<Sha256> {
 
 fn seconds(now: SystemTime) -> u64 {
     now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digits: Option<Vec<u8>> = text.chars().map(|digit| digit.to_digit(16).map(|digit| digit as u8)).collect();
-    let digits = digits.filter(|digits| digits.len().is_multiple_of(2))?;
-    Some(digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect())
 }
 
 #[cfg(test)]

@@ -25,6 +25,18 @@ pub struct LiveRequest {
     pub place: Option<RequestPlace>,
 }
 
+impl LiveRequest {
+    /// How far it has come, in a word for the admin API.
+    pub fn stage(&self) -> &'static str {
+        match self.place {
+            Some(RequestPlace::Queued) => "queued",
+            Some(RequestPlace::Running { .. }) if self.record.exchange.has_head() => "streaming",
+            Some(RequestPlace::Running { .. }) => "dispatched",
+            None => "ending",
+        }
+    }
+}
+
 /// A provider, as it stands.
 pub struct ProviderState {
     /// Requests that wait.

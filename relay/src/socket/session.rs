@@ -6,7 +6,7 @@
 mod inbound;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::stream::{SplitSink, SplitStream};
@@ -35,6 +35,7 @@ use crate::ids;
 use crate::metrics::{ConnectionResult, DisconnectReason};
 use crate::provider::Provider;
 use crate::shared::Phase;
+use crate::unix_time::unix_millis;
 
 /// Frames and bytes of one batch; then what was written is flushed, so that a long queue cannot hold back its first frame.
 const BATCH_FRAMES: usize = 64;
@@ -235,7 +236,7 @@ fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admis
         request_window: register.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes.max(1)),
         round_trip: admission.at.elapsed(),
         max_unread_bytes: provider.shared.config.load().max_unread_bytes,
-        connected_at: std::time::SystemTime::now(),
+        connected_at: SystemTime::now(),
     };
     let link = WorkerLink::new(info, register.models.clone());
     link.set_slots(accepted.slots.clone());
@@ -379,7 +380,7 @@ async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLi
             if now.duration_since(pulse.last_read()) >= interval {
                 link.ping();
             }
-            link.push(&RelayToWorker::Ping(Ping { timestamp_unix_ms: Some(unix_ms()) }));
+            link.push(&RelayToWorker::Ping(Ping { timestamp_unix_ms: Some(unix_millis(SystemTime::now())) }));
         }
     }
 }
@@ -422,10 +423,6 @@ fn reason_of(close: Close) -> DisconnectReason {
         Close { reason: "replaced", .. } => DisconnectReason::Replaced,
         _ => DisconnectReason::Drained,
     }
-}
-
-pub(super) fn unix_ms() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 /// The reason of an admin's drain.

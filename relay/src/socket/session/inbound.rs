@@ -4,7 +4,7 @@
 //! one request ends that request at most.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -14,13 +14,13 @@ use modelrelay_protocol::headers;
 use modelrelay_protocol::message::{Parsed, Pong, ResponseComplete, ResponseStart, WorkerError, WorkerToRelay};
 use tracing::{debug, warn};
 
-use super::unix_ms;
 use crate::affinity::Origin;
 use crate::dispatch::{AttemptFailure, CancelReason, Grant, LoadFailure};
 use crate::exchange::{Head, PushError};
 use crate::provider::Provider;
 use crate::socket::link::{Held, WorkerLink};
 use crate::socket::register;
+use crate::unix_time::unix_millis;
 
 type Handled = Result<(), &'static str>;
 
@@ -251,7 +251,8 @@ fn failure_of(code: &str, retry_after: Option<Duration>) -> AttemptFailure {
 fn handle_pong(provider: &Provider, link: &WorkerLink, pong: Pong) {
     // The worker echoes our own clock; one that sends something else shows in a histogram, and in how far
     // its windows grow until the next.
-    let took = pong.timestamp_unix_ms.map(|sent| Duration::from_millis(unix_ms().saturating_sub(sent)));
+    let took =
+        pong.timestamp_unix_ms.map(|sent| Duration::from_millis(unix_millis(SystemTime::now()).saturating_sub(sent)));
     link.mark_heard(took);
     if let Some(took) = took {
         provider.series.heartbeat_answered(took);

@@ -29,6 +29,7 @@ use tracing::info;
 pub(crate) use audited::{Asker, Told};
 
 use crate::audit::Action;
+use crate::blocking;
 use crate::dashboard::{self, Refusal};
 use crate::dispatch::CancelReason;
 use crate::metrics::{CONTENT_TYPE, Realm};
@@ -118,7 +119,7 @@ async fn metrics(State(relay): State<Arc<Relay>>) -> Response {
 
 /// Builds what may tell of ten thousand workers: a tenth of a second, in which its thread would pass on no token.
 async fn aside(content_type: &'static str, build: impl FnOnce() -> String + Send + 'static) -> Response {
-    match tokio::task::spawn_blocking(build).await {
+    match blocking::run(build).await {
         Ok(text) => ([(http::header::CONTENT_TYPE, content_type)], text).into_response(),
         Err(_) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the answer could not be written"),
     }

@@ -13,6 +13,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
+use crate::blocking;
 use crate::cli::Args;
 use crate::config::{Config, ConfigError, Sources};
 use crate::file_watch::INTERVAL;
@@ -103,7 +104,7 @@ async fn follow(mut follower: Follower, path: PathBuf, interval: Duration, sende
         }
         // A file on a network mount may take its time, and must not take a worker thread's.
         let here = path.clone();
-        let looked = tokio::task::spawn_blocking(move || {
+        let looked = blocking::run(move || {
             let found = follower.look_at(&here);
             (follower, found)
         });

@@ -217,10 +217,10 @@ async fn drain(relay: &Relay, wanted: &str, no_wait: bool) -> Result<(), CtlErro
     loop {
         let workers = api.get("/admin/workers").await?;
         let Some(worker) = list(&workers, "workers").iter().find(|worker| worker["worker_id"] == *id) else { break };
-        let left = worker["in_flight_count"].as_u64();
-        if told != left {
-            eprintln!("worker {wanted} is draining: {} requests left", left.unwrap_or(0));
-            told = left;
+        let left = worker["in_flight_count"].as_u64().unwrap_or(0);
+        if told != Some(left) {
+            eprintln!("worker {wanted} is draining: {left} request{} left", if left == 1 { "" } else { "s" });
+            told = Some(left);
         }
         tokio::time::sleep(LOOK_AGAIN).await;
     }

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+use crate::blocking;
+
 /// Between two looks at a file.
 pub const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -49,7 +51,7 @@ impl FileWatch {
             tokio::time::sleep(INTERVAL).await;
             let (path, limit) = (self.path.clone(), self.limit);
             // A file on a network mount may take its time, and must not take a thread's that serves requests.
-            let Ok((content, seen)) = tokio::task::spawn_blocking(move || read(&path, limit)).await else { continue };
+            let Ok((content, seen)) = blocking::run(move || read(&path, limit)).await else { continue };
             if let Some(content) = self.take(content, seen) {
                 return content;
             }

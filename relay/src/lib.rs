@@ -7,6 +7,7 @@
 pub mod admin;
 pub mod affinity;
 pub mod audit;
+pub mod blocking;
 pub mod budget;
 pub mod cli;
 pub mod cluster_api;

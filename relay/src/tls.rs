@@ -20,6 +20,7 @@ use tracing::{error, info, warn};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
+use crate::blocking;
 use crate::config::{ConfigError, TlsFiles};
 use crate::file_watch::{INTERVAL, read_bounded};
 use crate::metrics::Metrics;
@@ -106,7 +107,7 @@ async fn follow(files: TlsFiles, mut digest: [u8; 32], tls: Weak<Tls>) {
         tokio::time::sleep(INTERVAL).await;
         let here = files.clone();
         // A file on a network mount may take its time, and must not take a thread's that serves requests.
-        let Ok(look) = tokio::task::spawn_blocking(move || look(&here, &digest)).await else { continue };
+        let Ok(look) = blocking::run(move || look(&here, &digest)).await else { continue };
         let Some(tls) = tls.upgrade() else { return };
         match look {
             Look::Unchanged => {

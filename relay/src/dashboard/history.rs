@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
+use crate::blocking;
 use crate::metrics::Outcome;
 use crate::provider::Provider;
 use crate::relay::Relay;
@@ -155,7 +156,7 @@ pub(crate) async fn record(relay: Weak<Relay>) {
         tokio::time::sleep(INTERVAL).await;
         let Some(relay) = relay.upgrade() else { return };
         // Of ten thousand workers it takes a while, in which its thread would pass on no token. Should it fail, a point is missing.
-        let _ = tokio::task::spawn_blocking(move || {
+        let _ = blocking::run(move || {
             let providers = relay.providers.all();
             let standing = |provider: &Arc<Provider>| {
                 (provider.name.to_string(), provider.series.stats(), ProviderPoint::standing(provider))

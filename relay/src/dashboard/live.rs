@@ -18,6 +18,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
 use super::frame::Frame;
+use crate::blocking;
 use crate::relay::Relay;
 use crate::shared::Phase;
 
@@ -96,7 +97,7 @@ async fn look(relay: Arc<Relay>) {
         let began = Instant::now();
         let looking = Arc::clone(&relay);
         // Of ten thousand workers it takes a tenth of a second, in which its thread would pass on no token.
-        let looked = tokio::task::spawn_blocking(move || {
+        let looked = blocking::run(move || {
             let frame = Frame::of(&looking);
             let is_due = told_at.elapsed() >= HEARTBEAT;
             looking.dashboard.live.tell_changes(&looking, frame, is_due)
@@ -116,7 +117,7 @@ fn event(name: &str, data: &str) -> Bytes {
 /// The stream of one page, until it leaves, the relay stops, or `is_admitted` says no.
 pub(super) async fn stream(relay: Arc<Relay>, is_admitted: impl Fn() -> bool + Send + 'static) -> Response {
     let joining = Arc::clone(&relay);
-    let joined = tokio::task::spawn_blocking(move || joining.dashboard.live.join(&joining)).await;
+    let joined = blocking::run(move || joining.dashboard.live.join(&joining)).await;
     let Ok((snapshot, changes)) = joined else {
         return super::problem(
             http::StatusCode::INTERNAL_SERVER_ERROR,

@@ -23,6 +23,7 @@ use super::respond::Client;
 use super::ticket::Ticket;
 use super::{intake, parse};
 use crate::affinity::Origin;
+use crate::blocking;
 use crate::dashboard::journal::PER_REQUEST;
 use crate::dispatch::WorkerKey;
 use crate::exchange::Exchange;
@@ -186,7 +187,7 @@ async fn read_route(content_type: Option<&str>, body: &Bytes) -> Result<parse::R
         return parse::parse(content_type, body);
     }
     let (content_type, body) = (content_type.map(str::to_owned), body.clone());
-    let reading = tokio::task::spawn_blocking(move || parse::parse(content_type.as_deref(), &body));
+    let reading = blocking::run(move || parse::parse(content_type.as_deref(), &body));
     reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "the request body could not be read")))
 }
 

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 
 use super::{CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, stored};
+use crate::blocking;
 
 /// [`MAX_KEYS`] of the largest keys would be more; a file of this size is not one of ours.
 const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -71,7 +72,7 @@ impl FileKeyStore {
         change: impl FnOnce(&Shared) -> Result<T, KeyStoreError> + Send + 'static,
     ) -> StoreFuture<'_, T> {
         let shared = Arc::clone(&self.shared);
-        let done = tokio::task::spawn_blocking(move || change(&shared));
+        let done = blocking::run(move || change(&shared));
         Box::pin(async move {
             done.await.unwrap_or_else(|error| {
                 Err(KeyStoreError::Unavailable(format!("the change was not finished: {error}")))

@@ -5,7 +5,9 @@ use std::process::Output;
 use modelrelay_harness::process::path_of;
 use modelrelay_harness::relay::{ADMIN_TOKEN, Relay, WORKER_SECRET};
 use modelrelay_harness::tls::Certificates;
+use modelrelay_harness::within;
 use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
 use crate::support::chat;
@@ -19,7 +21,7 @@ fn command(args: &[&str]) -> Command {
 async fn ask(relay: &Relay, args: &[&str]) -> Output {
     let mut command = command(args);
     command.env("MODELRELAY_URL", relay.url()).env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN);
-    modelrelay_harness::within("the command's end", relay.log(), command.output()).await.expect("it starts")
+    within("the command's end", relay.log(), command.output()).await.expect("it starts")
 }
 
 /// What a command that succeeds prints.
@@ -101,14 +103,17 @@ async fn a_drain_waits_until_the_worker_is_gone() {
     let mut drain = command(&["drain", "hand-played"]);
     drain.env("MODELRELAY_URL", relay.url()).env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN);
     drain.stderr(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
-    let drain = drain.spawn().expect("it starts");
+    let mut drain = drain.spawn().expect("it starts");
     worker.expect("graceful_shutdown").await;
+    let mut progress = BufReader::new(drain.stderr.take().expect("a pipe"));
+    let mut told = String::new();
+    within("its progress", relay.log(), progress.read_line(&mut told)).await.unwrap();
+    assert_eq!(told, "worker hand-played is draining: 1 request left\n");
     worker.answer(&request, &serde_json::json!({})).await;
     assert_eq!(running.reply().await.status, 200);
     drop(worker);
-    let ended = modelrelay_harness::within("the drain's end", relay.log(), drain.wait_with_output()).await.unwrap();
+    let ended = within("the drain's end", relay.log(), drain.wait_with_output()).await.unwrap();
     assert_eq!(String::from_utf8_lossy(&ended.stdout), "worker hand-played is gone\n");
-    assert!(String::from_utf8_lossy(&ended.stderr).contains("worker hand-played is draining: 1 requests left"));
     let missing = failure(&ask(&relay, &["drain", "hand-played"]).await);
     assert_eq!(missing, "modelrelay-relay: no connected worker has the name or id hand-played\n");
 }

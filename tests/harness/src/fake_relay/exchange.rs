@@ -245,7 +245,7 @@ impl RelayLink {
                         return Some(reply);
                     }
                 },
-                Event::Ping | Event::Closed { .. } => return None,
+                Event::Ping(_) | Event::Closed { .. } => return None,
             }
         }
     }
@@ -263,12 +263,12 @@ impl RelayLink {
         let is_part = |event: &Event| match event {
             Event::Message(message) => message.kind() == "response_chunk" && belongs(event, asked),
             Event::Piece { .. } => belongs(event, asked),
-            Event::Ping | Event::Closed { .. } => false,
+            Event::Ping(_) | Event::Closed { .. } => false,
         };
         match self.next_where(super::PATIENCE, is_part).await {
             Some(Event::Message(message)) => message["chunk"].as_str().expect("a text chunk").as_bytes().to_vec(),
             Some(Event::Piece { payload, .. }) => payload.to_vec(),
-            Some(Event::Ping | Event::Closed { .. }) | None => {
+            Some(Event::Ping(_) | Event::Closed { .. }) | None => {
                 panic!("no part of the answer to {} within 10 s", asked.id)
             }
         }
@@ -310,7 +310,7 @@ fn belongs(event: &Event, asked: &Asked) -> bool {
     match event {
         Event::Message(message) => ANSWERS.contains(&message.kind()) && message["request_id"] == json!(asked.id),
         Event::Piece { stream, .. } => *stream == asked.stream,
-        Event::Ping | Event::Closed { .. } => false,
+        Event::Ping(_) | Event::Closed { .. } => false,
     }
 }
 

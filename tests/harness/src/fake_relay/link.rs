@@ -36,8 +36,8 @@ pub enum Event {
         /// The bytes.
         payload: Bytes,
     },
-    /// A WebSocket ping.
-    Ping,
+    /// A WebSocket ping, with what it says.
+    Ping(Bytes),
     /// The socket ended: close code and reason, or neither when it just broke.
     Closed {
         /// 1000, 1002, …
@@ -180,7 +180,7 @@ impl RelayLink {
     /// When the next one does not come within ten seconds.
     pub async fn websocket_pings(&mut self, count: usize) {
         for number in 0..count {
-            let ping = self.next_where(PATIENCE, |event| matches!(event, Event::Ping)).await;
+            let ping = self.next_where(PATIENCE, |event| matches!(event, Event::Ping(_))).await;
             assert!(ping.is_some(), "only {number} WebSocket pings");
         }
     }
@@ -227,11 +227,11 @@ impl RelayLink {
     ) -> Option<Message> {
         let matches = |event: &Event| match event {
             Event::Message(message) => message.kind() == kind && wanted(&message.body),
-            Event::Piece { .. } | Event::Ping | Event::Closed { .. } => false,
+            Event::Piece { .. } | Event::Ping(_) | Event::Closed { .. } => false,
         };
         match self.next_where(patience, matches).await {
             Some(Event::Message(message)) => Some(message),
-            Some(Event::Piece { .. } | Event::Ping | Event::Closed { .. }) | None => None,
+            Some(Event::Piece { .. } | Event::Ping(_) | Event::Closed { .. }) | None => None,
         }
     }
 
@@ -303,7 +303,7 @@ impl RelayLink {
         let names = self.heard.iter().map(|event| match event {
             Event::Message(message) => message.kind().to_owned(),
             Event::Piece { stream, payload, .. } => format!("piece({stream}, {} bytes)", payload.len()),
-            Event::Ping => "WebSocket ping".to_owned(),
+            Event::Ping(_) => "WebSocket ping".to_owned(),
             Event::Closed { code, reason } => format!("closed({code:?} {reason})"),
         });
         let names: Vec<_> = names.collect();
@@ -414,7 +414,7 @@ async fn read(
                 }
                 Event::Piece { seq, stream, payload }
             }
-            Some(Ok(Frame::Ping(_))) => Event::Ping,
+            Some(Ok(Frame::Ping(payload))) => Event::Ping(payload),
             Some(Ok(Frame::Close(Some(frame)))) => {
                 ending = (Some(frame.code.into()), frame.reason.to_string());
                 continue;

@@ -123,9 +123,10 @@ function commandStep() {
   const provider = h('select', { id: 'provider', onchange: () => set({ provider: provider.value }) });
   const providerField = h('div', { class: 'field', hidden: true }, h('label', { for: 'provider' }, 'Provider'), provider);
   const name = h('input', { id: 'worker-name', autocomplete: 'off', placeholder: 'its host name', maxlength: 64, oninput: () => set({ name: name.value.trim() }) });
-  const warning = h('p', { class: 'banner warn', hidden: true },
-    'This address means “this machine” everywhere: another machine would dial itself. Put this machine’s name or address in the network here, and start the relay with ',
-    h('code', {}, 'LISTEN_ADDR=0.0.0.0:8080'), ' if it listens on 127.0.0.1 only.');
+  const use = h('button', { type: 'button', class: 'small', onclick: () => set({ relay: setup.network_url }) });
+  const alone = h('span', {}, 'Put this machine’s name or address in the network here, and start the relay with ', h('code', {}, 'LISTEN_ADDR=0.0.0.0:8080'), ' if it listens on 127.0.0.1 only.');
+  const warning = h('div', { class: 'banner warn', hidden: true },
+    h('p', {}, 'This address means “this machine” everywhere: another machine would dial itself. ', alone), use);
   const blocks = h('div', { class: 'stack' });
   const noSecret = h('p', { class: 'banner warn', hidden: true }, 'This relay has no secret of that provider to show. Put the one that you know into the command.');
   const unsupported = h('p', { class: 'hint', hidden: true });
@@ -141,6 +142,9 @@ function commandStep() {
     provider.value = settings.provider;
     setHidden(providerField, setup.providers.length < 2);
     setHidden(warning, !isLoopback(settings.relay));
+    setHidden(alone, Boolean(setup.network_url));
+    setHidden(use, !setup.network_url);
+    setText(use, `Use ${setup.network_url}`);
     setHidden(noSecret, setup.providers.find((one) => one.name === settings.provider)?.has_secret ?? true);
     setText(show, secret.shown ? 'Hide the secret' : 'Show the secret');
     setText(unsupported, { macos: 'macOS is untested.', windows: 'Windows is supported through WSL 2 only.' }[settings.system] ?? '');

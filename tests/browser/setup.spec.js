@@ -95,6 +95,21 @@ test('hints come when no worker does', async ({ page }) => {
   await inspect(page, 'setup-hints');
 });
 
+test('a loopback address is exchanged for one that another machine reaches', async ({ page }) => {
+  // Which one that is only this machine knows, so that part of the relay's answer is made up.
+  await page.route('**/admin/setup', async (route) => {
+    const response = await route.fetch();
+    await route.fulfill({ response, json: { ...await response.json(), network_url: 'http://192.168.1.5:8080' } });
+  });
+  await logIn(page, site, '/setup');
+  const warning = page.getByText('another machine would dial itself');
+  await expect(warning).toBeVisible();
+  await inspect(page, 'setup-loopback');
+  await page.getByRole('button', { name: 'Use http://192.168.1.5:8080' }).click();
+  await expect(warning).toBeHidden();
+  expect(await copied(page, 'Start the worker')).toContain('PROXY_URL=http://192.168.1.5:8080');
+});
+
 test('every way to run it has its commands', async ({ page }) => {
   await logIn(page, site, '/setup');
   const ways = {

@@ -1,9 +1,12 @@
 //! What the pages stand on: logins by cookie, the live stream, and what the page "Add a machine" is told.
 
+use std::net::SocketAddr;
+
 use modelrelay_harness::client::{Piece, Reply, Request, Response};
 use modelrelay_harness::relay::{ADMIN_TOKEN, Relay, WORKER_SECRET};
 use modelrelay_harness::worker::slot;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 
 use crate::support::chat;
 
@@ -270,6 +273,21 @@ async fn streams_end_with_the_relay() {
 }
 
 #[tokio::test]
+async fn another_machine_is_told_an_address_that_answers() {
+    let relay = Relay::builder().env("LISTEN_ADDR", "0.0.0.0:0").start().await;
+    let port = relay.addr().port();
+    let asked = as_page("GET", "/admin/setup", &cookie(&relay).await).header("host", format!("localhost:{port}"));
+    let setup = relay.fetch(asked).await.with_status(200).json();
+    assert_eq!(setup["relay_url"], format!("http://localhost:{port}"));
+    // A machine without a network has none.
+    if let Some(url) = setup["network_url"].as_str() {
+        let address = url.strip_prefix("http://").expect("plain HTTP").parse().expect("an address and a port");
+        assert!(!SocketAddr::ip(&address).is_loopback());
+        TcpStream::connect(address).await.expect("it is listened to");
+    }
+}
+
+#[tokio::test]
 async fn adding_a_machine_needs_the_address_and_the_secret() {
     let relay = Relay::builder().env("AUDIT_LOG_FILE", "audit.jsonl").start().await;
     let cookie = cookie(&relay).await;
@@ -277,6 +295,7 @@ async fn adding_a_machine_needs_the_address_and_the_secret() {
         relay.fetch(as_page("GET", "/admin/setup", &cookie).header("host", "relay.example")).await.with_status(200);
     let setup = setup.json();
     assert_eq!(setup["relay_url"], "http://relay.example");
+    assert_eq!(setup["network_url"], Value::Null, "it listens for this machine alone");
     assert_eq!(setup["providers"], json!([{ "name": "local", "enabled": true, "has_secret": true }]));
     let asked = as_page("POST", "/admin/setup/secret", &cookie).body(json!({ "provider": "local" }).to_string());
     let reply = relay.fetch(asked).await.with_status(200);

@@ -22,6 +22,8 @@ pub enum Command {
     Say(String),
     /// Run the worker.
     Run(Box<Args>),
+    /// Check the settings, and end.
+    Check(Box<Args>),
     /// Run the demo backend.
     Demo(Box<Args>, DemoArgs),
     /// Copy this program for a container of another image.
@@ -44,8 +46,13 @@ struct Cli {
     instead: Option<Instead>,
 }
 
+/// The subcommand's name.
+const CHECK: &str = "check";
+
 #[derive(Debug, Subcommand)]
 enum Instead {
+    /// Check the settings, and the file of --config, as a run would take them, and end
+    Check(Box<Args>),
     /// Serve a built-in demo backend, which needs no model and says so in every answer
     Demo(DemoArgs),
     /// Copy this program into a folder, for a container of another image that mounts it
@@ -157,12 +164,19 @@ where
     I: IntoIterator<Item = T>,
     T: Into<OsString> + Clone,
 {
-    let read = Cli::command().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
+    let read = command().try_get_matches_from(arguments).and_then(|matches| {
+        let mut cli = Cli::from_arg_matches(&matches)?;
+        if let Some(after) = matches.subcommand_matches(CHECK) {
+            cli.args.update_from_arg_matches(after)?;
+        }
+        Ok(cli)
+    });
     match read {
         Ok(Cli { args, instead }) => {
             let args = Box::new(args.without_empty());
             Ok(match instead {
                 None => Command::Run(args),
+                Some(Instead::Check(_)) => Command::Check(args),
                 Some(Instead::Demo(demo)) => Command::Demo(args, demo),
                 Some(Instead::Install(install)) => Command::Install(install),
                 Some(Instead::Supervise(supervise)) => Command::Supervise(supervise),
@@ -173,6 +187,12 @@ where
         }
         Err(error) => Err(CliError(first_line(&error.to_string()))),
     }
+}
+
+/// The whole command line. `check` takes the flags of a run after it too, where they count more than those before it; the
+/// variables are those of the run.
+fn command() -> clap::Command {
+    Cli::command().mut_subcommand(CHECK, |check| check.mut_args(|argument| argument.env(None::<&str>)))
 }
 
 /// Every setting, in the order of the help.

@@ -6,6 +6,7 @@
 
 mod credential;
 mod file;
+mod mistakes;
 mod multiplexer;
 mod parse;
 mod relay_url;
@@ -13,6 +14,7 @@ mod watch;
 
 pub use credential::{Credential, CredentialSource};
 pub use multiplexer::{DriverSettings, SlotSettings};
+pub(crate) use parse::Given;
 pub use relay_url::RelayUrl;
 pub use watch::watch;
 
@@ -27,7 +29,7 @@ use url::Url;
 use crate::cli::Args;
 use crate::telemetry::{LogFilter, LogFormat};
 use file::File;
-use parse::Given;
+use mistakes::Mistakes;
 
 /// Where the probe server listens unless told otherwise.
 pub const DEFAULT_PROBE_ADDR: &str = "127.0.0.1:17990";
@@ -164,49 +166,91 @@ pub enum Models {
     Fixed(Vec<String>),
 }
 
+impl Engine {
+    /// As it is written in a setting.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::LlamaServer => "llama-server",
+            Self::Ollama => "ollama",
+            Self::OpenAi => "openai",
+        }
+    }
+}
+
 impl Settings {
-    /// Reads and judges everything.
+    /// Reads and judges everything. The first mistake is enough not to run.
     pub fn load(args: &Args) -> Result<Self, SettingError> {
-        let file = match &args.config {
-            Some(path) => File::parse(path, &read_config(path)?)?,
-            None => File::default(),
-        };
-        Self::resolve(args, &file)
+        Self::check(args).map_err(mistakes::first)
+    }
+
+    /// The same, with every mistake: at least one, in the order of the settings.
+    pub fn check(args: &Args) -> Result<Self, Vec<SettingError>> {
+        let read = |path: &PathBuf| File::parse(path, &read_config(path)?);
+        // What a file would have said is not known when it cannot be read, so nothing is missed beside it.
+        let file = args.config.as_ref().map_or_else(|| Ok(File::default()), read).map_err(|error| vec![error])?;
+        Self::judge(args, &file)
     }
 
     fn resolve(args: &Args, file: &File) -> Result<Self, SettingError> {
-        let relay = Given::first([("PROXY_URL", &args.proxy_url), ("relay", &file.relay)]);
+        Self::judge(args, file).map_err(mistakes::first)
+    }
+
+    fn judge(args: &Args, file: &File) -> Result<Self, Vec<SettingError>> {
+        let mut mistakes = Mistakes::default();
         let provider = Given::first([("PROVIDER_NAME", &args.provider_name), ("provider", &file.provider)]);
         let name = Given::first([("WORKER_NAME", &args.worker_name), ("name", &file.name)]);
         let pool = Given::first([("WORKER_POOL", &args.worker_pool), ("pool", &file.pool)]);
-        let (log_filter, log_format) = log(args, file)?;
-        Ok(Self {
-            provider: provider.map_or(Ok("local".to_owned()), |given| given.provider())?,
-            name: name.map_or_else(|| Ok(host_name()), |given| given.label())?,
-            pool: pool.map(|given| given.label()).transpose()?,
-            shutdown_timeout: shutdown_timeout(args, file)?,
-            probe: probe_addr(args, file)?,
-            drain_token: optional_secret(
-                ("DRAIN_TOKEN", args.drain_token.as_ref()),
-                ("DRAIN_TOKEN_FILE", args.drain_token_file.as_deref()),
-                ("drainToken", file.drain_token.0.as_ref()),
-                ("drainTokenFile", file.drain_token_file.as_deref()),
-            )?,
-            log_filter,
-            log_format,
-            live: Live {
-                relay: match relay {
-                    Some(given) => RelayUrl::parse(given.setting, given.value)?,
-                    None => RelayUrl::default(),
-                },
+        let log = mistakes.of(log(args, file));
+        let provider = mistakes.of(provider.map_or(Ok("local".to_owned()), |given| given.provider()));
+        let name = mistakes.of(name.map_or_else(|| Ok(host_name()), |given| given.label()));
+        let pool = mistakes.of(pool.map(|given| given.label()).transpose());
+        let shutdown_timeout = mistakes.of(shutdown_timeout(args, file));
+        let probe = mistakes.of(probe_addr(args, file));
+        let drain_token = mistakes.of(drain_token(args, file));
+        let live = mistakes.all(Live::judge(args, file));
+        let settings = || {
+            let (log_filter, log_format) = log?;
+            Some(Self {
+                provider: provider?,
+                name: name?,
+                pool: pool?,
+                shutdown_timeout: shutdown_timeout?,
+                probe: probe?,
+                drain_token: drain_token?,
+                log_filter,
+                log_format,
+                live: live?,
+            })
+        };
+        mistakes.or(settings())
+    }
+}
+
+impl Live {
+    fn judge(args: &Args, file: &File) -> Result<Self, Vec<SettingError>> {
+        let mut mistakes = Mistakes::default();
+        let relay = Given::first([("PROXY_URL", &args.proxy_url), ("relay", &file.relay)]);
+        let relay = relay.map_or_else(|| Ok(RelayUrl::default()), |given| RelayUrl::parse(given.setting, given.value));
+        let relay = mistakes.of(relay);
+        let credential = mistakes.of(credential::source(args, file));
+        let backend = mistakes.of(backend(args, file));
+        let models = mistakes.of(models(args, file));
+        let max_concurrency = mistakes.of(max_concurrency(args, file));
+        let slots = mistakes.all(multiplexer::slots(args, file));
+        let live = || {
+            Some(Self {
+                relay: relay?,
                 relay_ca_file: args.relay_ca_file.clone().or_else(|| file.relay_ca_file.clone()),
-                credential: credential::source(args, file)?,
-                backend: backend(args, file)?,
-                models: models(args, file)?,
-                max_concurrency: max_concurrency(args, file)?,
-                slots: multiplexer::slots(args, file)?,
-            },
-        })
+                credential: credential?,
+                backend: backend?,
+                models: models?,
+                max_concurrency: max_concurrency?,
+                slots: slots?,
+            })
+        };
+        mistakes.or(live())
     }
 }
 
@@ -229,7 +273,7 @@ fn read_config(path: &Path) -> Result<String, SettingError> {
         .map_err(|error| SettingError::new("--config", path.display().to_string(), format!("cannot be read: {error}")))
 }
 
-fn read_secret(setting: &str, path: &Path) -> Result<Secret, SettingError> {
+pub(crate) fn read_secret(setting: &str, path: &Path) -> Result<Secret, SettingError> {
     let shown = path.display().to_string();
     let text = std::fs::read_to_string(path)
         .map_err(|error| SettingError::new(setting, &shown, format!("the file cannot be read: {error}")))?;
@@ -241,7 +285,7 @@ fn read_secret(setting: &str, path: &Path) -> Result<Secret, SettingError> {
 }
 
 /// A secret travels in a header.
-fn header_secret(setting: &str, text: &str) -> Result<Secret, SettingError> {
+pub(crate) fn header_secret(setting: &str, text: &str) -> Result<Secret, SettingError> {
     if HeaderValue::from_str(text).is_ok() {
         Ok(Secret::new(text))
     } else {
@@ -317,6 +361,15 @@ fn shutdown_timeout(args: &Args, file: &File) -> Result<Duration, SettingError> 
     }
 }
 
+fn drain_token(args: &Args, file: &File) -> Result<Option<Secret>, SettingError> {
+    optional_secret(
+        ("DRAIN_TOKEN", args.drain_token.as_ref()),
+        ("DRAIN_TOKEN_FILE", args.drain_token_file.as_deref()),
+        ("drainToken", file.drain_token.0.as_ref()),
+        ("drainTokenFile", file.drain_token_file.as_deref()),
+    )
+}
+
 fn probe_addr(args: &Args, file: &File) -> Result<ProbeAddr, SettingError> {
     match Given::first([("PROBE_ADDR", &args.probe_addr), ("probeListen", &file.probe_listen)]) {
         Some(given) => Ok(ProbeAddr { addr: given.socket_addr()?, explicit: true }),
@@ -328,7 +381,7 @@ fn probe_addr(args: &Args, file: &File) -> Result<ProbeAddr, SettingError> {
 }
 
 /// The box's own name tells people which box it is.
-fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     let from_file = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     std::env::var("HOSTNAME")
         .ok()

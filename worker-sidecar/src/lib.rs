@@ -6,6 +6,7 @@
 pub mod backend;
 pub mod capacity;
 pub mod catalogue;
+pub mod check;
 pub mod cli;
 pub mod config;
 pub mod demo;

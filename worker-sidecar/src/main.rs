@@ -3,9 +3,9 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use modelrelay_worker::cli::{self, Command};
-use modelrelay_worker::install;
+use modelrelay_worker::cli::{self, Args, Command};
 use modelrelay_worker::multiplexer::driver::supervisor;
+use modelrelay_worker::{check, install};
 use tikv_jemallocator::Jemalloc;
 
 /// Returns memory after a burst, which glibc's allocator does not.
@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     match cli::parse(std::env::args_os()) {
         Ok(Command::Say(text)) => say(&text),
         Ok(Command::Run(args)) => modelrelay_worker::run(&args),
+        Ok(Command::Check(args)) => check(&args),
         Ok(Command::Demo(args, demo)) => modelrelay_worker::run_demo(&args, demo),
         Ok(Command::Install(args)) => match install::run(&args) {
             Ok(target) => say(&format!("installed {}\n", target.display())),
@@ -25,6 +26,21 @@ fn main() -> ExitCode {
         },
         Ok(Command::Supervise(args)) => supervisor::run(&args),
         Err(error) => fail(&error.to_string()),
+    }
+}
+
+/// Says whether a worker would run with these settings, and what it would do.
+#[allow(clippy::print_stderr)]
+fn check(args: &Args) -> ExitCode {
+    match check::check(args) {
+        Ok(report) => {
+            report.warnings.iter().for_each(|warning| eprintln!("modelrelay-worker: warning: {warning}"));
+            say(&format!("the settings are right\n{}", report.plan))
+        }
+        Err(mistakes) => {
+            mistakes.iter().for_each(|mistake| eprintln!("modelrelay-worker: {mistake}"));
+            ExitCode::FAILURE
+        }
     }
 }
 

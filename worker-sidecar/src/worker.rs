@@ -420,7 +420,7 @@ impl Worker {
 }
 
 /// Who is trusted for the relay; a file that cannot be used is found now.
-fn trust(relay_ca_file: Option<&PathBuf>) -> Result<Trust, SettingError> {
+pub(crate) fn trust(relay_ca_file: Option<&PathBuf>) -> Result<Trust, SettingError> {
     let trust = Trust::new(relay_ca_file.cloned());
     trust.check().map_err(|error| {
         let path = relay_ca_file.cloned().unwrap_or_default();

@@ -15,6 +15,7 @@ use modelrelay_protocol::secret::Secret;
 use modelrelay_protocol::units::{parse_duration, parse_duration_or_zero};
 use url::Url;
 
+use super::mistakes::{Mistakes, collect};
 use super::parse::{self, Given};
 use super::{Args, File, SettingError, read_secret};
 use crate::multiplexer::Model;
@@ -129,37 +130,41 @@ impl DriverSettings {
 }
 
 /// Judges the block, and what stands beside it.
-pub(super) fn slots(args: &Args, file: &File) -> Result<Option<Vec<SlotSettings>>, SettingError> {
+pub(super) fn slots(args: &Args, file: &File) -> Result<Option<Vec<SlotSettings>>, Vec<SettingError>> {
     let Some(block) = &file.multiplexer else {
         let without = |_| SettingError::hidden("DRAIN_TIMEOUT", "there is no `multiplexer` in worker.yaml; unset it");
-        return args.drain_timeout.as_ref().map(without).map_or(Ok(None), Err);
+        return args.drain_timeout.as_ref().map(without).map_or(Ok(None), |error| Err(vec![error]));
     };
-    refuse_beside(args, file)?;
-    let knobs = knobs(args, block)?;
-    if block.slots.is_empty() || block.slots.len() > MAX_SLOTS_PER_WORKER {
-        return Err(SettingError::new(
-            "multiplexer.slots",
-            format!("{} slots", block.slots.len()),
-            format!(
-                "1 to {MAX_SLOTS_PER_WORKER} slots; for one backend without swaps use `backend` instead of `multiplexer`"
-            ),
-        ));
-    }
-    names::check(&block.slots)?;
+    let mut mistakes = Mistakes::default();
+    mistakes.all(refuse_beside(args, file));
+    let knobs = mistakes.of(knobs(args, block)).unwrap_or_default();
+    mistakes.of(check_number(block.slots.len()));
+    mistakes.of(names::check(&block.slots));
     let mut ids = BTreeSet::new();
     let mut slots = Vec::new();
     for slot in &block.slots {
         if !ids.insert(slot.id.as_str()) {
-            return Err(SettingError::new("multiplexer.slots", &slot.id, "each id once; rename one of the slots"));
+            let again = SettingError::new("multiplexer.slots", &slot.id, "each id once; rename one of the slots");
+            mistakes.of::<()>(Err(again));
         }
-        slots.push(judge(slot, &knobs)?);
+        slots.extend(mistakes.all(judge(slot, &knobs)));
     }
-    refuse_shared_deployments(&slots)?;
+    mistakes.of(refuse_shared_deployments(&slots));
     let held = max_held(&slots);
     for slot in &mut slots {
         slot.config.max_held_per_relay = held;
     }
-    Ok(Some(slots))
+    mistakes.or(Some(Some(slots)))
+}
+
+fn check_number(slots: usize) -> Result<(), SettingError> {
+    if (1..=MAX_SLOTS_PER_WORKER).contains(&slots) {
+        return Ok(());
+    }
+    let allowed = format!(
+        "1 to {MAX_SLOTS_PER_WORKER} slots; for one backend without swaps use `backend` instead of `multiplexer`"
+    );
+    Err(SettingError::new("multiplexer.slots", format!("{slots} slots"), allowed))
 }
 
 /// Two models of one Deployment would be loaded and unloaded together.
@@ -176,7 +181,7 @@ fn refuse_shared_deployments(slots: &[SlotSettings]) -> Result<(), SettingError>
 }
 
 /// What belongs to the one backend of a worker without a multiplexer would be ignored, so it is refused.
-fn refuse_beside(args: &Args, file: &File) -> Result<(), SettingError> {
+fn refuse_beside(args: &Args, file: &File) -> Result<(), Vec<SettingError>> {
     const REMOVE: &str = "belongs to a worker with one backend; remove it, or remove `multiplexer`";
     const EACH: &str = "each model of a slot has its own `maxConcurrency`; remove it here";
     let given = [
@@ -190,12 +195,10 @@ fn refuse_beside(args: &Args, file: &File) -> Result<(), SettingError> {
         ("MODELS", args.models.is_some(), "the models are those of `multiplexer.slots`; unset it"),
         ("MAX_CONCURRENCY", args.max_concurrency.is_some(), "each model of a slot has its own; unset it"),
     ];
-    match given.into_iter().find(|(_, given, _)| *given) {
-        Some((setting, _, what)) => {
-            Err(SettingError::hidden(setting, format!("cannot stand beside `multiplexer`: {what}")))
-        }
-        None => Ok(()),
-    }
+    let refuse = |setting, what| SettingError::hidden(setting, format!("cannot stand beside `multiplexer`: {what}"));
+    let judged =
+        given.into_iter().map(|(setting, given, what)| if given { Err(refuse(setting, what)) } else { Ok(()) });
+    collect(judged).map(|_| ())
 }
 
 /// As everywhere a duration; a bare number means seconds, as in the decision record that this flag comes from.
@@ -240,50 +243,64 @@ fn max_held(slots: &[SlotSettings]) -> usize {
     slots.iter().map(|slot| usize::try_from(largest(slot)).unwrap_or(usize::MAX)).fold(0, usize::saturating_add)
 }
 
-fn judge(slot: &FileSlot, knobs: &Knobs) -> Result<SlotSettings, SettingError> {
-    check_id("multiplexer.slots.id", &slot.id, MAX_SLOT_ID_CHARS)?;
+fn judge(slot: &FileSlot, knobs: &Knobs) -> Result<SlotSettings, Vec<SettingError>> {
+    let mut mistakes = Mistakes::default();
+    mistakes.of(check_id("multiplexer.slots.id", &slot.id, MAX_SLOT_ID_CHARS));
     let at = format!("multiplexer.slots.{}", slot.id);
+    let models = mistakes.all(models(&at, slot));
+    mistakes.of(check_default(&at, slot));
+    let driver = mistakes.all(driver(&at, slot));
+    let api_key = slot.api_key_file.as_deref().filter(|path| !path.as_os_str().is_empty());
+    let api_key = api_key.map(|path| read_secret(&format!("{at}.apiKeyFile"), path)).transpose();
+    let api_key = mistakes.of(api_key);
+    let other_name = |model: &FileModel| model.expect_model.clone().filter(|name| *name != model.id);
+    let backend_names = slot.models.iter().filter_map(|model| Some((model.id.as_str().into(), other_name(model)?)));
+    let settings = || {
+        let driver = driver?;
+        let mut config = SlotConfig::new(&slot.id, models?);
+        config.knobs = knobs.clone();
+        config.memory = slot.memory.map(|size| size.0);
+        config.default = slot.default.as_deref().map(Model::from);
+        config.return_to_default_after = slot.return_to_default_after.map(|duration| duration.0);
+        config.priors = driver.priors();
+        Some(SlotSettings {
+            config: config.within_reason(),
+            driver,
+            devices: slot.devices.clone(),
+            backend_names: backend_names.collect(),
+            api_key: api_key?,
+        })
+    };
+    mistakes.or(settings())
+}
+
+fn models(at: &str, slot: &FileSlot) -> Result<Vec<ModelConfig>, Vec<SettingError>> {
     if slot.models.is_empty() || slot.models.len() > MAX_MODELS_PER_SLOT {
         let number = format!("{} models", slot.models.len());
         let allowed = format!("1 to {MAX_MODELS_PER_SLOT} models");
-        return Err(SettingError::new(format!("{at}.models"), number, allowed));
+        return Err(vec![SettingError::new(format!("{at}.models"), number, allowed)]);
     }
-    let mut models: Vec<ModelConfig> = Vec::new();
-    for model in &slot.models {
+    let mut ids = BTreeSet::new();
+    collect(slot.models.iter().map(|model| {
         check_id(&format!("{at}.models.id"), &model.id, MAX_MODEL_CHARS)?;
-        if models.iter().any(|known| *known.id == *model.id) {
+        if !ids.insert(model.id.as_str()) {
             return Err(SettingError::new(format!("{at}.models"), &model.id, "each id once; remove one of the two"));
         }
-        models.push(model_config(&at, slot, model)?);
+        model_config(at, slot, model)
+    }))
+}
+
+fn check_default(at: &str, slot: &FileSlot) -> Result<(), SettingError> {
+    match &slot.default {
+        Some(default) if !slot.models.iter().any(|model| model.id == *default) => {
+            Err(SettingError::new(format!("{at}.default"), default, "the id of one of the slot's models"))
+        }
+        None if slot.return_to_default_after.is_some() => {
+            let setting = format!("{at}.returnToDefaultAfter");
+            Err(SettingError::hidden(setting, "there is no `default` to return to; name one"))
+        }
+        Some(_) | None => Ok(()),
     }
-    let default = slot.default.as_deref().map(Model::from);
-    if let Some(default) = &default
-        && !models.iter().any(|model| model.id == *default)
-    {
-        return Err(SettingError::new(format!("{at}.default"), &**default, "the id of one of the slot's models"));
-    }
-    if slot.return_to_default_after.is_some() && default.is_none() {
-        let setting = format!("{at}.returnToDefaultAfter");
-        return Err(SettingError::hidden(setting, "there is no `default` to return to; name one"));
-    }
-    let mut config = SlotConfig::new(&slot.id, models);
-    config.knobs = knobs.clone();
-    config.memory = slot.memory.map(|size| size.0);
-    config.default = default;
-    config.return_to_default_after = slot.return_to_default_after.map(|duration| duration.0);
-    let driver = driver(&at, slot)?;
-    let other_name = |model: &FileModel| model.expect_model.clone().filter(|name| *name != model.id);
-    let backend_names = slot.models.iter().filter_map(|model| Some((model.id.as_str().into(), other_name(model)?)));
-    config.priors = driver.priors();
-    let api_key = slot.api_key_file.as_deref().filter(|path| !path.as_os_str().is_empty());
-    let api_key = api_key.map(|path| read_secret(&format!("{at}.apiKeyFile"), path)).transpose()?;
-    Ok(SlotSettings {
-        config: config.within_reason(),
-        driver,
-        devices: slot.devices.clone(),
-        backend_names: backend_names.collect(),
-        api_key,
-    })
 }
 
 fn model_config(slot: &str, of: &FileSlot, model: &FileModel) -> Result<ModelConfig, SettingError> {
@@ -316,32 +333,28 @@ fn check_id(setting: &str, id: &str, longest: usize) -> Result<(), SettingError>
     Err(SettingError::new(setting, id, format!("a name of 1 to {longest} printable characters, not *")))
 }
 
-fn driver(at: &str, slot: &FileSlot) -> Result<DriverSettings, SettingError> {
+fn driver(at: &str, slot: &FileSlot) -> Result<DriverSettings, Vec<SettingError>> {
     let shares_url = matches!(slot.driver, DriverKind::LlamaServer | DriverKind::Ollama);
     if slot.url.is_some() && !shares_url {
         let why = format!("driver {} has a `url` per model, not per slot; move it there", slot.driver.as_str());
-        return Err(SettingError::hidden(format!("{at}.url"), why));
+        return Err(vec![SettingError::hidden(format!("{at}.url"), why)]);
     }
+    let one = |error| vec![error];
     let ids = || slot.models.iter().map(|model| Model::from(model.id.as_str())).collect();
     let models = || slot.models.iter().map(|model| ModelAt { at: format!("{at}.models.{}", model.id), model });
     Ok(match slot.driver {
         DriverKind::Static => {
-            DriverSettings::Static(models().map(|model| Ok((model.served()?, model.url()?))).collect::<Result<_, _>>()?)
+            DriverSettings::Static(collect(models().map(|model| Ok((model.served()?, model.url()?))))?)
         }
-        DriverKind::Process => {
-            DriverSettings::Process(models().map(|model| model.process()).collect::<Result<_, _>>()?)
+        DriverKind::Process => DriverSettings::Process(collect(models().map(|model| model.process()))?),
+        DriverKind::LlamaServer => DriverSettings::LlamaServer(url(at, slot.url.as_deref()).map_err(one)?, ids()),
+        DriverKind::Ollama => DriverSettings::Ollama(url(at, slot.url.as_deref()).map_err(one)?, ids()),
+        DriverKind::VllmSleep => {
+            DriverSettings::VllmSleep(level(at, slot).map_err(one)?, collect(models().map(|model| model.sleeper()))?)
         }
-        DriverKind::LlamaServer => DriverSettings::LlamaServer(url(at, slot.url.as_deref())?, ids()),
-        DriverKind::Ollama => DriverSettings::Ollama(url(at, slot.url.as_deref())?, ids()),
-        DriverKind::VllmSleep => DriverSettings::VllmSleep(
-            level(at, slot)?,
-            models().map(|model| model.sleeper()).collect::<Result<_, _>>()?,
-        ),
-        DriverKind::Sglang => DriverSettings::Sglang(models().map(|model| model.saver()).collect::<Result<_, _>>()?),
-        DriverKind::Hooks => DriverSettings::Hooks(models().map(|model| model.hooked()).collect::<Result<_, _>>()?),
-        DriverKind::Kubernetes => {
-            DriverSettings::Kubernetes(models().map(|model| model.scaled()).collect::<Result<_, _>>()?)
-        }
+        DriverKind::Sglang => DriverSettings::Sglang(collect(models().map(|model| model.saver()))?),
+        DriverKind::Hooks => DriverSettings::Hooks(collect(models().map(|model| model.hooked()))?),
+        DriverKind::Kubernetes => DriverSettings::Kubernetes(collect(models().map(|model| model.scaled()))?),
     })
 }
 

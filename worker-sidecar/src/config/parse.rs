@@ -13,9 +13,9 @@ use crate::telemetry::{LogFilter, LogFormat};
 
 /// A value and the name under which the user gave it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Given<'a> {
-    pub(super) setting: &'a str,
-    pub(super) value: &'a str,
+pub(crate) struct Given<'a> {
+    pub(crate) setting: &'a str,
+    pub(crate) value: &'a str,
 }
 
 impl<'a> Given<'a> {
@@ -31,7 +31,7 @@ impl<'a> Given<'a> {
         SettingError::new(self.setting, self.value, allowed)
     }
 
-    pub(super) fn provider(self) -> Result<String, SettingError> {
+    pub(crate) fn provider(self) -> Result<String, SettingError> {
         let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if self.value.len() <= 128 && self.value.chars().all(known) {
             Ok(self.value.to_owned())
@@ -40,7 +40,7 @@ impl<'a> Given<'a> {
         }
     }
 
-    pub(super) fn label(self) -> Result<String, SettingError> {
+    pub(crate) fn label(self) -> Result<String, SettingError> {
         if self.value.chars().count() <= MAX_WORKER_NAME_CHARS && !self.value.chars().any(char::is_control) {
             Ok(self.value.to_owned())
         } else {
@@ -60,7 +60,7 @@ impl<'a> Given<'a> {
         }
     }
 
-    pub(super) fn engine(self) -> Result<Engine, SettingError> {
+    pub(crate) fn engine(self) -> Result<Engine, SettingError> {
         match self.value {
             "vllm" => Ok(Engine::Vllm),
             "sglang" => Ok(Engine::Sglang),
@@ -76,7 +76,7 @@ impl<'a> Given<'a> {
     }
 
     /// The routes that we ask for begin with `/v1`, and so does the base that people paste for an SDK: it is cut off.
-    pub(super) fn backend_url(self) -> Result<Url, SettingError> {
+    pub(crate) fn backend_url(self) -> Result<Url, SettingError> {
         const ALLOWED: &str = "http://HOST:PORT or https://HOST:PORT, with a path if the backend has one";
         let refuse = || SettingError::url(self.setting, self.value, ALLOWED);
         let url = Url::parse(self.value).map_err(|_| refuse())?;

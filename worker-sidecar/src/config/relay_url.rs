@@ -27,7 +27,7 @@ impl Default for RelayUrl {
 
 impl RelayUrl {
     /// Reads a URL of one of the schemes.
-    pub(super) fn parse(setting: &str, text: &str) -> Result<Self, SettingError> {
+    pub(crate) fn parse(setting: &str, text: &str) -> Result<Self, SettingError> {
         const ALLOWED: &str = "http://HOST:PORT, https://HOST:PORT, ws:// or wss:// likewise, or dns+http://NAME:PORT, dns+https://NAME:PORT";
         let refuse = || SettingError::url(setting, text, ALLOWED);
         let (every_address, plain) = match text.strip_prefix("dns+") {
@@ -67,5 +67,12 @@ impl RelayUrl {
     pub fn connect_url(&self, provider: &str) -> String {
         let scheme = if self.tls { "wss" } else { "ws" };
         format!("{scheme}://{}{}/v1/worker/connect?provider={provider}", self.authority(), self.base_path)
+    }
+
+    /// The address as people write it.
+    pub fn address(&self) -> String {
+        let every = if self.every_address { "dns+" } else { "" };
+        let scheme = if self.tls { "https" } else { "http" };
+        format!("{every}{scheme}://{}{}", self.authority(), self.base_path)
     }
 }

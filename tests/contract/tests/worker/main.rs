@@ -5,6 +5,7 @@ mod backend_faults;
 mod backend_health;
 mod cancel;
 mod capacity;
+mod check;
 mod credit;
 mod drain;
 mod forwarding;

@@ -1,0 +1,116 @@
+//! `modelrelay-worker check`: the settings, judged as a run would, but all of them and without running.
+
+use std::path::Path;
+use std::process::Output;
+
+use modelrelay_harness::process::path_of;
+use tokio::process::Command;
+
+const SECRET: &str = "planted-check-secret-77";
+
+fn check(folder: &Path, yaml: &str) -> Command {
+    let file = folder.join("worker.yaml");
+    std::fs::write(&file, yaml).expect("a writable directory");
+    let mut command = Command::new(path_of("modelrelay-worker"));
+    command.env_clear().env("WORKER_SECRET", SECRET).args(["check", "--config"]).arg(file);
+    command
+}
+
+async fn run(command: &mut Command) -> Output {
+    let output = command.output().await.expect("it starts");
+    for said in [&output.stdout, &output.stderr] {
+        assert!(!String::from_utf8_lossy(said).contains(SECRET), "it told a secret");
+    }
+    output
+}
+
+/// What a check says that finds everything right.
+async fn plan(command: &mut Command) -> String {
+    let output = run(command).await;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("it writes text")
+}
+
+/// The lines of a check that finds mistakes, one each.
+async fn mistakes(command: &mut Command) -> Vec<String> {
+    let output = run(command).await;
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
+    let said = String::from_utf8(output.stderr).expect("it writes text");
+    said.lines()
+        .map(|line| line.strip_prefix("modelrelay-worker: ").expect("each line says who speaks").to_owned())
+        .collect()
+}
+
+#[tokio::test]
+async fn right_settings_come_with_what_a_run_would_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let yaml = "relay: https://relay.example\nname: box-9\nbackend: {url: 'http://127.0.0.1:9000/v1', engine: vllm}\n";
+    let said = plan(check(folder.path(), yaml).env("MAX_CONCURRENCY", "3")).await;
+    let expected = "the settings are right\n\
+        relay: https://relay.example:443\n\
+        provider: local, as box-9, by a worker secret\n\
+        backend: http://127.0.0.1:9000 (vllm)\n\
+        models: what it lists\n\
+        at once: 3\n\
+        probes: http://127.0.0.1:17990\n";
+    assert_eq!(said, expected);
+}
+
+#[tokio::test]
+async fn every_mistake_is_told_and_not_only_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let yaml = "relay: ftp://x\nbackend: {url: nonsense, engine: vlm}\nmodels: ['*', a]\nprobeListen: 17990\n";
+    let said = mistakes(check(folder.path(), yaml).env("MAX_CONCURRENCY", "0").env("WORKER_SECRET", "")).await;
+    let places = ["probeListen: ", "relay: ", "WORKER_SECRET: ", "backend.url: ", "models: ", "MAX_CONCURRENCY: "];
+    let found: Vec<_> = said.iter().map(|line| places.iter().find(|place| line.starts_with(**place))).collect();
+    assert_eq!(found, places.iter().map(Some).collect::<Vec<_>>(), "{said:#?}");
+}
+
+#[tokio::test]
+async fn so_it_is_within_a_multiplexer() {
+    let folder = tempfile::tempdir().unwrap();
+    let yaml = "maxConcurrency: 3\nmultiplexer:\n  maxWait: soon\n  slots:\n\
+        \x20 - {id: a, driver: static, models: [{id: m, url: nonsense}, {id: n}]}\n\
+        \x20 - {id: b, driver: ollama, url: 'http://127.0.0.1:11434', default: q, models: [{id: o, level: 2}]}\n";
+    let said = mistakes(&mut check(folder.path(), yaml)).await;
+    let places = [
+        "maxConcurrency: cannot stand beside `multiplexer`",
+        "multiplexer.maxWait: ",
+        "multiplexer.slots.a.models.m.url: ",
+        "multiplexer.slots.a.models.n.url: missing",
+        "multiplexer.slots.b.models.o.level: ",
+        "multiplexer.slots.b.default: ",
+    ];
+    let found: Vec<_> = said.iter().map(|line| places.iter().find(|place| line.starts_with(**place))).collect();
+    assert_eq!(found, places.iter().map(Some).collect::<Vec<_>>(), "{said:#?}");
+    let yaml = "multiplexer:\n  slots:\n  - {id: a, driver: ollama, url: 'http://127.0.0.1:11434', models: [{id: m}, {id: n}]}\n";
+    let said = plan(&mut check(folder.path(), yaml)).await;
+    assert!(said.contains("\nslot a: m, n, one at a time\n") && !said.contains("backend"), "{said}");
+}
+
+#[tokio::test]
+async fn flags_count_before_and_after_the_word_and_win_over_variables() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = check(folder.path(), "name: from-file\nmaxConcurrency: 2\n");
+    let said = plan(command.env("WORKER_NAME", "from-environment").args(["--worker-name", "from-flag"])).await;
+    assert!(said.contains("as from-flag, ") && said.contains("at once: 2\n"), "{said}");
+    let mut command = Command::new(path_of("modelrelay-worker"));
+    command.env_clear().env("WORKER_SECRET", SECRET).env("WORKER_NAME", "from-environment");
+    let said = plan(command.args(["--worker-name", "before", "check"])).await;
+    assert!(said.contains("as before, "), "{said}");
+}
+
+#[tokio::test]
+async fn files_that_are_not_right_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = mistakes(&mut check(folder.path(), "relay: http://x\nmaxConcurency: 3\n")).await;
+    assert!(said.len() == 1 && said[0].contains("worker.yaml") && said[0].contains("maxConcurency"), "{said:?}");
+    let said = mistakes(check(folder.path(), "").env("RELAY_CA_FILE", "/nowhere/ca.pem")).await;
+    assert!(said.len() == 1 && said[0].starts_with("RELAY_CA_FILE: \"/nowhere/ca.pem\""), "{said:?}");
+    let later = folder.path().join("later");
+    let mut command = check(folder.path(), "");
+    let output = run(command.env_remove("WORKER_SECRET").env("WORKER_SECRET_FILE", &later)).await;
+    let warned = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && warned.starts_with("modelrelay-worker: warning: "), "{warned}");
+    assert!(warned.contains("WORKER_SECRET_FILE") && warned.contains(later.to_str().unwrap()), "{warned}");
+}

@@ -8,6 +8,8 @@
 
 mod health;
 
+pub use health::{Listed, look};
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 

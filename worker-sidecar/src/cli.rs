@@ -11,6 +11,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use modelrelay_protocol::secret::Secret;
 
+use crate::connect::ConnectArgs;
 use crate::demo::DemoArgs;
 use crate::install::InstallArgs;
 use crate::multiplexer::driver::supervisor::SuperviseArgs;
@@ -24,6 +25,8 @@ pub enum Command {
     Run(Box<Args>),
     /// Check the settings, and end.
     Check(Box<Args>),
+    /// Set a worker up by asking.
+    Connect(Box<Args>, Box<ConnectArgs>),
     /// Run the demo backend.
     Demo(Box<Args>, DemoArgs),
     /// Copy this program for a container of another image.
@@ -51,6 +54,8 @@ const CHECK: &str = "check";
 
 #[derive(Debug, Subcommand)]
 enum Instead {
+    /// Set this machine up as a worker: ask what it takes, try it, write worker.yaml
+    Connect(Box<ConnectArgs>),
     /// Check the settings, and the file of --config, as a run would take them, and end
     Check(Box<Args>),
     /// Serve a built-in demo backend, which needs no model and says so in every answer
@@ -177,6 +182,7 @@ where
             Ok(match instead {
                 None => Command::Run(args),
                 Some(Instead::Check(_)) => Command::Check(args),
+                Some(Instead::Connect(connect)) => Command::Connect(args, connect),
                 Some(Instead::Demo(demo)) => Command::Demo(args, demo),
                 Some(Instead::Install(install)) => Command::Install(install),
                 Some(Instead::Supervise(supervise)) => Command::Supervise(supervise),
@@ -253,7 +259,7 @@ impl Args {
 }
 
 /// What is secret on the command line stays so in every `Debug`.
-fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
+pub(crate) fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
     Ok(Secret::new(text))
 }
 

@@ -9,6 +9,7 @@ pub mod catalogue;
 pub mod check;
 pub mod cli;
 pub mod config;
+pub mod connect;
 pub mod demo;
 pub mod forward;
 pub mod install;

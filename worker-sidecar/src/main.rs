@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use modelrelay_worker::cli::{self, Args, Command};
 use modelrelay_worker::multiplexer::driver::supervisor;
-use modelrelay_worker::{check, install};
+use modelrelay_worker::{check, connect, install};
 use tikv_jemallocator::Jemalloc;
 
 /// Returns memory after a burst, which glibc's allocator does not.
@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         Ok(Command::Say(text)) => say(&text),
         Ok(Command::Run(args)) => modelrelay_worker::run(&args),
         Ok(Command::Check(args)) => check(&args),
+        Ok(Command::Connect(args, connect)) => connect::run(*connect, &args),
         Ok(Command::Demo(args, demo)) => modelrelay_worker::run_demo(&args, demo),
         Ok(Command::Install(args)) => match install::run(&args) {
             Ok(target) => say(&format!("installed {}\n", target.display())),

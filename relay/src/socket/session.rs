@@ -22,6 +22,7 @@ use modelrelay_protocol::version::{Capabilities, Capability};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 use tracing::{debug, info, warn};
 
@@ -100,7 +101,12 @@ where
 {
     let first = tokio::time::timeout(REGISTER_TIMEOUT, first_message(&mut socket)).await;
     let register = match first {
-        Ok(Ok(register)) => register,
+        Ok(Ok(Some(register))) => register,
+        Ok(Ok(None)) => {
+            info!(provider = %provider.name, address = %admission.address, "a worker was let in and left before it registered");
+            close_socket(&mut socket, Close { code: 1000, reason: "" }).await;
+            return None;
+        }
         Ok(Err(end)) => return rejected(socket, provider, end).await,
         Err(_) => return rejected(socket, provider, PROTOCOL_ERROR).await,
     };
@@ -187,7 +193,8 @@ impl Drop for LostOnDrop<'_> {
     }
 }
 
-async fn first_message<S>(socket: &mut Socket<S>) -> Result<Register, Close>
+/// The registration; none from a peer that takes its leave, such as `modelrelay-worker connect`, which only tries its secret.
+async fn first_message<S>(socket: &mut Socket<S>) -> Result<Option<Register>, Close>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -197,12 +204,13 @@ where
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
             Some(Err(WsError::Capacity(_))) => return Err(TOO_LARGE),
             Some(Err(WsError::Utf8(_))) => return Err(NO_UTF8),
+            Some(Ok(Message::Close(Some(frame)))) if frame.code == CloseCode::Normal => return Ok(None),
             Some(Ok(Message::Binary(_) | Message::Close(_) | Message::Frame(_)) | Err(_)) | None => {
                 return Err(PROTOCOL_ERROR);
             }
         };
         return match WorkerToRelay::parse(&text) {
-            Ok(Parsed::Known(WorkerToRelay::Register(register))) => Ok(register),
+            Ok(Parsed::Known(WorkerToRelay::Register(register))) => Ok(Some(register)),
             Ok(_) | Err(_) => Err(PROTOCOL_ERROR),
         };
     }

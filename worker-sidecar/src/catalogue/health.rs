@@ -57,6 +57,29 @@ pub(super) async fn probe(backend: &Backend) -> Health {
 
 /// Reads `/v1/models`.
 pub(super) async fn list(backend: &Backend) -> Listing {
+    match read(backend).await {
+        Ok(entries) => Listing::Models(entries.into_iter().map(|entry| entry.id).collect()),
+        Err(why) => Listing::Failed(why),
+    }
+}
+
+/// What a backend lists.
+#[derive(Debug)]
+pub struct Listed {
+    /// The ids of its models.
+    pub models: Vec<String>,
+    /// Who owns the first, by which most servers name themselves.
+    pub owner: Option<String>,
+}
+
+/// The same, once and for people: an error says why there is no list.
+pub async fn look(backend: &Backend) -> Result<Listed, String> {
+    let entries = read(backend).await?;
+    let owner = entries.first().and_then(|entry| entry.owned_by.as_str().map(str::to_owned));
+    Ok(Listed { models: entries.into_iter().map(|entry| entry.id).collect(), owner })
+}
+
+async fn read(backend: &Backend) -> Result<Vec<Entry>, String> {
     let read = async {
         let mut answer = backend.ask("/v1/models").await.map_err(|error| error.to_string())?;
         if answer.head.status != StatusCode::OK {
@@ -65,11 +88,7 @@ pub(super) async fn list(backend: &Backend) -> Listing {
         let body = answer.read_all(MAX_LIST_BYTES).await?;
         parse(&body)
     };
-    match tokio::time::timeout(TIMEOUT, read).await {
-        Ok(Ok(models)) => Listing::Models(models),
-        Ok(Err(why)) => Listing::Failed(why),
-        Err(_) => Listing::Failed("/v1/models takes more than 5 s".to_owned()),
-    }
+    tokio::time::timeout(TIMEOUT, read).await.unwrap_or_else(|_| Err("/v1/models takes more than 5 s".to_owned()))
 }
 
 /// The status of an answer, `None` when it takes too long.
@@ -98,18 +117,24 @@ fn judge_error(error: &BackendError) -> Health {
 
 #[derive(Deserialize)]
 struct List {
-    data: Vec<Entry>,
+    // Required: an object without it is no list. With this attribute an `Option` may no longer be left out.
+    #[serde(deserialize_with = "Option::deserialize")]
+    data: Option<Vec<Entry>>,
 }
 
 #[derive(Deserialize)]
 struct Entry {
     id: String,
+    // Whatever it is: nothing of the catalogue depends on it.
+    #[serde(default)]
+    owned_by: serde_json::Value,
 }
 
-fn parse(body: &[u8]) -> Result<Vec<String>, String> {
+/// Ollama says null where it has no model.
+fn parse(body: &[u8]) -> Result<Vec<Entry>, String> {
     let list: List =
         serde_json::from_slice(body).map_err(|error| format!("/v1/models is no list of models: {error}"))?;
-    Ok(list.data.into_iter().map(|entry| entry.id).collect())
+    Ok(list.data.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -135,7 +160,9 @@ mod tests {
     #[test]
     fn a_list_gives_its_ids() {
         let body = br#"{"object":"list","data":[{"id":"a","object":"model"},{"id":"b/c:1"}]}"#;
-        assert_eq!(parse(body), Ok(vec!["a".to_owned(), "b/c:1".to_owned()]));
+        let ids: Vec<_> = parse(body).unwrap().into_iter().map(|entry| entry.id).collect();
+        assert_eq!(ids, ["a", "b/c:1"]);
+        assert!(parse(br#"{"object":"list","data":null}"#).unwrap().is_empty());
         assert!(parse(b"{}").is_err() && parse(b"<html>").is_err());
     }
 }

@@ -71,6 +71,10 @@ impl<'a> Given<'a> {
         }
     }
 
+    pub(crate) fn concurrency(self) -> Result<u32, SettingError> {
+        concurrency(self.setting, self.value)
+    }
+
     pub(super) fn socket_addr(self) -> Result<SocketAddr, SettingError> {
         self.value.parse().map_err(|_| self.refuse("ADDRESS:PORT such as 127.0.0.1:17990 or [::]:17990"))
     }

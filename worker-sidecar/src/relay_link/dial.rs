@@ -11,7 +11,8 @@ use tokio::io::BufReader;
 use tokio_tungstenite::client_async_with_config;
 use tokio_tungstenite::tungstenite::Error;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
-use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 
 use super::liveness::{Counted, Traffic};
 use super::writer::WebSocket;
@@ -104,6 +105,30 @@ fn said(body: &[u8]) -> String {
     let message = body["error"]["message"].as_str().unwrap_or_default();
     let message: String = message.chars().filter(|char| !char.is_control()).take(MAX_SAID_CHARS).collect();
     if message.is_empty() { message } else { format!(": {message}") }
+}
+
+/// Why a relay would not have this worker.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It does not like what was shown.
+    Credential(String),
+    /// Anything else.
+    Other(String),
+}
+
+/// Dials as a worker would, and hangs up before it registers.
+pub async fn try_dial(url: &RelayUrl, provider: &str, credential: &Credential, trust: &Trust) -> Result<(), Refusal> {
+    let endpoint = Endpoint { url: url.clone(), addr: None };
+    match dial(&endpoint, provider, credential, trust).await {
+        Ok((mut socket, _)) => {
+            // It has let us in; how it takes our leave is its own matter.
+            let leave = CloseFrame { code: CloseCode::Normal, reason: "only tried".into() };
+            let _ = tokio::time::timeout(CONNECT_TIMEOUT, socket.close(Some(leave))).await;
+            Ok(())
+        }
+        Err(error @ DialError::Unauthorized { .. }) => Err(Refusal::Credential(error.to_string())),
+        Err(error @ (DialError::Status { .. } | DialError::Io(_))) => Err(Refusal::Other(error.to_string())),
+    }
 }
 
 /// Dials. Secret and token go into a header, never into the URL, which lands in logs.

@@ -6,6 +6,7 @@ mod backend_health;
 mod cancel;
 mod capacity;
 mod check;
+mod connect;
 mod credit;
 mod drain;
 mod forwarding;

@@ -1,0 +1,314 @@
+//! `modelrelay-worker connect`: a set-up by questions, at a terminal and without one.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use modelrelay_harness::fake_backend::FakeBackend;
+use modelrelay_harness::process::{Spawn, on_path, path_of};
+use modelrelay_harness::relay::{Relay, WORKER_SECRET};
+use modelrelay_harness::tls::Certificates;
+use modelrelay_harness::{cannot_run, within};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
+
+/// A relay, a backend, and an empty folder.
+struct Site {
+    relay: Relay,
+    backend: FakeBackend,
+    folder: TempDir,
+}
+
+impl Site {
+    async fn new() -> Self {
+        let (relay, backend) = (Relay::start().await, FakeBackend::with_models(&["qwen"]).await);
+        Self { relay, backend, folder: tempfile::tempdir().expect("a temporary directory") }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    /// Where a backend is looked for: there, and where the relay is.
+    fn ports(&self) -> String {
+        format!("{},{}", self.relay.addr().port(), self.backend.addr().port())
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(path_of("modelrelay-worker"));
+        command.env_clear().current_dir(self.folder.path()).stdin(Stdio::null()).arg("connect").args(args);
+        command
+    }
+
+    async fn run(&self, command: &mut Command) -> Output {
+        within("the command's end", self.relay.log(), command.output()).await.expect("it starts")
+    }
+
+    /// What a set-up says that succeeds.
+    async fn done(&self, command: &mut Command) -> String {
+        let output = self.run(command).await;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The last line of a set-up that fails and writes nothing.
+    async fn refused(&self, command: &mut Command) -> String {
+        let before = files(self.folder.path());
+        let output = self.run(command).await;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && !said.contains(WORKER_SECRET), "{said}");
+        assert_eq!(files(self.folder.path()), before, "{said}");
+        let last = said.lines().last().unwrap_or_default();
+        last.strip_prefix("modelrelay-worker: ").unwrap_or_else(|| panic!("{said:?}")).to_owned()
+    }
+
+    /// What the relay knows of the worker that was set up.
+    async fn serves(&self, worker: Spawn) -> Value {
+        let _worker = worker.env("PROBE_ADDR", "127.0.0.1:0").working_dir(self.folder.path()).start();
+        self.relay.wait_for_workers(1).await;
+        self.relay.workers().await.remove(0)
+    }
+}
+
+fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry"));
+    let read = |entry: std::fs::DirEntry| {
+        (entry.file_name().to_string_lossy().into_owned(), std::fs::read(entry.path()).expect("a file"))
+    };
+    let mut files: Vec<_> = entries.map(read).collect();
+    files.sort();
+    files
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777
+}
+
+/// Whether a test can have a terminal: util-linux's `script` makes one, others of that name take other flags.
+fn has_terminal() -> bool {
+    let has = cfg!(target_os = "linux") && on_path("script").is_some();
+    if !has {
+        cannot_run("a terminal to type into is made by the script of util-linux");
+    }
+    has
+}
+
+/// Somebody at a terminal.
+struct Dialogue<'a> {
+    site: &'a Site,
+    child: Child,
+    said: String,
+    read: usize,
+}
+
+impl<'a> Dialogue<'a> {
+    /// Runs a shell's line, in which `$W` is the program.
+    fn begin(site: &'a Site, line: &str) -> Self {
+        let mut command = Command::new("script");
+        command.args(["-q", "-e", "-c", line, "/dev/null"]).env_clear().current_dir(site.folder.path());
+        command.env("W", path_of("modelrelay-worker")).env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        Self { site, child: command.spawn().expect("util-linux has `script`"), said: String::new(), read: 0 }
+    }
+
+    async fn read_some(&mut self) -> bool {
+        let mut bytes = [0; 4096];
+        let stdout = self.child.stdout.as_mut().expect("a pipe");
+        let reading = within("more words", self.site.relay.log(), stdout.read(&mut bytes));
+        let read = reading.await.expect("a pipe can be read");
+        self.said.push_str(&String::from_utf8_lossy(&bytes[..read]));
+        read > 0
+    }
+
+    /// Waits for a question.
+    async fn asks(&mut self, part: &str) -> &mut Self {
+        loop {
+            if let Some(at) = self.said[self.read..].find(part) {
+                self.read += at + part.len();
+                return self;
+            }
+            assert!(self.read_some().await, "it ended before {part:?}: {}", self.said);
+        }
+    }
+
+    async fn answer(&mut self, text: &str) {
+        self.child.stdin.as_mut().expect("a pipe").write_all(text.as_bytes()).await.expect("it listens");
+    }
+
+    /// Everything that was on the screen, and the exit code.
+    async fn end(mut self) -> (Option<i32>, String) {
+        while self.read_some().await {}
+        let ended = within("the end", self.site.relay.log(), self.child.wait()).await.expect("it ends");
+        (ended.code(), std::mem::take(&mut self.said))
+    }
+}
+
+#[tokio::test]
+async fn at_a_terminal_each_answer_is_tried_and_wrong_ones_are_asked_for_again() {
+    if !has_terminal() {
+        return;
+    }
+    let site = Site::new().await;
+    let mut dialogue = Dialogue::begin(&site, &format!("$W connect --backend-ports {}", site.ports()));
+    dialogue.asks("The relay's address [http://127.0.0.1:8080]: ").await.answer("nonsense\n").await;
+    dialogue.asks("RELAY-URL: \"nonsense\" is not allowed").await;
+    dialogue.asks("The relay's address").await.answer("http://127.0.0.1:1\n").await;
+    dialogue.asks("the relay at http://127.0.0.1:1 cannot be reached").await;
+    dialogue.asks("The relay's address").await.answer(&format!("{}\n", site.relay.url())).await;
+    dialogue.asks("Worker secret of the provider local").await.answer("planted-wrong-secret-9\n").await;
+    dialogue.asks("the relay refused the worker secret (401)").await;
+    dialogue.asks("Worker secret of the provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
+    dialogue.asks("lets this worker in").await;
+    dialogue.asks(&format!("port {}: a ModelRelay relay, not a backend", site.relay.addr().port())).await;
+    dialogue.asks(&format!("1) {}  OpenAI-compatible: qwen", site.backend.url())).await;
+    dialogue.asks("Which one").await.answer("2\n").await;
+    dialogue.asks("there is no 2").await;
+    dialogue.asks("Which one").await.answer("\n").await;
+    dialogue.asks("at once [4]").await.answer("none\n").await;
+    dialogue.asks("MAX_CONCURRENCY (--max-concurrency): \"none\" is not allowed").await;
+    dialogue.asks("at once [4]").await.answer("3\n").await;
+    dialogue.asks("Name of this worker").await.answer("Grace's box\n").await;
+    let (code, said) = dialogue.end().await;
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("modelrelay-worker --config worker.yaml"), "{said}");
+    assert!(!said.contains(WORKER_SECRET) && !said.contains("planted-wrong-secret-9"), "{said}");
+    assert_eq!((site.read("worker.secret"), mode(&site.path("worker.secret"))), (format!("{WORKER_SECRET}\n"), 0o600));
+    assert!(!site.read("worker.yaml").contains(WORKER_SECRET));
+    site.relay.log().wait_for_line("a worker was let in and left before it registered").await;
+    assert!(!site.relay.log().lines().iter().any(|line| line.contains("registration refused")));
+    let worker = site.serves(Spawn::program("modelrelay-worker").arg("--config").arg("worker.yaml")).await;
+    assert_eq!((worker["worker_name"].as_str(), worker["max_concurrent"].as_u64()), (Some("Grace's box"), Some(3)));
+}
+
+#[tokio::test]
+async fn leaving_at_the_hidden_question_leaves_the_terminal_as_it_was() {
+    if !has_terminal() {
+        return;
+    }
+    let site = Site::new().await;
+    let line = format!("trap : INT; $W connect {}; echo code $?; stty -a", site.relay.url());
+    let mut dialogue = Dialogue::begin(&site, &line);
+    dialogue.asks("it is not shown").await.answer("\x03").await;
+    let (_, said) = dialogue.end().await;
+    assert!(said.contains("nothing was written") && said.contains("code 130"), "{said}");
+    assert!(said.contains(" echo ") && !said.contains("-echo "), "{said}");
+    assert!(files(site.folder.path()).is_empty());
+}
+
+#[tokio::test]
+async fn at_a_terminal_a_file_is_written_over_only_after_a_yes() {
+    if !has_terminal() {
+        return;
+    }
+    let site = Site::new().await;
+    std::fs::write(site.path("worker.yaml"), "relay: http://older\n").unwrap();
+    for (answer, code) in [("\n", 1), ("n\n", 1), ("y\n", 130)] {
+        let mut dialogue = Dialogue::begin(&site, &format!("$W connect {}", site.relay.url()));
+        dialogue.asks("worker.yaml is there already. Write over it? [y/N]").await.answer(answer).await;
+        if code == 130 {
+            dialogue.asks("Worker secret").await.answer("\x03").await;
+        }
+        assert_eq!(dialogue.end().await.0, Some(code), "{answer:?}");
+        assert_eq!(site.read("worker.yaml"), "relay: http://older\n", "nothing is written before all is known");
+    }
+}
+
+#[tokio::test]
+async fn a_file_is_written_over_only_by_who_says_so() {
+    let site = Site::new().await;
+    let (url, backend) = (site.relay.url(), site.backend.url());
+    let set_up = |more: &[&str]| {
+        let mut command = site.command(&["--yes", "--backend", &backend, &url]);
+        command.env("WORKER_SECRET", WORKER_SECRET).args(more);
+        command
+    };
+    std::fs::write(site.path("worker.yaml"), "relay: http://older\n").unwrap();
+    let said = site.refused(&mut set_up(&[])).await;
+    assert_eq!(said, "worker.yaml is there already: give --force to write over it, or another --output");
+    site.done(&mut set_up(&["--output", "other.yaml"])).await;
+    assert_eq!((mode(&site.path("other.secret")), site.read("worker.yaml").as_str()), (0o600, "relay: http://older\n"));
+    std::fs::remove_file(site.path("other.yaml")).unwrap();
+    let said = site.refused(&mut set_up(&["--output", "other.yaml"])).await;
+    assert!(said.starts_with("other.secret is there already"), "{said}");
+    site.done(&mut set_up(&["--force"])).await;
+    assert!(site.read("worker.yaml").contains(&url));
+}
+
+#[tokio::test]
+async fn without_a_terminal_a_missing_answer_names_its_flag() {
+    let site = Site::new().await;
+    let (url, backend) = (site.relay.url(), site.backend.url());
+    let given = ["--backend", &backend, "--worker-name", "w", "--max-concurrency", "2", &url];
+    let without = |left_out: &[&str]| {
+        let args: Vec<&str> = given.iter().copied().filter(|arg| !left_out.contains(arg)).collect();
+        let mut command = site.command(&args);
+        command.env("WORKER_SECRET", WORKER_SECRET).args(["--backend-ports", "1"]);
+        command
+    };
+    for (left_out, flag) in [
+        (vec![url.as_str()], "RELAY-URL is missing"),
+        (vec!["--backend", &backend], "BACKEND_URL (--backend) is missing: no backend answers"),
+        (vec!["--worker-name", "w"], "WORKER_NAME (--worker-name) is missing"),
+        (vec!["--max-concurrency", "2"], "MAX_CONCURRENCY (--max-concurrency) is missing"),
+    ] {
+        let said = site.refused(&mut without(&left_out)).await;
+        assert!(said.starts_with(flag), "{said}");
+    }
+    let said = site.refused(without(&[]).env_remove("WORKER_SECRET")).await;
+    assert!(said.contains("WORKER_SECRET") && said.contains("--worker-secret-file"), "{said}");
+    let said = site.refused(without(&[]).env("WORKER_SECRET", "planted-wrong-secret-9")).await;
+    assert!(said.starts_with("the relay refused the worker secret (401)") && !said.contains("planted"), "{said}");
+    let said = site.refused(without(&[]).env("PROVIDER_NAME", "nobodys")).await;
+    assert!(said.contains("no provider of this name; is this the relay's address, and nobodys a provider"), "{said}");
+    let said = site.refused(without(&[&url]).arg(&backend)).await;
+    assert!(said.contains("is this the relay's address"), "{said}");
+    site.done(&mut without(&[])).await;
+    site.serves(Spawn::program("modelrelay-worker").arg("--config").arg("worker.yaml")).await;
+}
+
+#[tokio::test]
+async fn with_yes_the_only_backend_is_taken_and_of_several_none() {
+    let site = Site::new().await;
+    let other = FakeBackend::with_models(&["llama"]).await;
+    let both = format!("{},{}", site.ports(), other.addr().port());
+    let url = site.relay.url();
+    let set_up = |ports: &str, yes: bool| {
+        let mut command = site.command(&[&url, "--backend-ports", ports]);
+        command.env("WORKER_SECRET", WORKER_SECRET).args(yes.then_some("--yes"));
+        command
+    };
+    let said = site.refused(&mut set_up(&both, true)).await;
+    assert!(said.contains(&site.backend.url()) && said.contains(&other.url()), "{said}");
+    let said = site.refused(&mut set_up(&site.ports(), false)).await;
+    assert!(said.contains("(--backend) is missing") && said.contains(&site.backend.url()), "{said}");
+    let said = site.done(&mut set_up(&site.ports(), true)).await;
+    assert!(said.contains(&format!("backend: {} (openai)\n", site.backend.url())), "{said}");
+}
+
+#[tokio::test]
+async fn with_run_the_worker_serves_at_once_from_the_files_it_was_given() {
+    let certificates = Certificates::make();
+    let site = Site { relay: Relay::builder().tls(&certificates).start().await, ..Site::new().await };
+    std::fs::write(site.path("my-secret"), format!("{WORKER_SECRET}\n")).unwrap();
+    let worker = Spawn::program("modelrelay-worker").arg("connect").arg(site.relay.url()).arg("--run").arg("--yes");
+    let worker = worker.arg("--backend").arg(site.backend.url()).arg("--worker-secret-file").arg("my-secret");
+    site.serves(worker.arg("--relay-ca-file").arg(certificates.ca_file().to_string_lossy())).await;
+    let file = site.read("worker.yaml");
+    assert!(file.contains("/my-secret\"\n") && !site.path("worker.secret").exists(), "{file}");
+}
+
+#[tokio::test]
+async fn a_backend_that_is_not_there_yet_is_waited_for() {
+    let site = Site::new().await;
+    let nobody = FakeBackend::refusing().await;
+    let mut command = site.command(&["--yes", "--backend", &nobody.url(), &site.relay.url()]);
+    let output = site.run(command.env("WORKER_SECRET", WORKER_SECRET)).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("the worker waits until it answers"), "{said}");
+}

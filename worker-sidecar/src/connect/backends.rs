@@ -1,0 +1,137 @@
+//! Which inference servers this machine has.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use http::HeaderMap;
+use modelrelay_protocol::secret::Secret;
+use tokio::net::TcpStream;
+use url::Url;
+
+use crate::backend::Backend;
+use crate::catalogue::{self, Listed};
+use crate::config::{BackendSettings, Engine};
+use crate::net::Trust;
+
+/// On the machine itself a connection takes no time, or there is nobody.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What the relay says of its health at most.
+const MAX_HEALTH_BYTES: usize = 64 << 10;
+
+/// How many models of a server are named.
+const MODELS_SHOWN: usize = 4;
+
+/// A server that answers.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) url: Url,
+    pub(super) engine: Engine,
+    pub(super) models: Vec<String>,
+    /// What it calls itself, or what usually listens there.
+    name: &'static str,
+}
+
+/// Looks at ports of this machine. A port where nobody listens is not mentioned; the others give a server, or why it is none.
+pub(super) async fn look(ports: &[u16]) -> Vec<Result<Found, String>> {
+    let looks = ports.iter().map(|&port| async move {
+        let dial = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+        tokio::time::timeout(DIAL_TIMEOUT, dial).await.ok()?.ok()?;
+        let url = Url::parse(&format!("http://127.0.0.1:{port}")).ok()?;
+        Some(look_at(url, None).await.map_err(|why| format!("port {port}: {why}")))
+    });
+    join_all(looks).await.into_iter().flatten().collect()
+}
+
+/// Looks at one, by the list of models that a worker would read.
+pub(super) async fn look_at(url: Url, api_key: Option<Secret>) -> Result<Found, String> {
+    let settings = BackendSettings { url: url.clone(), engine: Engine::OpenAi, api_key, headers: HeaderMap::new() };
+    let backend = Backend::new(settings, Arc::new(Trust::new(None)));
+    if is_relay(&backend).await {
+        return Err("a ModelRelay relay, not a backend".to_owned());
+    }
+    let listed = catalogue::look(&backend).await?;
+    let (engine, name) = engine_of(&listed, url.port_or_known_default());
+    Ok(Found { url, engine, models: listed.models, name })
+}
+
+async fn is_relay(backend: &Backend) -> bool {
+    let health = async {
+        let mut answer = backend.ask("/health").await.ok()?;
+        let body = answer.read_all(MAX_HEALTH_BYTES).await.ok()?;
+        let body: serde_json::Value = serde_json::from_slice(&body).ok()?;
+        body.get("workers_connected").cloned()
+    };
+    tokio::time::timeout(DIAL_TIMEOUT, health).await.is_ok_and(|count| count.is_some())
+}
+
+/// Servers name themselves as the owner of their models. Who does not is taken for a server of no known kind, which serves as
+/// well: the kind only says how its health is asked for.
+fn engine_of(listed: &Listed, port: Option<u16>) -> (Engine, &'static str) {
+    match (listed.owner.as_deref(), port) {
+        (Some("vllm"), _) => (Engine::Vllm, "vLLM"),
+        (Some("sglang"), _) => (Engine::Sglang, "SGLang"),
+        (Some("llamacpp"), _) => (Engine::LlamaServer, "llama-server"),
+        // Its owner is whoever published the model.
+        (_, Some(11434)) => (Engine::Ollama, "Ollama"),
+        (Some("organization_owner"), _) | (_, Some(1234)) => (Engine::OpenAi, "LM Studio"),
+        _ => (Engine::OpenAi, "OpenAI-compatible"),
+    }
+}
+
+impl Found {
+    /// In one line, for people. Names of models are others' words, so nothing of them may steer the terminal.
+    pub(super) fn line(&self) -> String {
+        let shown: Vec<String> = self.models.iter().take(MODELS_SHOWN).map(|model| clean(model)).collect();
+        let models = match self.models.len().saturating_sub(MODELS_SHOWN) {
+            _ if shown.is_empty() => "no model yet".to_owned(),
+            0 => shown.join(", "),
+            more => format!("{} and {more} more", shown.join(", ")),
+        };
+        format!("{}  {}: {models}", self.url.as_str().trim_end_matches('/'), self.name)
+    }
+
+    /// What such a server usually runs at once, unless it was started with another number.
+    pub(super) fn at_once(&self) -> u32 {
+        match self.engine {
+            Engine::Vllm | Engine::Sglang => 16,
+            Engine::LlamaServer | Engine::Ollama | Engine::OpenAi => 4,
+        }
+    }
+}
+
+pub(super) fn clean(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(owner: Option<&str>, url: &str, models: &[&str]) -> Found {
+        let url = Url::parse(url).unwrap();
+        let models: Vec<String> = models.iter().map(|&model| model.to_owned()).collect();
+        let listed = Listed { models: models.clone(), owner: owner.map(str::to_owned) };
+        let (engine, name) = engine_of(&listed, url.port());
+        Found { url, engine, models, name }
+    }
+
+    #[test]
+    fn what_a_server_calls_itself_counts_before_its_port() {
+        let engine = |owner, url| found(owner, url, &[]).engine;
+        assert_eq!(engine(Some("vllm"), "http://h:11434"), Engine::Vllm);
+        assert_eq!(engine(Some("llamacpp"), "http://h:8000"), Engine::LlamaServer);
+        assert_eq!(engine(Some("sglang"), "http://h:1"), Engine::Sglang);
+        assert_eq!(engine(Some("library"), "http://h:11434"), Engine::Ollama);
+        assert_eq!(engine(None, "http://h:8000"), Engine::OpenAi);
+    }
+
+    #[test]
+    fn a_server_is_one_line_whatever_its_models_are_called() {
+        let many = found(None, "http://127.0.0.1:9/base", &["a", "b\u{1b}[2J", "c", "d", "e", "f"]);
+        assert_eq!(many.line(), "http://127.0.0.1:9/base  OpenAI-compatible: a, b\u{fffd}[2J, c, d and 2 more");
+        assert!(found(None, "http://127.0.0.1:9", &[]).line().ends_with(": no model yet"));
+    }
+}

@@ -1,0 +1,350 @@
+//! Every question with what tries its answer, in the order in which they are asked.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use modelrelay_protocol::secret::Secret;
+use tokio::runtime::Runtime;
+use url::Url;
+
+use super::ConnectArgs;
+use super::backends::{self, Found, clean};
+use super::files::{self, Answers, SecretPlace};
+use super::terminal::Terminal;
+use crate::config::{self, Credential, Engine, Given, RelayUrl};
+use crate::net::{self, Trust};
+use crate::relay_link::{Refusal, try_dial};
+
+/// Proposed to whoever has the relay on the same machine.
+const USUAL_RELAY: &str = "http://127.0.0.1:8080";
+
+/// What a server of no known kind is taken to run at once.
+const USUAL_AT_ONCE: u32 = 4;
+
+/// Whoever asks, and the network to try answers with.
+pub(super) struct Questions<'a> {
+    args: ConnectArgs,
+    terminal: Option<Arc<Terminal>>,
+    runtime: &'a Runtime,
+}
+
+/// A backend that was chosen.
+struct Chosen {
+    url: Url,
+    engine: Engine,
+    at_once: u32,
+}
+
+impl<'a> Questions<'a> {
+    /// To the terminal, unless there is none or nothing is to be asked.
+    pub(super) fn new(args: ConnectArgs, runtime: &'a Runtime) -> Self {
+        let terminal = if args.yes { None } else { Terminal::open().map(Arc::new) };
+        if let Some(terminal) = terminal.clone() {
+            runtime.spawn(async move {
+                if tokio::signal::ctrl_c().await.is_ok() {
+                    terminal.restore();
+                    say("\nnothing was written");
+                    std::process::exit(130);
+                }
+            });
+        }
+        Self { args, terminal, runtime }
+    }
+
+    pub(super) fn args(&self) -> &ConnectArgs {
+        &self.args
+    }
+
+    /// Whether the files may be written, before anybody has answered a question in vain.
+    pub(super) fn output(&self) -> Result<(), String> {
+        let output = &self.args.output;
+        let secret = files::secret_file(output);
+        if secret == *output {
+            let why = "the secret's file beside it would have the same name; choose one such as worker.yaml";
+            return Err(format!("--output {}: {why}", output.display()));
+        }
+        let writes_secret = self.args.worker_secret_file.is_none();
+        let mut there = vec![output.clone()];
+        there.extend(writes_secret.then_some(secret));
+        there.retain(|file| file.symlink_metadata().is_ok());
+        let Some(file) = there.first().filter(|_| !self.args.force) else { return Ok(()) };
+        let (file, stop) = (file.display(), "give --force to write over it, or another --output");
+        match &self.terminal {
+            Some(terminal) if terminal.confirm(&format!("{file} is there already. Write over it?"))? => Ok(()),
+            Some(_) | None => Err(format!("{file} is there already: {stop}")),
+        }
+    }
+
+    /// Everything, each answer tried.
+    pub(super) fn answers(&self) -> Result<Answers, String> {
+        let provider = Given { setting: "PROVIDER_NAME (--provider-name)", value: self.args.provider_name.trim() };
+        let provider = provider.provider().map_err(|error| error.to_string())?;
+        let (relay, secret) = self.relay(&provider)?;
+        let chosen = self.backend()?;
+        let at_once = self.judged(
+            ("MAX_CONCURRENCY (--max-concurrency)", self.args.max_concurrency.as_deref()),
+            "Requests that it may run at once",
+            Some(&chosen.at_once.to_string()),
+            |given| given.concurrency().map_err(|error| error.to_string()),
+        )?;
+        let name = self.judged(
+            ("WORKER_NAME (--worker-name)", self.args.worker_name.as_deref()),
+            "Name of this worker, for people",
+            Some(&config::host_name()),
+            |given| given.label().map_err(|error| error.to_string()),
+        )?;
+        Ok(Answers {
+            relay,
+            relay_ca_file: self.args.relay_ca_file.clone(),
+            provider,
+            secret,
+            name,
+            backend: chosen.url.as_str().trim_end_matches('/').to_owned(),
+            engine: chosen.engine,
+            api_key_file: self.args.backend_api_key_file.clone(),
+            at_once,
+        })
+    }
+
+    /// A relay that lets this worker in, as it was written, and what it was shown.
+    fn relay(&self, provider: &str) -> Result<(String, SecretPlace), String> {
+        let mut address = self.args.relay.as_deref();
+        let mut secret = self.given_secret()?;
+        loop {
+            let reach = |given: Given<'_>| {
+                let url = RelayUrl::parse(given.setting, given.value).map_err(|error| error.to_string())?;
+                self.reach(&url).map(|trust| (given.value.to_owned(), url, trust))
+            };
+            let (text, url, trust) =
+                self.judged(("RELAY-URL", address.take()), "The relay's address", Some(USUAL_RELAY), reach)?;
+            if let Some(place) = self.let_in(&url, &trust, provider, &mut secret)? {
+                return Ok((text, place));
+            }
+        }
+    }
+
+    /// Whether anything listens there that speaks TLS as it should, before a secret is asked for.
+    fn reach(&self, url: &RelayUrl) -> Result<Trust, String> {
+        let trust = crate::worker::trust(self.args.relay_ca_file.as_ref()).map_err(|error| error.to_string())?;
+        let dial = net::connect(&url.host, url.port, None, url.tls.then_some(&trust));
+        let unreached = |error| {
+            format!("the relay at {} cannot be reached: {error}; does it run, and is this its address?", url.address())
+        };
+        self.runtime.block_on(dial).map_err(unreached)?;
+        Ok(trust)
+    }
+
+    /// The secret by which the relay lets this worker in; none where the relay is what has to be another.
+    fn let_in(
+        &self,
+        url: &RelayUrl,
+        trust: &Trust,
+        provider: &str,
+        given: &mut Option<(Secret, SecretPlace)>,
+    ) -> Result<Option<SecretPlace>, String> {
+        loop {
+            let (secret, place) = match given.take() {
+                Some(given) => given,
+                None => self.ask_secret(provider)?,
+            };
+            let credential = Credential::Secret(secret);
+            match self.runtime.block_on(try_dial(url, provider, &credential, trust)) {
+                Ok(()) => {
+                    say(&format!("The relay at {} lets this worker in.", url.address()));
+                    return Ok(Some(place));
+                }
+                Err(Refusal::Credential(why)) => {
+                    self.again(&format!("{}; {}", clean(&why), credential.question()))?;
+                }
+                Err(Refusal::Other(why)) => {
+                    let why = clean(&why);
+                    let question = format!("is this the relay's address, and {provider} a provider of it?");
+                    self.again(&format!("{}: {why}; {question}", url.address()))?;
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    fn given_secret(&self) -> Result<Option<(Secret, SecretPlace)>, String> {
+        let of_file = |file: &PathBuf| {
+            let read = config::read_secret("WORKER_SECRET_FILE (--worker-secret-file)", file);
+            read.map(|secret| (secret, SecretPlace::File(file.clone()))).map_err(|error| error.to_string())
+        };
+        match (&self.args.worker_secret_file, &self.args.worker_secret) {
+            (Some(file), _) => of_file(file).map(Some),
+            (None, Some(secret)) => judge_secret(secret.expose()).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    fn ask_secret(&self, provider: &str) -> Result<(Secret, SecretPlace), String> {
+        let Some(terminal) = &self.terminal else {
+            return Err("the worker secret is missing, and nobody is asked: give it as WORKER_SECRET, or its file as \
+                --worker-secret-file"
+                .to_owned());
+        };
+        loop {
+            let typed = terminal.ask_hidden(&format!("Worker secret of the provider {provider} (it is not shown)"))?;
+            match judge_secret(&typed) {
+                Ok(secret) => return Ok(secret),
+                Err(why) => say(&why),
+            }
+        }
+    }
+
+    /// The backend that was named, or one of those that answer here.
+    fn backend(&self) -> Result<Chosen, String> {
+        if self.args.backend.is_some() {
+            return self.named_backend(None);
+        }
+        let looks = self.runtime.block_on(backends::look(&self.args.backend_ports));
+        let (found, odd): (Vec<_>, Vec<_>) = looks.into_iter().partition(Result::is_ok);
+        odd.into_iter().filter_map(Result::err).for_each(|why| say(&clean(&why)));
+        let mut found: Vec<Found> = found.into_iter().flatten().collect();
+        if self.terminal.is_none() {
+            return match found.pop() {
+                Some(only) if found.is_empty() && self.args.yes => self.chosen(only),
+                Some(last) => {
+                    found.push(last);
+                    Err(format!("BACKEND_URL (--backend) is missing, and nobody is asked: {}", list(&found)))
+                }
+                None => Err(format!("BACKEND_URL (--backend) is missing: {}", self.nothing_found())),
+            };
+        }
+        if found.is_empty() {
+            say(&format!("{}; start one, or give its address.", self.nothing_found()));
+            return self.named_backend(None);
+        }
+        say("Backends on this machine:");
+        found.iter().enumerate().for_each(|(at, found)| say(&format!("  {}) {}", at + 1, found.line())));
+        self.named_backend(Some(found))
+    }
+
+    /// The backend at an address, or of a number in the list.
+    fn named_backend(&self, mut listed: Option<Vec<Found>>) -> Result<Chosen, String> {
+        let question =
+            if listed.is_some() { "Which one: a number, or another address" } else { "The backend's address" };
+        let default = listed.is_some().then_some("1");
+        let setting = "BACKEND_URL (--backend)";
+        let found = self.judged((setting, self.args.backend.as_deref()), question, default, |given| {
+            if let (Some(found), Ok(number)) = (&mut listed, given.value.parse::<usize>()) {
+                let is_listed = (1..=found.len()).contains(&number);
+                return if is_listed {
+                    Ok(Ok(found.swap_remove(number - 1)))
+                } else {
+                    Err(format!("there is no {number}"))
+                };
+            }
+            let url = given.backend_url().map_err(|error| error.to_string())?;
+            match self.runtime.block_on(backends::look_at(url.clone(), self.api_key()?)) {
+                Ok(found) => Ok(Ok(found)),
+                // It may be started later, and a worker waits for it.
+                Err(why) => match &self.terminal {
+                    Some(terminal) => {
+                        say(&format!("{url}: {}", clean(&why)));
+                        if terminal.confirm("Take it all the same? The worker waits until it answers.")? {
+                            Ok(Err(url))
+                        } else {
+                            Err("then another one".to_owned())
+                        }
+                    }
+                    None => {
+                        say(&format!("{url}: {}; the worker waits until it answers", clean(&why)));
+                        Ok(Err(url))
+                    }
+                },
+            }
+        })?;
+        match found {
+            Ok(found) => {
+                say(&format!("Backend: {}", found.line()));
+                self.chosen(found)
+            }
+            Err(url) => Ok(Chosen { url, engine: self.engine(Engine::OpenAi)?, at_once: USUAL_AT_ONCE }),
+        }
+    }
+
+    fn chosen(&self, found: Found) -> Result<Chosen, String> {
+        Ok(Chosen { at_once: found.at_once(), engine: self.engine(found.engine)?, url: found.url })
+    }
+
+    fn engine(&self, found: Engine) -> Result<Engine, String> {
+        let Some(value) = &self.args.backend_engine else { return Ok(found) };
+        let given = Given { setting: "BACKEND_ENGINE (--backend-engine)", value };
+        given.engine().map_err(|error| error.to_string())
+    }
+
+    fn api_key(&self) -> Result<Option<Secret>, String> {
+        let read = |file| config::read_secret("BACKEND_API_KEY_FILE (--backend-api-key-file)", file);
+        self.args.backend_api_key_file.as_deref().map(read).transpose().map_err(|error| error.to_string())
+    }
+
+    fn nothing_found(&self) -> String {
+        let ports: Vec<String> = self.args.backend_ports.iter().map(u16::to_string).collect();
+        format!("no backend answers on this machine's ports {}", ports.join(", "))
+    }
+
+    /// What was given, or else is answered, once it is judged to be right. A wrong answer is asked for again.
+    fn judged<T>(
+        &self,
+        (setting, given): (&str, Option<&str>),
+        question: &str,
+        default: Option<&str>,
+        mut judge: impl FnMut(Given<'_>) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let mut given = given.map(|given| given.trim().to_owned());
+        loop {
+            let value = match given.take() {
+                Some(given) => given,
+                None => self.ask(setting, question, default)?,
+            };
+            match judge(Given { setting, value: &value }) {
+                Ok(judged) => return Ok(judged),
+                Err(why) => self.again(&why)?,
+            }
+        }
+    }
+
+    fn ask(&self, setting: &str, question: &str, default: Option<&str>) -> Result<String, String> {
+        match (&self.terminal, default) {
+            (Some(terminal), _) => terminal.ask(question, default),
+            (None, Some(default)) if self.args.yes => Ok(default.to_owned()),
+            (None, Some(default)) => {
+                Err(format!("{setting} is missing, and nobody is asked: give it, or --yes for {default}"))
+            }
+            (None, None) => Err(format!("{setting} is missing, and nobody is asked: give it")),
+        }
+    }
+
+    /// Says what is wrong with an answer, where there will be another.
+    fn again(&self, why: &str) -> Result<(), String> {
+        match &self.terminal {
+            Some(_) => {
+                say(why);
+                Ok(())
+            }
+            None => Err(why.to_owned()),
+        }
+    }
+}
+
+/// One that is not in a file yet.
+fn judge_secret(text: &str) -> Result<(Secret, SecretPlace), String> {
+    if text.trim().is_empty() {
+        return Err("the worker secret is empty; the relay's administrator has it".to_owned());
+    }
+    let secret = config::header_secret("WORKER_SECRET", text).map_err(|error| error.to_string())?;
+    Ok((secret.clone(), SecretPlace::New(secret)))
+}
+
+fn list(found: &[Found]) -> String {
+    let lines: Vec<String> = found.iter().map(Found::line).collect();
+    let hint = if found.len() == 1 { "give it, or --yes for" } else { "give one of" };
+    format!("{hint} {}", lines.join(" · "))
+}
+
+#[allow(clippy::print_stderr)]
+fn say(line: &str) {
+    eprintln!("{line}");
+}

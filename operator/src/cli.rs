@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use modelrelay_manual::{CompletionsArgs, ManArgs};
 use modelrelay_protocol::units;
 
 use crate::crd::LogFormat;
@@ -33,6 +34,10 @@ pub enum Command {
         #[arg(long, conflicts_with = "write")]
         reference: bool,
     },
+    /// Print what makes a shell complete commands and flags.
+    Completions(CompletionsArgs),
+    /// Print the manual page.
+    Man(ManArgs),
     /// Apply the resources of a file (server-side), as the chart's demo does.
     Apply(FileArgs),
     /// Delete the resources of a file and wait until they are gone.

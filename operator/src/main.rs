@@ -1,8 +1,9 @@
 //! The operator's program.
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use modelrelay_operator::cli::{Cli, Command};
 use modelrelay_operator::crd::LogFormat;
 use modelrelay_operator::{commands, telemetry};
@@ -23,6 +24,13 @@ fn main() -> ExitCode {
 }
 
 fn start(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
+    match &cli.command {
+        Some(Command::Completions(args)) => {
+            return say(modelrelay_manual::completions(&Cli::command(), args).as_bytes());
+        }
+        Some(Command::Man(args)) => return say(&modelrelay_manual::man(Cli::command(), args)?),
+        Some(Command::Crds { .. } | Command::Apply(_) | Command::Delete(_) | Command::Get { .. }) | None => {}
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let Some(command) = cli.command else {
         telemetry::init(&cli.run.log_level, cli.run.log_format)?;
@@ -34,6 +42,14 @@ fn start(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
         Command::Apply(args) => runtime.block_on(commands::apply(&args))?,
         Command::Delete(args) => runtime.block_on(commands::delete(&args))?,
         Command::Get { url, timeout } => runtime.block_on(commands::get(&url, timeout))?,
+        // Said above, without a runtime and a log.
+        Command::Completions(_) | Command::Man(_) => {}
     }
+    Ok(())
+}
+
+/// Whoever reads it may have seen enough before its end.
+fn say(text: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+    let _ = io::stdout().write_all(text);
     Ok(())
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
+use modelrelay_manual::{CompletionsArgs, ManArgs};
 use serde_json::{Value, json};
 
 use crate::cli::SecretText;
@@ -17,11 +18,15 @@ use api::Api;
 /// How often a drain is looked at.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// What to ask of a relay that runs.
+/// What to do instead of being a relay: most ask one that runs.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// Check the settings, and the file of --config, and end
     Check,
+    /// Print what makes a shell complete commands and flags
+    Completions(CompletionsArgs),
+    /// Print the manual page
+    Man(ManArgs),
     /// How the relay and its providers do, and what is wrong
     Status(Relay),
     /// Workers that are connected
@@ -148,10 +153,10 @@ pub enum Output {
 #[error("{0}")]
 pub struct CtlError(String);
 
-/// Does it. `Check` is not among what this does: it has no relay to ask.
+/// Asks a relay. What has none to ask is not done here.
 pub async fn run(command: Command) -> Result<(), CtlError> {
     match command {
-        Command::Check => Ok(()),
+        Command::Check | Command::Completions(_) | Command::Man(_) => Ok(()),
         Command::Status(relay) => {
             let api = Api::new(&relay)?;
             let (state, stats) = (api.get("/admin/state").await?, api.get("/admin/stats").await?);

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::num::NonZero;
 use std::process::ExitCode;
 
+use clap::CommandFactory;
 use modelrelay_relay::cli::{Args, CliError};
 use modelrelay_relay::config::Config;
 use modelrelay_relay::ctl::{self, Command};
@@ -20,6 +21,10 @@ fn main() -> ExitCode {
     };
     match args.command.clone() {
         Some(Command::Check) => return check(&args),
+        Some(Command::Completions(args)) => {
+            return say(Ok(modelrelay_manual::completions(&Args::command(), &args).into_bytes()));
+        }
+        Some(Command::Man(args)) => return say(modelrelay_manual::man(Args::command(), &args)),
         Some(command) => return ask(command),
         None => {}
     }
@@ -39,6 +44,20 @@ fn check(args: &Args) -> ExitCode {
             config.warnings.iter().for_each(|warning| eprintln!("modelrelay-relay: warning: {warning}"));
             let names: Vec<_> = config.providers.iter().map(|provider| provider.name.as_str()).collect();
             let _ = writeln!(io::stdout(), "the settings are right; providers: {}", names.join(", "));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("modelrelay-relay: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whoever reads it may have seen enough before its end.
+fn say(text: Result<Vec<u8>, String>) -> ExitCode {
+    match text {
+        Ok(text) => {
+            let _ = io::stdout().write_all(&text);
             ExitCode::SUCCESS
         }
         Err(error) => {

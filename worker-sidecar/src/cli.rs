@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use modelrelay_manual::{CompletionsArgs, ManArgs};
 use modelrelay_protocol::secret::Secret;
 
 use crate::connect::ConnectArgs;
@@ -19,7 +20,7 @@ use crate::multiplexer::driver::supervisor::SuperviseArgs;
 /// What the command line asks for.
 #[derive(Debug)]
 pub enum Command {
-    /// Print this and end: help or version.
+    /// Print this and end: help, version, or completions.
     Say(String),
     /// Run the worker.
     Run(Box<Args>),
@@ -29,6 +30,8 @@ pub enum Command {
     Connect(Box<Args>, Box<ConnectArgs>),
     /// Run the demo backend.
     Demo(Box<Args>, DemoArgs),
+    /// Print the manual page, or write all pages.
+    Man(ManArgs),
     /// Copy this program for a container of another image.
     Install(InstallArgs),
     /// Stand between a worker and a backend that it has started.
@@ -60,6 +63,10 @@ enum Instead {
     Check(Box<Args>),
     /// Serve a built-in demo backend, which needs no model and says so in every answer
     Demo(DemoArgs),
+    /// Print what makes a shell complete commands and flags
+    Completions(CompletionsArgs),
+    /// Print the manual page
+    Man(ManArgs),
     /// Copy this program into a folder, for a container of another image that mounts it
     Install(InstallArgs),
     /// Run a backend for a worker, and end it when standard input closes
@@ -184,6 +191,8 @@ where
                 Some(Instead::Check(_)) => Command::Check(args),
                 Some(Instead::Connect(connect)) => Command::Connect(args, connect),
                 Some(Instead::Demo(demo)) => Command::Demo(args, demo),
+                Some(Instead::Completions(args)) => Command::Say(modelrelay_manual::completions(&command(), &args)),
+                Some(Instead::Man(args)) => Command::Man(args),
                 Some(Instead::Install(install)) => Command::Install(install),
                 Some(Instead::Supervise(supervise)) => Command::Supervise(supervise),
             })
@@ -197,8 +206,11 @@ where
 
 /// The whole command line. `check` takes the flags of a run after it too, where they count more than those before it; the
 /// variables are those of the run.
-fn command() -> clap::Command {
-    Cli::command().mut_subcommand(CHECK, |check| check.mut_args(|argument| argument.env(None::<&str>)))
+pub fn command() -> clap::Command {
+    Cli::command().mut_subcommands(|command| match command.get_name() {
+        CHECK => command.mut_args(|argument| argument.env(None::<&str>)),
+        _ => command,
+    })
 }
 
 /// Every setting, in the order of the help.

@@ -21,6 +21,10 @@ fn main() -> ExitCode {
         Ok(Command::Check(args)) => check(&args),
         Ok(Command::Connect(args, connect)) => connect::run(*connect, &args),
         Ok(Command::Demo(args, demo)) => modelrelay_worker::run_demo(&args, demo),
+        Ok(Command::Man(args)) => match modelrelay_manual::man(cli::command(), &args) {
+            Ok(page) => say(&String::from_utf8_lossy(&page)),
+            Err(error) => fail(&format!("modelrelay-worker: {error}")),
+        },
         Ok(Command::Install(args)) => match install::run(&args) {
             Ok(target) => say(&format!("installed {}\n", target.display())),
             Err(error) => fail(&error),

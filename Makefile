@@ -1,7 +1,7 @@
 # What people and CI run. Everything works from a fresh clone; tools that are missing are fetched into
 # $XDG_CACHE_HOME/modelrelay (default ~/.cache/modelrelay), never into the repository.
 
-.PHONY: help run check test chaos soak test-backends test-clients test-browser test-cluster autobahn simulation fuzz bench images release cluster cluster-down generate
+.PHONY: help run check test chaos soak test-backends test-clients test-browser picture test-cluster autobahn simulation fuzz bench images release cluster cluster-down generate
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -26,6 +26,9 @@ test-clients: ## The real OpenAI and Anthropic SDKs against relay and worker
 
 test-browser: ## The relay's pages in Chromium, against relay and workers; pictures of them end in target/browser
 	@scripts/test build browser
+
+picture: ## The README's picture of the dashboard, renewed from a fleet at work; takes some minutes
+	@scripts/test build && MODELRELAY_PICTURE=1 tests/browser/run
 
 autobahn: ## Autobahn's WebSocket test suite against the relay's own socket
 	@scripts/test autobahn

@@ -5,7 +5,9 @@ import { clockTime } from './format.js';
 
 const HEIGHT = 168;
 const EDGE = { top: 10, right: 12, bottom: 22, left: 54 };
-const HOUR_MS = 3_600_000;
+const MINUTE_MS = 60_000;
+const LONGEST_MS = 60 * MINUTE_MS;
+const SHORTEST_MS = 5 * MINUTE_MS;
 const ROWS = 12;
 
 /**
@@ -93,10 +95,11 @@ class Chart {
     const highest = Math.max(this.#options.floor ?? 1, ...rows.flat().filter((value) => value !== null));
     const ticks = niceTicks(highest);
     const right = this.#width - EDGE.right;
-    this.x = (at) => right - ((end - at) / HOUR_MS) * (right - EDGE.left);
+    const range = timeRange(points[0]?.at ?? end, end);
+    this.x = (at) => right - ((end - at) / range) * (right - EDGE.left);
     this.y = (value) => HEIGHT - EDGE.bottom - (value / ticks.at(-1)) * (HEIGHT - EDGE.bottom - EDGE.top);
     this.rows = rows;
-    this.#drawGrid(ticks, end);
+    this.#drawGrid(ticks, end, range);
     rows.forEach((row, i) => {
       const path = this.#path(row);
       setAttribute(this.lines[i], 'd', path.line);
@@ -107,11 +110,10 @@ class Chart {
     this.#show(this.#read);
   }
 
-  #drawGrid(ticks, end) {
+  #drawGrid(ticks, end, range) {
     const format = this.#series[0].axis ?? this.#series[0].format;
     const marks = ticks.map((value) => ({ key: `y${value}`, y: this.y(value), text: format(value) }));
-    const quarter = 15 * 60_000;
-    for (let at = Math.floor(end / quarter) * quarter; at > end - HOUR_MS; at -= quarter) {
+    for (const at of timeTicks(end, range)) {
       if (this.x(at) > EDGE.left + 12) marks.push({ key: `x${at}`, x: this.x(at), text: clockTime(at) });
     }
     setList(this.grid, marks, (mark) => mark.key, () => s('g', {}, s('line'), s('text')), (node, mark) => {
@@ -209,7 +211,7 @@ class Chart {
   // Five minutes a row, and only while somebody reads it.
   #tabulate() {
     if (!this.details.open) return;
-    const step = Math.max(1, Math.round(HOUR_MS / ROWS / this.#interval));
+    const step = Math.max(1, Math.round(LONGEST_MS / ROWS / this.#interval));
     const chosen = [];
     for (let i = this.#points.length - 1; i >= 0; i -= step) chosen.push(this.#points[i]);
     const cell = ({ value, format }, point) => {
@@ -240,5 +242,18 @@ export function niceTicks(highest) {
   const step = [1, 2, 5, 10].map((factor) => factor * magnitude).find((candidate) => candidate >= rough * 0.999);
   const ticks = [0];
   while (ticks.at(-1) < highest * 0.999) ticks.push(+(ticks.at(-1) + step).toPrecision(12));
+  return ticks;
+}
+
+/** How much time a chart shows that has points since `begin`: an hour, or less as long as there is less to show. In milliseconds. */
+export function timeRange(begin, end) {
+  return Math.min(LONGEST_MS, Math.max(SHORTEST_MS, end - begin));
+}
+
+/** The times that are written below it, newest first. */
+export function timeTicks(end, range) {
+  const step = [1, 2, 5, 15].map((minutes) => minutes * MINUTE_MS).find((step) => range / step <= 5);
+  const ticks = [];
+  for (let at = Math.floor(end / step) * step; at > end - range; at -= step) ticks.push(at);
   return ticks;
 }

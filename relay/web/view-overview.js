@@ -143,7 +143,7 @@ function hourCharts() {
     lineChart('Tokens', [
       { name: 'Written/s', tone: 'one', value: perSecond('tokensOut'), format: rate, axis: axisNumber },
       { name: 'Read/s', tone: 'two', value: perSecond('tokensIn'), format: rate },
-    ], { floor: 5 }),
+    ], { floor: 5, empty: 'None counted in the last hour: streams carry counts where clients ask (include_usage)' }),
   ];
   const node = h('div', { class: 'charts' }, charts.map((chart) => chart.node));
   return {

@@ -4,7 +4,7 @@ const root = require('node:path').resolve(__dirname, '../..');
 
 module.exports = {
   testDir: __dirname,
-  testMatch: '*.spec.js',
+  testMatch: process.env.MODELRELAY_PICTURE ? '*.picture.js' : '*.spec.js',
   outputDir: `${root}/target/browser/failures`,
   workers: 1,
   timeout: 60_000,

@@ -2,7 +2,7 @@
 
 import { expect, test } from '@playwright/test';
 
-import { niceTicks } from '../../relay/web/chart.js';
+import { niceTicks, timeRange, timeTicks } from '../../relay/web/chart.js';
 import { lasting, starting } from '../../relay/web/commands.js';
 import { bytes, duration, milliseconds, percent } from '../../relay/web/format.js';
 import { whyWaiting } from '../../relay/web/reasons.js';
@@ -47,6 +47,17 @@ test('numbers as people read them', () => {
   expect([bytes(900), bytes(1536), bytes(64 << 20)]).toEqual(['900 B', '1.5 KiB', '64 MiB']);
   expect([percent(0, 0), percent(0, 5), percent(1, 1000), percent(1, 3)]).toEqual(['–', '0 %', '< 1 %', '33 %']);
   expect([niceTicks(0.5), niceTicks(1), niceTicks(95)]).toEqual([[0, 0.2, 0.4, 0.6], [0, 0.5, 1], [0, 50, 100]]);
+});
+
+test('a chart shows an hour, or as much of it as there is', () => {
+  const minute = 60_000;
+  const end = 100 * 15 * minute + 90_000;
+  const range = (minutes) => timeRange(end - minutes * minute, end) / minute;
+  expect([0, 3, 7, 60, 90].map(range)).toEqual([5, 5, 7, 60, 60]);
+  const ticks = (minutes) => timeTicks(end, minutes * minute).map((at) => (end - at) / minute);
+  expect(ticks(5)).toEqual([0.5, 1.5, 2.5, 3.5, 4.5]);
+  expect(ticks(10)).toEqual([1.5, 3.5, 5.5, 7.5, 9.5]);
+  expect(ticks(60)).toEqual([1.5, 16.5, 31.5, 46.5]);
 });
 
 test('nothing that is filled in leaves its quotes', () => {

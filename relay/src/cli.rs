@@ -212,6 +212,10 @@ pub struct Args {
     #[arg(long, env = "STREAM_KEEPALIVE_SECS", value_name = "SECONDS", default_value = "0", value_parser = values::seconds_or_zero)]
     pub stream_keepalive_secs: Duration,
 
+    /// Collector to which OpenTelemetry traces are exported (OTLP over HTTP), such as http://collector:4318. [default: none]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
+    pub otlp_endpoint: Option<String>,
+
     /// error, warn, info, debug or trace, or directives such as info,modelrelay_relay=debug.
     #[arg(long, env = "LOG_LEVEL", value_name = "LEVEL", default_value = "info", value_parser = values::log_filter)]
     pub log_level: LogFilter,

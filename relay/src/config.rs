@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use modelrelay_protocol::config_hash::content_hash;
 use modelrelay_protocol::limits;
 use modelrelay_protocol::secret::Secret;
+use modelrelay_traces::{SettingError, Target};
 
 use crate::cli::{Args, OptionalAddr, OptionalPath, OptionalText, SecretText};
 use crate::cluster_api::ClusterApi;
@@ -88,6 +89,8 @@ pub struct Config {
     pub shutdown_grace: Duration,
     /// A silent stream gets a comment after so long; `None` is off.
     pub stream_keepalive: Option<Duration>,
+    /// Where traces are exported to, if anywhere.
+    pub traces: Option<Target>,
     /// What is logged.
     pub log_filter: LogFilter,
     /// How it is logged.
@@ -397,6 +400,12 @@ impl ConfigError {
     }
 }
 
+impl From<SettingError> for ConfigError {
+    fn from(error: SettingError) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -443,6 +452,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         drain_timeout: args.drain_timeout_secs,
         shutdown_grace: args.shutdown_grace_secs,
         stream_keepalive: (!args.stream_keepalive_secs.is_zero()).then_some(args.stream_keepalive_secs),
+        traces: Target::resolve(args.otlp_endpoint.as_deref())?,
         log_filter: args.log_level.clone(),
         log_format: args.log_format,
         config_file: config_path(args),

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use modelrelay_protocol::message::{RelayToWorker, Relays};
+use modelrelay_traces::{Service, Target, Traces};
 use tokio_util::task::TaskTracker;
 use tracing::{error, info};
 
@@ -20,6 +21,7 @@ use crate::config_watch::ConfigWatch;
 use crate::dashboard::{self, Dashboard, Journal};
 use crate::http::{self, Parts};
 use crate::identity::{Identities, recheck};
+use crate::ids;
 use crate::keys::{FileKeyStore, KeyStore, KeyStoreError, SecretKeyStore, flush_regularly};
 use crate::lockout::Lockout;
 use crate::metrics::Metrics;
@@ -86,7 +88,9 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
     let WorkerTokens { api, audience, recheck } = &config.worker_tokens;
     let identities = Identities::new(api.clone(), audience, *recheck);
     let listeners = Listeners::bind(&config).await?;
-    let shared = Shared::new(config.clone(), Arc::clone(&metrics));
+    let relay_id = ids::random_hex::<16>();
+    let traces = config.traces.as_ref().map(|target| start_traces(target, &relay_id)).transpose()?;
+    let shared = Shared::new(config.clone(), Arc::clone(&metrics), traces.clone(), relay_id);
     let limit = config.max_connections;
     let relay = Arc::new(Relay {
         config_watch: ConfigWatch::start(args, config, metrics),
@@ -114,7 +118,15 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
     let stop = signal.recv().await;
     relay.drain(stop, connections).await;
     relay.audit.close();
+    if let Some(traces) = traces {
+        traces.shutdown().await;
+    }
     Ok(())
+}
+
+fn start_traces(target: &Target, relay_id: &str) -> Result<Traces, ConfigError> {
+    let service = Service { name: "modelrelay-relay", version: env!("CARGO_PKG_VERSION"), instance: relay_id };
+    Ok(Traces::start(target, &service)?)
 }
 
 fn open_keys(storage: &KeyStorage) -> Result<Arc<dyn KeyStore>, KeyStoreError> {

@@ -1,5 +1,9 @@
 //! One client request as the shell keeps it: what to send, where the answer goes, and what became of it.
 
+mod trace;
+
+pub use trace::{RequestTrace, TraceEnd};
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -44,6 +48,8 @@ pub struct Outline {
     pub body: Bytes,
     /// When its first byte was seen.
     pub received_at: Instant,
+    /// Its spans, where traces are exported.
+    pub trace: Option<Arc<RequestTrace>>,
 }
 
 /// Why a request cannot go to a worker that knows only the seeds' messages.
@@ -117,12 +123,16 @@ impl RequestRecord {
     }
 
     fn envelope(&self, request_id: &str) -> Request {
+        let mut headers = self.outline.headers.clone();
+        if let Some(trace) = &self.outline.trace {
+            trace.stamp(&mut headers);
+        }
         Request {
             request_id: request_id.to_owned(),
             model: self.outline.model.to_string(),
             endpoint_path: self.outline.path_and_query.clone(),
             is_streaming: self.outline.is_streaming,
-            headers: self.outline.headers.clone(),
+            headers,
             method: (self.outline.method != "POST").then(|| self.outline.method.to_owned()),
             ..Request::default()
         }
@@ -171,6 +181,7 @@ mod tests {
             is_streaming: false,
             body: body.into(),
             received_at: Instant::now(),
+            trace: None,
         }
     }
 

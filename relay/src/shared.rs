@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use modelrelay_traces::Traces;
 use tokio::sync::{Notify, watch};
 
 use crate::affinity::Affinity;
 use crate::budget::Budget;
 use crate::config::Config;
 use crate::dispatch::{RequestKey, WorkerKey};
-use crate::ids;
 use crate::metrics::Metrics;
 use crate::operations::Operations;
 
@@ -42,6 +42,8 @@ pub struct Shared {
     pub operations: Operations,
     /// Counters.
     pub metrics: Arc<Metrics>,
+    /// What makes spans, where traces are exported.
+    pub traces: Option<Traces>,
     /// Random per process.
     pub relay_id: String,
     /// When the process started.
@@ -56,14 +58,15 @@ pub struct Shared {
 
 impl Shared {
     /// The shared parts of a relay with these settings.
-    pub fn new(config: Config, metrics: Arc<Metrics>) -> Arc<Self> {
+    pub fn new(config: Config, metrics: Arc<Metrics>, traces: Option<Traces>, relay_id: String) -> Arc<Self> {
         Arc::new(Self {
             budget: Budget::new(config.max_buffered_bytes),
             config: ArcSwap::from_pointee(config),
             affinity: Affinity::default(),
             operations: Operations::default(),
             metrics,
-            relay_id: ids::random_hex::<16>(),
+            traces,
+            relay_id,
             started_at: Instant::now(),
             progress: Notify::new(),
             had_worker: AtomicBool::new(false),

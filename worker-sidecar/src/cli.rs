@@ -134,6 +134,9 @@ pub struct Args {
     /// Certificates (PEM) to trust for the relay, besides the system's; read again at every dial [default: none]
     #[arg(long, env = "RELAY_CA_FILE", value_name = "FILE")]
     pub relay_ca_file: Option<PathBuf>,
+    /// Collector to which OpenTelemetry traces are exported (OTLP over HTTP), such as http://collector:4318 [default: none]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
+    pub otlp_endpoint: Option<String>,
     /// error, warn, info, debug or trace [default: info]
     #[arg(long, env = "LOG_LEVEL", value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -248,6 +251,7 @@ impl Args {
             &mut self.shutdown_timeout_secs,
             &mut self.drain_timeout,
             &mut self.probe_addr,
+            &mut self.otlp_endpoint,
             &mut self.log_level,
             &mut self.log_format,
         ] {

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue};
 use modelrelay_protocol::secret::Secret;
+use modelrelay_traces::Target;
 use url::Url;
 
 use crate::cli::Args;
@@ -52,6 +53,11 @@ impl SettingError {
     /// The same about a value that must not be shown, or that is not there.
     pub(crate) fn hidden(setting: impl Into<String>, allowed: impl Into<String>) -> Self {
         Self { setting: setting.into(), value: None, allowed: allowed.into() }
+    }
+
+    /// The same about where traces go.
+    pub(crate) fn traces(error: &modelrelay_traces::SettingError) -> Self {
+        Self::hidden(error.setting(), error.problem())
     }
 
     /// A URL that cannot be used. It is repeated only where it can hold no password and no token.
@@ -92,6 +98,8 @@ pub struct Settings {
     pub probe: ProbeAddr,
     /// What `/drain` asks for.
     pub drain_token: Option<Secret>,
+    /// Where traces are exported to, if anywhere.
+    pub traces: Option<Target>,
     /// How much is logged.
     pub log_filter: LogFilter,
     /// How log lines look.
@@ -209,6 +217,8 @@ impl Settings {
         let shutdown_timeout = mistakes.of(shutdown_timeout(args, file));
         let probe = mistakes.of(probe_addr(args, file));
         let drain_token = mistakes.of(drain_token(args, file));
+        let traces = Target::resolve(args.otlp_endpoint.as_deref()).map_err(|error| SettingError::traces(&error));
+        let traces = mistakes.of(traces);
         let live = mistakes.all(Live::judge(args, file));
         let settings = || {
             let (log_filter, log_format) = log?;
@@ -219,6 +229,7 @@ impl Settings {
                 shutdown_timeout: shutdown_timeout?,
                 probe: probe?,
                 drain_token: drain_token?,
+                traces: traces?,
                 log_filter,
                 log_format,
                 live: live?,

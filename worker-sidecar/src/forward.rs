@@ -9,6 +9,7 @@ mod failure;
 mod frames;
 mod refusal;
 mod texts;
+mod trace;
 
 pub use failure::Failure;
 pub use texts::cancelled_completion;
@@ -34,6 +35,7 @@ use crate::multiplexer::actor::{Arriving, Suspicion};
 use crate::relay_link::{Link, RequestKey, Taken};
 use crate::swapping::Leased;
 use crate::worker::Worker;
+use trace::ForwardTrace;
 
 /// A request on its way.
 struct Job {
@@ -45,6 +47,8 @@ struct Job {
     started: Instant,
     /// What a multiplexer lets it run under. Dropped after whatever `run` holds, and so after the backend's connection.
     leased: Option<Leased>,
+    /// Its spans, where traces are exported.
+    trace: Option<Box<ForwardTrace>>,
 }
 
 /// How a request begins.
@@ -95,7 +99,10 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     let id = request.request_id.clone();
     let (worker, job_link) = (Arc::clone(worker), Arc::clone(link));
     let begun = link.begin(&id, stream, window, taken, move |key| {
-        let job = Job { worker, link: job_link, key, request, upload, started: Instant::now(), leased: None };
+        let mut request = request;
+        let traces = worker.traces.as_ref();
+        let trace = traces.map(|traces| ForwardTrace::begin(traces, &mut request, &worker.settings.name)).map(Box::new);
+        let job = Job { worker, link: job_link, key, request, upload, started: Instant::now(), leased: None, trace };
         tokio::spawn(job.run(start)).abort_handle()
     });
     if begun.is_none() {
@@ -160,7 +167,10 @@ impl Job {
             }
             Start::Arriving(arriving) => match (arriving.await, &self.worker.swapping) {
                 (Ok(lease), Some(swapping)) => self.leased = Some(swapping.leased(lease)),
-                (Err(error), _) => return Box::pin(refusal::refuse(&self, &error)).await,
+                (Err(error), _) => {
+                    self.fail_trace(error.code());
+                    return Box::pin(refusal::refuse(&self, &error)).await;
+                }
                 (Ok(_), None) => return,
             },
         }
@@ -168,6 +178,9 @@ impl Job {
             Some(leased) => Arc::clone(&leased.backend),
             None => self.worker.backend.load_full(),
         };
+        if let Some(trace) = &self.trace {
+            trace.mark_forwarding();
+        }
         self.rename();
         let path = self.path();
         tracing::info!(request_id = %self.key.id, model = %self.request.model, path, relay = %self.link.relay, "forwarding request");
@@ -198,6 +211,9 @@ impl Job {
 
     /// Says the last message, once the slot is free for the next request.
     async fn finish(mut self, backend: &Backend, Passed { complete, answer }: Passed) {
+        if let Some(trace) = &self.trace {
+            trace.finish();
+        }
         let leased = self.leased.take();
         let is_whole = answer.is_some();
         let finish = async {
@@ -257,12 +273,23 @@ impl Job {
     fn note(&self, failure: &Failure) {
         tracing::warn!(request_id = %self.key.id, path = self.path(), error = %failure, "backend error");
         self.worker.metrics.backend_errors(failure.label());
+        self.fail_trace(failure.label());
         self.react(failure);
+    }
+
+    fn fail_trace(&self, reason: &'static str) {
+        if let Some(trace) = &self.trace {
+            trace.fail(reason);
+        }
     }
 
     /// Sends the request. The answer's status is one that may be passed on.
     async fn send(&self, backend: &Backend) -> Result<Answer, Failure> {
-        let head = self.head(backend).ok_or(Failure::BadPath)?;
+        let mut head = self.head(backend).ok_or(Failure::BadPath)?;
+        if let Some(trace) = &self.trace {
+            let method = head.method().to_string();
+            trace.begin_backend(&backend.settings().url, &method, self.path(), head.headers_mut());
+        }
         let mut sending = Box::pin(backend.send(head, &self.upload));
         // Where this process was stopped after it had read the request, another worker may have answered it since. The session
         // ends an overdue link in a moment, and with it this task; until then nothing more of it goes out.
@@ -271,6 +298,9 @@ impl Job {
         let status = answer.head.status.as_u16();
         let endpoint = self.endpoint();
         self.worker.metrics.observe_backend(endpoint, status, self.started.elapsed());
+        if let Some(trace) = &self.trace {
+            trace.mark_answered(status);
+        }
         if !(200..=599).contains(&status) {
             return Err(Failure::Backend(BackendError::BadAnswer(format!("status {status}"))));
         }

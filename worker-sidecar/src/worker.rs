@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use modelrelay_traces::{Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
 use crate::backend::Backend;
@@ -56,6 +57,8 @@ pub struct Worker {
     pub unlinked: watch::Sender<bool>,
     /// How many relays there are, as they say.
     pub relay_count: watch::Sender<u32>,
+    /// What makes spans, where traces are exported.
+    pub traces: Option<Traces>,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// When the process began.
@@ -128,6 +131,9 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
         });
     }
     worker.work(first_signal).await;
+    if let Some(traces) = worker.traces.clone() {
+        traces.shutdown().await;
+    }
     Ok(())
 }
 
@@ -138,18 +144,21 @@ impl Worker {
         let metrics = Arc::new(Metrics::new());
         let live = settings.live.clone();
         let start = |slots| Swapping::start(slots, &metrics);
+        let instance_id = instance_id()?;
+        let traces = settings.traces.as_ref().map(|target| start_traces(target, &instance_id)).transpose()?;
         Ok(Self {
             swapping: live.slots.clone().map(start).transpose()?,
             backend: ArcSwap::from_pointee(Backend::new(live.backend.clone(), Arc::new(Trust::new(None)))),
             capacity: Capacity::new(live.max_concurrency),
             live: ArcSwap::from_pointee(live),
             trust,
-            instance_id: instance_id()?,
+            instance_id,
             links: Arc::default(),
             catalogue: Catalogue::new(Arc::clone(&metrics)),
             drain: Drain::default(),
             unlinked: watch::channel(false).0,
             relay_count: watch::channel(1).0,
+            traces,
             metrics,
             started: Instant::now(),
             newest_credential: watch::channel(None).0,
@@ -427,6 +436,11 @@ pub(crate) fn trust(relay_ca_file: Option<&PathBuf>) -> Result<Trust, SettingErr
         SettingError::new("RELAY_CA_FILE", path.display().to_string(), error.to_string())
     })?;
     Ok(trust)
+}
+
+fn start_traces(target: &Target, instance_id: &str) -> Result<Traces, SettingError> {
+    let service = Service { name: "modelrelay-worker", version: env!("CARGO_PKG_VERSION"), instance: instance_id };
+    Traces::start(target, &service).map_err(|error| SettingError::traces(&error))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

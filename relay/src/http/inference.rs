@@ -30,7 +30,7 @@ use crate::exchange::Exchange;
 use crate::metrics::{ClientKind, Outcome};
 use crate::provider::Provider;
 use crate::relay::Relay;
-use crate::request::{Outline, RequestRecord};
+use crate::request::{Outline, RequestRecord, RequestTrace};
 use crate::shared::Phase;
 
 /// From here on a body is read beside the requests of others: half a millisecond.
@@ -38,11 +38,11 @@ const LONG_READ_BYTES: usize = 512 << 10;
 
 /// `POST` to a route whose body names the model.
 pub async fn by_model(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
-    let (client, endpoint) = opening(&relay, &request);
+    let opened = Opened::of(&relay, &request);
     let (parts, mut body) = request.into_parts();
-    match prepare_by_model(&relay, &client, endpoint, &parts, &mut body).await {
-        Ok(ticket) => answer(&client, ticket).await,
-        Err(error) => refuse(&relay, &client, endpoint, &error, (&parts.headers, body)),
+    match prepare_by_model(&relay, &opened, &parts, &mut body).await {
+        Ok(ticket) => answer(&opened.client, ticket).await,
+        Err(error) => refuse(&relay, &opened, &error, (&parts.headers, body)),
     }
 }
 
@@ -52,29 +52,42 @@ pub async fn by_response_id(
     Path(id): Path<String>,
     request: Request<Body>,
 ) -> Response {
-    let (client, endpoint) = opening(&relay, &request);
+    let opened = Opened::of(&relay, &request);
     let (parts, mut body) = request.into_parts();
-    match prepare_by_id(&relay, &client, &id, &parts, &mut body).await {
-        Ok(ticket) => answer(&client, ticket).await,
-        Err(error) => refuse(&relay, &client, endpoint, &error, (&parts.headers, body)),
+    match prepare_by_id(&relay, &opened, &id, &parts, &mut body).await {
+        Ok(ticket) => answer(&opened.client, ticket).await,
+        Err(error) => refuse(&relay, &opened, &error, (&parts.headers, body)),
     }
 }
 
-fn opening(relay: &Relay, request: &Request<Body>) -> (Client, Endpoint) {
-    count_retry(relay, request.headers());
-    let endpoint = paths::endpoint(request.method().as_str(), request.uri().path()).unwrap_or(Endpoint::Other);
-    (Client::of(request), endpoint)
+/// A request of which the head is known.
+struct Opened {
+    client: Client,
+    endpoint: Endpoint,
+    trace: Option<Arc<RequestTrace>>,
+}
+
+impl Opened {
+    fn of(relay: &Relay, request: &Request<Body>) -> Self {
+        count_retry(relay, request.headers());
+        let (method, path) = (request.method(), request.uri().path());
+        let client = Client::of(request);
+        let trace = relay.shared.traces.as_ref();
+        let trace =
+            trace.map(|traces| RequestTrace::begin(traces, method, path, request.headers(), &client.request_id));
+        let endpoint = paths::endpoint(method.as_str(), path).unwrap_or(Endpoint::Other);
+        Self { client, endpoint, trace: trace.map(Arc::new) }
+    }
 }
 
 fn refuse(
     relay: &Relay,
-    client: &Client,
-    endpoint: Endpoint,
+    Opened { client, endpoint, trace }: &Opened,
     error: &ApiError,
     (headers, body): (&HeaderMap, Body),
 ) -> Response {
     intake::discard(headers, body);
-    relay.shared.metrics.unrouted_request_finished(endpoint, Outcome::of_error(error.kind()), error.status());
+    relay.shared.metrics.unrouted_request_finished(*endpoint, Outcome::of_error(error.kind()), error.status());
     tracing::info!(
         target: PER_REQUEST,
         request_id = client.request_id,
@@ -83,20 +96,22 @@ fn refuse(
         status = error.status(),
         "request refused"
     );
+    if let Some(trace) = trace {
+        trace.refuse(error);
+    }
     client.error(error)
 }
 
 async fn prepare_by_model(
     relay: &Arc<Relay>,
-    client: &Client,
-    endpoint: Endpoint,
+    opened: &Opened,
     parts: &Parts,
     body: &mut Body,
 ) -> Result<Ticket, ApiError> {
     let received_at = Instant::now();
     let caller = admit(relay, &parts.headers)?;
     let lease = caller.lease()?;
-    let body = read_body(relay, endpoint, &parts.headers, body).await?;
+    let body = read_body(relay, opened.endpoint, &parts.headers, body).await?;
     let read_at = Instant::now();
     let content_type = text_header(&parts.headers, "content-type");
     let routed = read_route(content_type, &body).await?;
@@ -104,19 +119,20 @@ async fn prepare_by_model(
     let allowed = caller.check_model(&route.provider, &[&routed.model, &route.model])?;
     let body = if *route.model == *routed.model { body } else { rename(relay, &body, &routed, &route.model)? };
     let outline = Outline {
-        id: client.request_id.clone(),
+        id: opened.client.request_id.clone(),
         model: route.model,
         allowed,
         share: caller.queue_share(),
         provider: Arc::clone(&route.provider.name),
-        endpoint,
-        dialect: client.dialect,
+        endpoint: opened.endpoint,
+        dialect: opened.client.dialect,
         method: "POST",
         path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
         headers: backend_headers(&parts.headers, relay.admin_token.current().as_deref()),
         is_streaming: routed.stream,
         body,
         received_at,
+        trace: opened.trace.clone(),
     };
     let pin = match &routed.previous_response_id {
         Some(id) => Some(pin_to(relay, &route.provider, id, &outline.model).await?),
@@ -127,7 +143,7 @@ async fn prepare_by_model(
 
 async fn prepare_by_id(
     relay: &Arc<Relay>,
-    client: &Client,
+    opened: &Opened,
     id: &str,
     parts: &Parts,
     body: &mut Body,
@@ -150,19 +166,20 @@ async fn prepare_by_id(
     };
     let allowed = caller.check_model(&provider, &[&model])?;
     let outline = Outline {
-        id: client.request_id.clone(),
+        id: opened.client.request_id.clone(),
         model,
         allowed,
         share: caller.queue_share(),
         provider: Arc::clone(&provider.name),
         endpoint: Endpoint::Responses,
-        dialect: client.dialect,
+        dialect: opened.client.dialect,
         method: if parts.method == Method::GET { "GET" } else { "POST" },
         path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
         headers: backend_headers(&parts.headers, relay.admin_token.current().as_deref()),
         is_streaming: parts.uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "stream=true")),
         body,
         received_at,
+        trace: opened.trace.clone(),
     };
     Ok(submit(relay, &provider, outline, Some(pin), read_at, lease))
 }

@@ -13,7 +13,7 @@ use crate::dispatch::CancelReason;
 use crate::keys::KeyLease;
 use crate::metrics::{Outcome, RequestEnd, RequestSeries};
 use crate::provider::Provider;
-use crate::request::RequestRecord;
+use crate::request::{Progress, RequestRecord, TraceEnd};
 
 /// What a client that left would have been told, as nginx writes it.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
@@ -141,15 +141,33 @@ impl Ticket {
             ttft_ms = ttft,
             duration_ms = duration.as_millis() as u64,
             bytes = self.bytes,
+            trace_id = outline.trace.as_ref().map(|trace| trace.id()),
             "response complete"
         );
+    }
+
+    fn end_trace(&self, outcome: Outcome, code: u16, progress: &Progress, came_at: Option<Instant>) {
+        let outline = &self.record.outline;
+        let Some(trace) = &outline.trace else { return };
+        let sent_and_came = progress.dispatched_at.zip(came_at);
+        trace.finish(&TraceEnd {
+            outcome,
+            code,
+            is_broken: self.broken.is_some(),
+            outline,
+            queue_wait: progress.queue_wait,
+            first_byte: self.first_byte_at.map(|at| at - outline.received_at),
+            upstream_first_byte: sent_and_came.map(|(sent, came)| came.saturating_duration_since(sent)),
+            unsent_since: (progress.attempts == 0).then_some(self.read_at),
+            tokens: progress.token_counts,
+        });
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         let duration = self.record.outline.received_at.elapsed();
-        let (end, _, _) = self.record.exchange.summary();
+        let (end, _, came_at) = self.record.exchange.summary();
         let (outcome, code) = self.outcome(end.as_ref());
         self.record.exchange.close();
         // An answer that is complete is about to be reported as such by the worker's session; its worker, which holds
@@ -171,5 +189,6 @@ impl Drop for Ticket {
             metrics.overhead_observed(self.record.outline.endpoint, spent);
         }
         self.log(outcome, code, duration);
+        self.end_trace(outcome, code, &progress, came_at);
     }
 }

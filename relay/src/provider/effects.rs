@@ -67,6 +67,9 @@ impl Provider {
             progress.attempts = attempt;
         }
         self.series.queue_wait_ended(QueueOutcome::Dispatched, waited);
+        if let Some(trace) = &record.outline.trace {
+            trace.begin_attempt(&record.outline, &link.info.name, attempt, waited);
+        }
         link.send(record, attempt);
         info!(
             target: PER_REQUEST,
@@ -202,6 +205,9 @@ impl Provider {
         let Some(record) = state.requests.get(&request) else { return };
         record.exchange.detach(attempt);
         record.progress().dispatched_at = None;
+        if let Some(trace) = &record.outline.trace {
+            trace.requeue(label.as_str());
+        }
         warn!(
             request_id = record.outline.id,
             provider = %self.name,

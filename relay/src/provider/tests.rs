@@ -20,7 +20,7 @@ fn provider() -> Arc<Provider> {
     let args = <Args as clap::Parser>::parse_from(["modelrelay-relay", "--worker-secret", "0123456789abcdef"]);
     let config = Config::from_args(&args).expect("valid");
     let provider = config.providers[0].clone();
-    Provider::start(provider, Shared::new(config, Arc::new(Metrics::new())))
+    Provider::start(provider, Shared::new(config, Arc::new(Metrics::new()), None, "relay".to_owned()))
 }
 
 /// A link of the one process there is, which serves `m`.
@@ -71,6 +71,7 @@ fn request(provider: &Provider) -> Arc<RequestRecord> {
         is_streaming: false,
         body: bytes::Bytes::from_static(b"{}"),
         received_at: Instant::now(),
+        trace: None,
     };
     let exchange = Exchange::new(Arc::clone(&provider.shared.budget), 1 << 20, 1 << 20);
     Arc::new(RequestRecord::new(provider.shared.next_request_key(), outline, exchange))

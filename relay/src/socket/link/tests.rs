@@ -44,6 +44,7 @@ fn record() -> Arc<RequestRecord> {
         is_streaming: false,
         body: bytes::Bytes::from_static(b"0123456789abcdef"),
         received_at: Instant::now(),
+        trace: None,
     };
     let exchange = Exchange::new(Budget::new(1 << 20), 1 << 20, 1 << 20);
     Arc::new(RequestRecord::new(RequestKey(1), outline, exchange))

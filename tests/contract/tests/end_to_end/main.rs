@@ -10,4 +10,5 @@ mod secrecy;
 mod support;
 mod tls;
 mod tokens;
+mod traces;
 mod worker_loss;

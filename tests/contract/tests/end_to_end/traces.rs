@@ -1,0 +1,390 @@
+//! OpenTelemetry: one trace from a client to its backend where traces are exported, and nothing at all where they are not.
+
+mod collector;
+
+use std::time::{Duration, Instant};
+
+use modelrelay_harness::PATIENCE;
+use modelrelay_harness::client::Request;
+use modelrelay_harness::fake_backend::{Answer, FakeBackend};
+use modelrelay_harness::process::Process;
+use modelrelay_harness::relay::{Relay, RelayBuilder};
+use modelrelay_harness::tls::Certificates;
+use modelrelay_harness::worker_process::{Stack, WorkerProcess};
+use serde_json::{Value, json};
+
+use collector::{Collector, Span};
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const OTHER_TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+const CLIENT_SPAN: &str = "00f067aa0ba902b7";
+
+const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+const SOON: (&str, &str) = ("OTEL_BSP_SCHEDULE_DELAY", "50");
+
+const SERVER: i32 = 2;
+const CLIENT: i32 = 3;
+
+fn chat() -> Request {
+    Request::post("/v1/chat/completions", &json!({"model": "m", "messages": []}))
+}
+
+fn parent(trace: &str, flags: &str) -> String {
+    format!("00-{trace}-{CLIENT_SPAN}-{flags}")
+}
+
+/// Both programs, exporting to this address.
+async fn exporting(to: &str) -> Stack {
+    Stack::with(
+        |relay| relay.env(ENDPOINT, to).env(SOON.0, SOON.1),
+        |worker| worker.env(ENDPOINT, to).env(SOON.0, SOON.1),
+    )
+    .await
+}
+
+fn exporting_relay(to: &Collector) -> RelayBuilder {
+    exporting_to(&to.http.url())
+}
+
+fn exporting_to(address: &str) -> RelayBuilder {
+    Relay::builder().env(ENDPOINT, address).env(SOON.0, SOON.1)
+}
+
+/// Asks, has the backend answer, and gives the trace headers that it was sent.
+async fn ask(stack: &mut Stack, request: Request, answer: &Value) -> (Option<String>, Option<String>) {
+    let client = stack.relay.begin(request);
+    let call = stack.backend.call().await;
+    let header = |name| call.head.header(name).map(str::to_owned);
+    let told = (header("traceparent"), header("tracestate"));
+    call.answer_json(200, answer).await;
+    client.reply().await.with_status(200);
+    told
+}
+
+fn only<'a>(spans: &'a [Span], name: &str) -> &'a Span {
+    let found: Vec<&Span> = spans.iter().filter(|span| span.name == name).collect();
+    assert_eq!(found.len(), 1, "spans named {name:?} of {spans:#?}");
+    found[0]
+}
+
+#[tokio::test]
+async fn one_trace_leads_from_the_client_over_both_programs_to_the_backend() {
+    let collector = Collector::start().await;
+    let mut stack = exporting(&collector.http.url()).await;
+    let request = chat().header("traceparent", parent(TRACE, "01")).header("tracestate", "vendor=1");
+    let usage = json!({"usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}});
+    let (told, state) = ask(&mut stack, request, &usage).await;
+    let spans = collector.trace(TRACE, 4).await;
+
+    let server = only(&spans, "POST /v1/chat/completions");
+    assert_eq!((server.kind, &*server.service, &*server.parent), (SERVER, "modelrelay-relay", CLIENT_SPAN));
+    let attempt = only(&spans, "chat m");
+    assert_eq!((attempt.kind, &*attempt.service, &attempt.parent), (CLIENT, "modelrelay-relay", &server.id));
+    let forward = only(&spans, "forward m");
+    assert_eq!((forward.kind, &*forward.service, &forward.parent), (SERVER, "modelrelay-worker", &attempt.id));
+    let backend = only(&spans, "POST");
+    assert_eq!((backend.kind, &*backend.service, &backend.parent), (CLIENT, "modelrelay-worker", &forward.id));
+    assert_eq!(told, Some(format!("00-{TRACE}-{}-01", backend.id)), "what the backend was told");
+    assert_eq!(state.as_deref(), Some("vendor=1"));
+
+    for (key, value) in [
+        ("http.route", "/v1/chat/completions"),
+        ("http.request.method", "POST"),
+        ("http.response.status_code", "200"),
+        ("gen_ai.request.model", "m"),
+        ("gen_ai.operation.name", "chat"),
+        ("gen_ai.usage.input_tokens", "5"),
+        ("gen_ai.usage.output_tokens", "7"),
+        ("modelrelay.provider", "local"),
+        ("modelrelay.outcome", "ok"),
+    ] {
+        assert_eq!(server.attribute(key), value, "{key}");
+    }
+    assert!(server.attribute("gen_ai.response.time_to_first_chunk").parse::<f64>().expect("seconds") > 0.0);
+    assert_eq!(
+        (&*attempt.attribute("modelrelay.worker"), &*attempt.attribute("modelrelay.attempt")),
+        ("gpu-box-1", "1")
+    );
+    assert_eq!(backend.attribute("server.port"), stack.backend.addr().port().to_string());
+    assert!(spans.iter().all(|span| !span.is_error), "{spans:#?}");
+    assert!(server.nanos >= attempt.nanos && forward.nanos >= backend.nanos, "{spans:#?}");
+    let line = format!("trace_id=\"{TRACE}\"");
+    assert!(stack.relay.log().contains(&line), "the request's log line does not say {line}");
+}
+
+#[tokio::test]
+async fn a_malformed_parent_is_ignored_and_a_new_trace_begins() {
+    let collector = Collector::start().await;
+    let mut stack = exporting(&collector.http.url()).await;
+    let malformed = format!("00-{}-{CLIENT_SPAN}-01", TRACE.to_uppercase());
+    let request = chat().header("traceparent", malformed).header("tracestate", "vendor=1");
+    let (told, state) = ask(&mut stack, request, &json!({})).await;
+    let told = told.expect("a traceparent");
+    let trace = told.split('-').nth(1).expect("a trace").to_owned();
+    assert!(!trace.eq_ignore_ascii_case(TRACE), "{told}");
+    assert_eq!(state, None, "a state belongs to its parent");
+    let spans = collector.trace(&trace, 4).await;
+    assert_eq!(only(&spans, "POST /v1/chat/completions").parent, "");
+}
+
+#[tokio::test]
+async fn a_parent_that_is_not_sampled_exports_nothing_and_is_passed_on_as_such() {
+    let collector = Collector::start().await;
+    let mut stack = exporting(&collector.http.url()).await;
+    let (told, _) = ask(&mut stack, chat().header("traceparent", parent(OTHER_TRACE, "00")), &json!({})).await;
+    let told = told.expect("a traceparent");
+    assert!(told.starts_with(&format!("00-{OTHER_TRACE}-")) && told.ends_with("-00"), "{told}");
+    assert!(!told.contains(CLIENT_SPAN), "{told}");
+    ask(&mut stack, chat().header("traceparent", parent(TRACE, "01")), &json!({})).await;
+    collector.trace(TRACE, 4).await;
+    let others: Vec<Span> = collector.spans().into_iter().filter(|span| span.trace != TRACE).collect();
+    assert!(others.is_empty(), "{others:#?}");
+}
+
+#[tokio::test]
+async fn a_refused_and_a_failed_request_are_spans_too() {
+    let collector = Collector::start().await;
+    let mut stack = exporting(&collector.http.url()).await;
+    let nameless = Request::post("/v1/chat/completions", &json!({}));
+    stack.relay.fetch(nameless.header("traceparent", parent(OTHER_TRACE, "01"))).await.with_status(400);
+    let refused = collector.trace(OTHER_TRACE, 1).await;
+    let refused = only(&refused, "POST /v1/chat/completions");
+    assert_eq!((&*refused.attribute("modelrelay.outcome"), refused.is_error), ("client_error", false));
+
+    let client = stack.relay.begin(chat().header("traceparent", parent(TRACE, "01")));
+    stack.backend.call().await.answer(&Answer::json(500, &json!({}))).await;
+    client.reply().await.with_status(500);
+    let spans = collector.trace(TRACE, 4).await;
+    assert!(spans.iter().filter(|span| span.is_error).count() >= 3, "{spans:#?}");
+    assert_eq!(only(&spans, "POST /v1/chat/completions").attribute("error.type"), "upstream_error");
+}
+
+#[tokio::test]
+async fn a_wait_in_the_queue_is_a_span_of_its_own() {
+    let collector = Collector::start().await;
+    let relay = exporting_relay(&collector).env("QUEUE_TIMEOUT_SECS", "0.2").start().await;
+    relay.fetch(chat().header("traceparent", parent(TRACE, "01"))).await.with_status(504);
+    let spans = collector.trace(TRACE, 2).await;
+    let (server, queue) = (only(&spans, "POST /v1/chat/completions"), only(&spans, "queue"));
+    assert_eq!((&queue.parent, queue.is_error, server.is_error), (&server.id, true, true));
+    assert!(queue.nanos >= 200_000_000 && server.nanos >= queue.nanos, "{spans:#?}");
+    assert_eq!(server.attribute("error.type"), "queue_timeout");
+
+    // What is sent after a wait says how long that was.
+    let relay = exporting_relay(&collector).start().await;
+    let client = relay.begin(chat().header("traceparent", parent(OTHER_TRACE, "01")));
+    relay.wait_for_queue_depth("local", 1).await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    client.reply().await.with_status(200);
+    let spans = collector.trace(OTHER_TRACE, 3).await;
+    let (server, queue, attempt) =
+        (only(&spans, "POST /v1/chat/completions"), only(&spans, "queue"), only(&spans, "chat m"));
+    assert_eq!((&queue.parent, &attempt.parent, queue.is_error), (&server.id, &server.id, false));
+    assert!(queue.nanos + attempt.nanos <= server.nanos + 1_000_000, "{spans:#?}");
+}
+
+#[tokio::test]
+async fn each_sending_of_a_requeued_request_is_a_span_of_its_own() {
+    let collector = Collector::start().await;
+    let relay = exporting_relay(&collector).start().await;
+    let mut first = relay.core1_worker(&["m"], 1).await;
+    let client = relay.begin(chat().header("traceparent", parent(TRACE, "01")));
+    let sent = first.expect_request().await.header("traceparent").expect("a parent").to_owned();
+    drop(first);
+    let mut second = relay.core1_worker(&["m"], 1).await;
+    let again = second.expect_request().await.header("traceparent").expect("a parent").to_owned();
+    assert_ne!(sent, again, "each sending is a parent of its own");
+    client.abandon();
+    let spans = collector.trace(TRACE, 3).await;
+    let server = only(&spans, "POST /v1/chat/completions");
+    assert_eq!((&*server.attribute("modelrelay.outcome"), server.is_error), ("cancelled", false));
+    let mut attempts: Vec<&Span> = spans.iter().filter(|span| span.name == "chat m").collect();
+    attempts.sort_by_key(|span| span.attribute("modelrelay.attempt"));
+    let ids: Vec<String> = attempts.iter().map(|span| format!("00-{TRACE}-{}-01", span.id)).collect();
+    assert_eq!(ids, [sent, again]);
+    assert_eq!((attempts[0].is_error, &*attempts[0].attribute("error.type")), (true, "worker_lost"));
+    assert!(!attempts[1].is_error && attempts.iter().all(|span| span.parent == server.id), "{spans:#?}");
+}
+
+#[tokio::test]
+async fn nothing_secret_is_exported() {
+    const PLANTED: [&str; 4] = ["planted-prompt-31", "planted-answer-32", "planted-client-key-33", "planted-query-34"];
+    const COLLECTOR_KEY: &str = "planted-collector-key-36";
+    let collector = Collector::start().await;
+    let headers = ("OTEL_EXPORTER_OTLP_HEADERS", format!("x-api-key={COLLECTOR_KEY}"));
+    let url = collector.http.url();
+    let mut stack = Stack::with(
+        |relay| relay.env(ENDPOINT, &url).env(SOON.0, SOON.1).env(headers.0, &headers.1),
+        |worker| worker.env(ENDPOINT, &url).env(SOON.0, SOON.1).env(headers.0, &headers.1),
+    )
+    .await;
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": PLANTED[0]}]});
+    let request = Request::post(&format!("/v1/chat/completions?key={}", PLANTED[3]), &body);
+    let request = request.bearer(PLANTED[2]).header("traceparent", parent(TRACE, "01"));
+    ask(&mut stack, request, &json!({"content": PLANTED[1]})).await;
+    collector.trace(TRACE, 4).await;
+    let broken = Request::new("POST", "/v1/chat/completions").body(format!("{{\"model\": \"m\", {}", PLANTED[0]));
+    let broken = broken.bearer(PLANTED[2]).header("traceparent", parent(OTHER_TRACE, "01"));
+    stack.relay.fetch(broken).await.with_status(400);
+    collector.trace(OTHER_TRACE, 1).await;
+    assert!(collector.was_told("modelrelay.outcome"), "the search finds what is there");
+    for planted in PLANTED.into_iter().chain([modelrelay_harness::relay::WORKER_SECRET]) {
+        assert!(!collector.was_told(planted), "{planted} was exported");
+    }
+    let sent = collector.http.seen();
+    assert!(sent.iter().all(|head| head.header("x-api-key") == Some(COLLECTOR_KEY)), "{sent:?}");
+    for log in [stack.relay.log().lines().join("\n"), stack.worker.log()] {
+        assert!(!log.contains(COLLECTOR_KEY), "{log}");
+    }
+}
+
+/// Played by a relay that speaks TLS, which knows no such route: what it answers has come over TLS.
+#[tokio::test]
+async fn a_collector_that_speaks_tls_is_trusted_by_its_certificate() {
+    let certificates = Certificates::make();
+    let collector = Relay::builder().tls(&certificates).start().await;
+    let said = |line: &str| line.contains("traces cannot be exported").then(|| line.to_owned());
+    let trusting = exporting_to(&collector.url())
+        .env("OTEL_EXPORTER_OTLP_CERTIFICATE", &certificates.ca_file().to_string_lossy())
+        .start()
+        .await;
+    let wary = exporting_to(&collector.url()).start().await;
+    for (relay, expected) in [(&trusting, "the collector answers 404"), (&wary, "invalid peer certificate")] {
+        relay.fetch(Request::post("/v1/chat/completions", &json!({}))).await.with_status(400);
+        let line = relay.log().wait_for("a line about the collector", said).await;
+        assert!(line.contains(expected), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn without_the_setting_the_headers_pass_as_they_came_and_nothing_is_started() {
+    let mut stack = Stack::start().await;
+    assert_untouched(&mut stack).await;
+    for process in [stack.relay.process(), &mut stack.worker.process] {
+        let threads = threads(process);
+        assert!(threads.iter().all(|name| !name.contains("OpenTelemetry")), "{threads:?}");
+    }
+}
+
+#[tokio::test]
+async fn opentelemetrys_own_switch_turns_it_off() {
+    let collector = Collector::start().await;
+    let endpoint = collector.http.url();
+    let off = ("OTEL_SDK_DISABLED", "true");
+    let mut stack = Stack::with(
+        |relay| relay.env(ENDPOINT, &endpoint).env(off.0, off.1),
+        |worker| worker.env(ENDPOINT, &endpoint).env(off.0, off.1),
+    )
+    .await;
+    assert_untouched(&mut stack).await;
+    stack.worker.terminate().await;
+    stack.worker.process.wait_exit().await;
+    stack.relay.process().terminate().await;
+    stack.relay.process().wait_exit().await;
+    assert_eq!(collector.http.seen().len(), 0, "the collector was asked");
+}
+
+/// Well-formed or not, a client's headers are the backend's.
+async fn assert_untouched(stack: &mut Stack) {
+    for value in [parent(TRACE, "01"), "nonsense".to_owned()] {
+        let request = chat().header("traceparent", &value).header("tracestate", "vendor=1, other");
+        let told = ask(stack, request, &json!({})).await;
+        assert_eq!(told, (Some(value), Some("vendor=1, other".to_owned())));
+    }
+    assert_eq!(ask(stack, chat(), &json!({})).await, (None, None));
+}
+
+fn threads(process: &Process) -> Vec<String> {
+    let pid = process.pid().expect("it runs");
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+    let name = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
+    tasks.filter_map(name).collect()
+}
+
+#[tokio::test]
+async fn a_collector_that_refuses_is_worth_one_warning_and_its_return_one_line() {
+    let collector = Collector::answering(|before| if before < 6 { 503 } else { 200 }).await;
+    let mut stack = exporting(&collector.http.url()).await;
+    let since = Instant::now();
+    while collector.spans().is_empty() {
+        assert!(since.elapsed() < PATIENCE, "nothing was exported after the collector's return");
+        ask(&mut stack, chat(), &json!({})).await;
+    }
+    let both = format!("{}\n{}", stack.relay.log().lines().join("\n"), stack.worker.log());
+    let warnings = both.lines().filter(|line| line.contains("traces cannot be exported")).count();
+    assert!((1..=2).contains(&warnings), "{warnings} warnings of two programs for six refused batches:\n{both}");
+    stack
+        .relay
+        .eventually("a line that says so", || async {
+            stack.relay.log().contains("traces are exported again")
+                || stack.worker.log().contains("traces are exported again")
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_collector_that_is_away_slows_neither_requests_nor_the_end() {
+    let away = FakeBackend::refusing().await;
+    assert_unhindered(exporting(&away.url()).await).await;
+}
+
+#[tokio::test]
+async fn a_collector_that_hangs_slows_neither_requests_nor_the_end() {
+    // A call that nobody plays is never answered.
+    let hanging = FakeBackend::start().await;
+    assert_unhindered(exporting(&hanging.url()).await).await;
+    assert!(hanging.times_asked("/v1/traces") > 0, "nobody asked it");
+}
+
+/// A batch would have ten seconds.
+async fn assert_unhindered(mut stack: Stack) {
+    const NEAR: Duration = Duration::from_secs(5);
+    let since = Instant::now();
+    for _ in 0..20 {
+        ask(&mut stack, chat(), &json!({})).await;
+    }
+    assert!(since.elapsed() < NEAR, "20 requests took {:?}", since.elapsed());
+    let since = Instant::now();
+    stack.worker.terminate().await;
+    assert!(stack.worker.process.wait_exit().await.success());
+    assert!(since.elapsed() < NEAR, "the worker's end took {:?}", since.elapsed());
+    let since = Instant::now();
+    stack.relay.process().terminate().await;
+    assert!(stack.relay.process().wait_exit().await.success());
+    assert!(since.elapsed() < NEAR, "the relay's end took {:?}", since.elapsed());
+}
+
+#[tokio::test]
+async fn what_is_left_is_exported_at_the_end() {
+    let collector = Collector::start().await;
+    let endpoint = collector.http.url();
+    let far = ("OTEL_BSP_SCHEDULE_DELAY", "3600000");
+    let mut stack = Stack::with(
+        |relay| relay.env(ENDPOINT, &endpoint).env(far.0, far.1),
+        |worker| worker.arg("--otlp-endpoint").arg(&endpoint).env(far.0, far.1),
+    )
+    .await;
+    ask(&mut stack, chat().header("traceparent", parent(TRACE, "01")), &json!({})).await;
+    stack.worker.terminate().await;
+    stack.worker.process.wait_exit().await;
+    stack.relay.process().terminate().await;
+    stack.relay.process().wait_exit().await;
+    collector.trace(TRACE, 4).await;
+}
+
+#[tokio::test]
+async fn an_address_that_cannot_be_used_ends_the_program_with_one_line_without_it() {
+    const WRONG: &str = "http://me:planted-password-35@collector:4318";
+    let (status, log) = Relay::builder().env(ENDPOINT, WRONG).start_and_exit().await;
+    let relay = (status.code(), log.lines());
+    let mut worker = WorkerProcess::builder().env(ENDPOINT, WRONG).spawn();
+    let status = worker.wait_exit().await;
+    worker.log().wait_until_closed().await;
+    for (code, lines) in [relay, (status.code(), worker.log().lines())] {
+        assert_eq!((code, lines.len()), (Some(1), 1), "{lines:?}");
+        assert!(lines[0].contains("OTEL_EXPORTER_OTLP_ENDPOINT (--otlp-endpoint)"), "{lines:?}");
+        assert!(!lines[0].contains("planted-password-35"), "{lines:?}");
+    }
+}

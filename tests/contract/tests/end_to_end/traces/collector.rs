@@ -1,0 +1,143 @@
+//! A collector of traces played by hand: it reads real exports, and keeps what they say.
+
+use std::fmt::Write;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use modelrelay_harness::PATIENCE;
+use modelrelay_harness::fake_backend::{Answer, FakeBackend};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::trace::v1 as otlp;
+use prost::Message;
+
+/// The collector, and all that it was sent.
+pub(super) struct Collector {
+    pub(super) http: FakeBackend,
+    taken: Arc<Mutex<Taken>>,
+}
+
+#[derive(Default)]
+struct Taken {
+    spans: Vec<Span>,
+    raw: Vec<u8>,
+}
+
+/// A span, its ids in hex as headers write them.
+#[derive(Clone, Debug)]
+pub(super) struct Span {
+    pub(super) service: String,
+    pub(super) trace: String,
+    pub(super) id: String,
+    pub(super) parent: String,
+    pub(super) name: String,
+    pub(super) kind: i32,
+    pub(super) is_error: bool,
+    pub(super) nanos: u64,
+    attributes: Vec<KeyValue>,
+}
+
+impl Span {
+    fn new(service: &str, span: &otlp::Span) -> Self {
+        Self {
+            service: service.to_owned(),
+            trace: hex(&span.trace_id),
+            id: hex(&span.span_id),
+            parent: hex(&span.parent_span_id),
+            name: span.name.clone(),
+            kind: span.kind,
+            is_error: span.status.as_ref().is_some_and(|status| status.code == 2),
+            nanos: span.end_time_unix_nano - span.start_time_unix_nano,
+            attributes: span.attributes.clone(),
+        }
+    }
+
+    /// An attribute as text; empty where there is none.
+    pub(super) fn attribute(&self, key: &str) -> String {
+        text(self.attributes.iter().find(|attribute| attribute.key == key).and_then(|it| it.value.as_ref()))
+    }
+}
+
+impl Collector {
+    /// One that takes everything.
+    pub(super) async fn start() -> Self {
+        Self::answering(|_| 200).await
+    }
+
+    /// One that says this to each batch, by how many came before it.
+    pub(super) async fn answering(status: impl Fn(usize) -> u16 + Send + Sync + 'static) -> Self {
+        let http = FakeBackend::start().await;
+        let taken = Arc::new(Mutex::new(Taken::default()));
+        let (keep, count) = (Arc::clone(&taken), Mutex::new(0));
+        http.answer_with(move |head, body| {
+            assert_eq!((head.path(), head.header("content-type")), ("/v1/traces", Some("application/x-protobuf")));
+            let before = {
+                let mut count = count.lock().expect("the count");
+                *count += 1;
+                *count - 1
+            };
+            let status = status(before);
+            if status == 200 {
+                keep.lock().expect("what was taken").take(body);
+            }
+            Answer::new(status, &[("content-type", "application/x-protobuf")], b"")
+        });
+        Self { http, taken }
+    }
+
+    /// Everything of this trace, once it is so many spans.
+    pub(super) async fn trace(&self, id: &str, spans: usize) -> Vec<Span> {
+        let since = Instant::now();
+        loop {
+            let found: Vec<Span> = self.spans().into_iter().filter(|span| span.trace == id).collect();
+            if found.len() >= spans {
+                return found;
+            }
+            assert!(since.elapsed() < PATIENCE, "trace {id} has not {spans} spans: {found:#?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// All spans so far.
+    pub(super) fn spans(&self) -> Vec<Span> {
+        self.taken.lock().expect("what was taken").spans.clone()
+    }
+
+    /// Whether some batch holds these bytes anywhere.
+    pub(super) fn was_told(&self, text: &str) -> bool {
+        let taken = self.taken.lock().expect("what was taken");
+        taken.raw.windows(text.len()).any(|window| window == text.as_bytes())
+    }
+}
+
+impl Taken {
+    fn take(&mut self, body: &[u8]) {
+        self.raw.extend_from_slice(body);
+        let batch = ExportTraceServiceRequest::decode(body).expect("a batch of spans");
+        for resource in &batch.resource_spans {
+            let attributes = resource.resource.as_ref().map(|resource| &resource.attributes[..]).unwrap_or_default();
+            let service = attributes.iter().find(|it| it.key == "service.name");
+            let service = text(service.and_then(|it| it.value.as_ref()));
+            let spans = resource.scope_spans.iter().flat_map(|scope| &scope.spans);
+            self.spans.extend(spans.map(|span| Span::new(&service, span)));
+        }
+    }
+}
+
+fn text(value: Option<&AnyValue>) -> String {
+    match value.and_then(|value| value.value.as_ref()) {
+        Some(Value::StringValue(text)) => text.clone(),
+        Some(Value::IntValue(number)) => number.to_string(),
+        Some(Value::DoubleValue(number)) => number.to_string(),
+        Some(Value::BoolValue(truth)) => truth.to_string(),
+        _ => String::new(),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

@@ -1,0 +1,152 @@
+//! One batch on its way to the collector: a connection, a POST, a deadline.
+//!
+//! Over hyper and rustls, which are here anyway. A batch leaves every five seconds at most, so that a connection is not
+//! worth keeping, and one that the network has lost meanwhile would cost a batch.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::header::HOST;
+use http::{HeaderValue, Request, Response, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use opentelemetry_http::{HttpClient, HttpError};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+
+use crate::settings::{SettingError, Target};
+
+/// More than a collector has to say.
+const MAX_ANSWER_BYTES: usize = 64 << 10;
+
+/// The collector, as the exporter's thread asks it.
+pub(crate) struct Collector {
+    shown: String,
+    timeout: Duration,
+    /// There where the address is `https`.
+    tls: Option<TlsConnector>,
+    runtime: Handle,
+    /// The last batch was not taken, and that has been said.
+    is_away: AtomicBool,
+}
+
+impl fmt::Debug for Collector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Collector").field("shown", &self.shown).finish_non_exhaustive()
+    }
+}
+
+impl Collector {
+    pub(crate) fn new(target: &Target) -> Result<Self, SettingError> {
+        let tls = (target.url.scheme() == "https").then(|| connector(target.ca_file.as_deref())).transpose()?;
+        Ok(Self {
+            shown: target.shown(),
+            timeout: target.timeout,
+            tls,
+            runtime: Handle::current(),
+            is_away: AtomicBool::new(false),
+        })
+    }
+
+    /// A collector that is away is worth one line, and so is its return.
+    fn note(&self, problem: Option<&str>) {
+        let was_away = self.is_away.swap(problem.is_some(), Ordering::Relaxed);
+        match (problem, was_away) {
+            (Some(problem), false) => {
+                tracing::warn!(
+                    collector = self.shown,
+                    problem,
+                    "traces cannot be exported; they are dropped until they can"
+                );
+            }
+            (None, true) => tracing::info!(collector = self.shown, "traces are exported again"),
+            (Some(_), true) | (None, false) => {}
+        }
+    }
+}
+
+#[async_trait]
+impl HttpClient for Collector {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        // The exporter's thread has no reactor. It waits for as long as the deadline lets it, and for nothing else.
+        let (tls, limit) = (self.tls.clone(), self.timeout);
+        let sending = self.runtime.spawn(async move { tokio::time::timeout(limit, post(tls, request)).await });
+        let sent = match sending.await {
+            Ok(Ok(sent)) => sent,
+            Ok(Err(_)) => Err(format!("no answer within {limit:?}").into()),
+            // The runtime is gone, and with it whoever would read a warning.
+            Err(_) => return Err("the program ends".into()),
+        };
+        match &sent {
+            Ok(answer) if answer.status().is_success() => self.note(None),
+            Ok(answer) => self.note(Some(&format!("the collector answers {}", answer.status().as_u16()))),
+            Err(error) => self.note(Some(&error.to_string())),
+        }
+        sent
+    }
+}
+
+async fn post(tls: Option<TlsConnector>, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+    let uri = request.uri().clone();
+    let host = uri.host().ok_or("the collector's address names no host")?;
+    let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let port = uri.port_u16().unwrap_or(if tls.is_some() { 443 } else { 80 });
+    let tcp = TcpStream::connect((bare.as_str(), port)).await?;
+    match tls {
+        Some(tls) => exchange(tls.connect(ServerName::try_from(bare)?, tcp).await?, &uri, request).await,
+        None => exchange(tcp, &uri, request).await,
+    }
+}
+
+async fn exchange<S>(stream: S, uri: &Uri, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // Dropped with this future, and the connection with it.
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
+    let mut request = request.map(Full::new);
+    if let Some(authority) = uri.authority() {
+        request.headers_mut().insert(HOST, HeaderValue::from_str(authority.as_str())?);
+    }
+    *request.uri_mut() = uri.path_and_query().map_or("/", |path| path.as_str()).parse()?;
+    let (head, body) = sender.send_request(request).await?.into_parts();
+    let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await?.to_bytes();
+    Ok(Response::from_parts(head, body))
+}
+
+/// Trusts the system's roots, and those of `OTEL_EXPORTER_OTLP_CERTIFICATE`.
+fn connector(ca_file: Option<&str>) -> Result<TlsConnector, SettingError> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if let Some(path) = ca_file {
+        let refuse = |error: &dyn fmt::Display| {
+            SettingError::new(
+                "OTEL_EXPORTER_OTLP_CERTIFICATE",
+                format!("{path}: {error}; it must hold certificates (PEM)"),
+            )
+        };
+        let certificates = CertificateDer::pem_file_iter(path).map_err(|error| refuse(&error))?;
+        for certificate in certificates {
+            let certificate = certificate.map_err(|error| refuse(&error))?;
+            roots.add(certificate).map_err(|error| refuse(&error))?;
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let versions = versions.map_err(|error| SettingError::new("TLS", error.to_string()))?;
+    let config = versions.with_root_certificates(roots).with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}

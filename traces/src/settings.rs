@@ -1,0 +1,154 @@
+//! Whether traces are exported, and where to: our one setting, and what OpenTelemetry's own variables say beside it.
+
+use std::fmt;
+use std::time::Duration;
+
+use url::Url;
+
+/// What a collector of traces adds to its base address.
+const TRACES_PATH: &str = "/v1/traces";
+/// OpenTelemetry's own default.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+
+const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT (--otlp-endpoint)";
+const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+
+/// Where traces go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub(crate) url: Url,
+    pub(crate) timeout: Duration,
+    pub(crate) ca_file: Option<String>,
+}
+
+/// A setting that cannot be used; one line, which never repeats the value: an address may hold a password.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SettingError {
+    setting: &'static str,
+    problem: String,
+}
+
+impl SettingError {
+    pub(crate) fn new(setting: &'static str, problem: impl Into<String>) -> Self {
+        Self { setting, problem: problem.into() }
+    }
+
+    /// The setting's name.
+    pub fn setting(&self) -> &'static str {
+        self.setting
+    }
+
+    /// What is wrong with it, and what is allowed.
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
+}
+
+impl fmt::Display for SettingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.setting, self.problem)
+    }
+}
+
+impl std::error::Error for SettingError {}
+
+impl Target {
+    /// Where traces go, given the base address that was set, if any; `None`: nowhere, which is the default.
+    pub fn resolve(base: Option<&str>) -> Result<Option<Self>, SettingError> {
+        Self::resolve_with(base, |variable| std::env::var(variable).ok())
+    }
+
+    fn resolve_with(
+        base: Option<&str>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Self>, SettingError> {
+        // An empty variable is as good as none: specifications, Compose files and charts agree on that.
+        let variable = |name: &str| variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        let either = |of_traces: &str, of_all: &str| variable(of_traces).or_else(|| variable(of_all));
+        let is_off = variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"))
+            || variable("OTEL_TRACES_EXPORTER").is_some_and(|text| text == "none");
+        if is_off {
+            return Ok(None);
+        }
+        let base = base.map(str::trim).filter(|base| !base.is_empty());
+        let url = match (variable(TRACES_ENDPOINT), base) {
+            (Some(whole), _) => address(TRACES_ENDPOINT, &whole, "")?,
+            (None, Some(base)) => address(ENDPOINT, base, TRACES_PATH)?,
+            (None, None) => return Ok(None),
+        };
+        let millis = either("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT");
+        let timeout = millis.and_then(|text| text.parse().ok()).map_or(DEFAULT_TIMEOUT, Duration::from_millis);
+        let ca_file = either("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE");
+        Ok(Some(Self { url, timeout, ca_file }))
+    }
+
+    /// The collector's address, for people.
+    pub(crate) fn shown(&self) -> String {
+        self.url.origin().ascii_serialization()
+    }
+}
+
+fn address(setting: &'static str, text: &str, path: &str) -> Result<Url, SettingError> {
+    let allowed = || {
+        let example = format!("http://collector:4318{}", if path.is_empty() { TRACES_PATH } else { "" });
+        let how = "its value (not shown) is not allowed: the address of a collector that takes OTLP over HTTP, such as";
+        SettingError::new(setting, format!("{how} {example}; a password belongs into OTEL_EXPORTER_OTLP_HEADERS"))
+    };
+    let mut url = Url::parse(text).map_err(|_| allowed())?;
+    let is_http = matches!(url.scheme(), "http" | "https") && url.host_str().is_some_and(|host| !host.is_empty());
+    let is_plain =
+        url.username().is_empty() && url.password().is_none() && url.query().is_none() && url.fragment().is_none();
+    if !is_http || !is_plain {
+        return Err(allowed());
+    }
+    let whole = format!("{}{path}", if path.is_empty() { url.path() } else { url.path().trim_end_matches('/') });
+    url.set_path(&whole);
+    Ok(url)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(base: Option<&str>, variables: &[(&str, &str)]) -> Result<Option<Target>, SettingError> {
+        let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
+        Target::resolve_with(base, |name| value(name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    fn url(base: Option<&str>, variables: &[(&str, &str)]) -> Option<String> {
+        resolve(base, variables).expect("settings").map(|target| target.url.to_string())
+    }
+
+    #[test]
+    fn nothing_is_exported_unless_somebody_says_where_to() {
+        assert_eq!(url(None, &[]), None);
+        assert_eq!(url(Some(" "), &[(TRACES_ENDPOINT, "")]), None);
+        assert_eq!(url(Some("http://c:4318"), &[("OTEL_SDK_DISABLED", "TRUE")]), None);
+        assert_eq!(url(Some("http://c:4318"), &[("OTEL_TRACES_EXPORTER", "none")]), None);
+    }
+
+    #[test]
+    fn the_base_gets_the_path_of_traces_and_their_own_address_stays_as_it_is() {
+        let whole = Some("http://c:4318/v1/traces".to_owned());
+        assert_eq!(url(Some("http://c:4318"), &[]), whole);
+        assert_eq!(url(Some("http://c:4318/"), &[]), whole);
+        assert_eq!(url(Some("https://c/otlp/"), &[]).as_deref(), Some("https://c/otlp/v1/traces"));
+        assert_eq!(url(Some("http://c"), &[(TRACES_ENDPOINT, "http://t/x")]).as_deref(), Some("http://t/x"));
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_used_is_one_line_without_it() {
+        for text in ["collector:4318", "grpc://c:4317", "http://", "http://me:planted@c", "http://c?key=planted"] {
+            let error = resolve(Some(text), &[]).expect_err(text).to_string();
+            assert!(error.starts_with(ENDPOINT) && error.contains("http://collector:4318"), "{error}");
+            assert!(!error.contains("planted") && !error.contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_batch_has_ten_seconds_unless_told_otherwise() {
+        let timeout = |variables| resolve(Some("http://c"), variables).expect("settings").expect("a target").timeout;
+        assert_eq!(timeout(&[]), Duration::from_secs(10));
+        assert_eq!(timeout(&[("OTEL_EXPORTER_OTLP_TIMEOUT", "250")]), Duration::from_millis(250));
+    }
+}

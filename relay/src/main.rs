@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::num::NonZero;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::CommandFactory;
 use modelrelay_relay::cli::{Args, CliError};
@@ -10,6 +11,9 @@ use modelrelay_relay::config::Config;
 use modelrelay_relay::ctl::{self, Command};
 use modelrelay_relay::{open_files, relay, scheduling, shutdown, telemetry};
 use tokio::runtime::{Builder, Runtime};
+
+/// How long a thread may take that cannot be stopped. Looking up a collector's name in a dead DNS takes half a minute.
+const LAST_BLOCKING: Duration = Duration::from_secs(2);
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -92,11 +96,14 @@ fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
     open_files::raise_limit();
     scheduling::take_turns();
     let threads = args.threads.map_or_else(default_threads, usize::from);
-    runtime(threads)?.block_on(async {
+    let runtime = runtime(threads)?;
+    let ended = runtime.block_on(async {
         let signal = shutdown::listen()?;
         relay::run(args, config, signal, journal).await?;
         Ok(())
-    })
+    });
+    runtime.shutdown_timeout(LAST_BLOCKING);
+    ended
 }
 
 /// For one thread the simpler scheduler: it runs what is ready in turn, so that a writer finds all there is to write.

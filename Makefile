@@ -21,7 +21,7 @@ chaos: ## The programs under faults and too much load, much longer than in `make
 soak: ## Half an hour at 70 % load while things are killed: nothing may grow; MODELRELAY_SOAK_MINUTES asks for another time
 	@MODELRELAY_SOAK_MINUTES=$${MODELRELAY_SOAK_MINUTES:-30} scripts/test build soak
 
-test-clients: ## The real OpenAI and Anthropic SDKs against relay and worker
+test-clients: ## Real clients (SDKs, LangChain, LiteLLM, Claude Code …) against relay and worker
 	@scripts/test build clients
 
 test-browser: ## The relay's pages in Chromium, against relay and workers; pictures of them end in target/browser

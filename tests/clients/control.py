@@ -1,4 +1,4 @@
-"""What both SDK suites stand on: a backend that does as it is told, and relays and workers that start and die on request.
+"""What all suites stand on: a backend that does as it is told, and relays and workers that start and die on request.
 
 Standard library only. Prints one JSON line with its address, then serves until its standard input closes:
 
@@ -7,12 +7,15 @@ Standard library only. Prints one JSON line with its address, then serves until 
     DELETE /stacks/{id}
     GET    /seen?tag=T&state=S&count=N    waits until the backend saw N requests tagged T in state S → the requests
     POST   /release?tag=T                 lets the held requests tagged T go on, those to come too
+    GET    /llama                         starts a real llama-server, once → {"url"}, null where scripts/backends/build never ran
 
 The backend reads what to do from the request's own words: "tag=T do=echo". `echo` answers; `hold` waits for its release,
-a stream after two of its words; `refuse` answers 400 as vLLM does. A request is `running`, then `done` or `left` (the
-other side closed the connection first).
+a stream after two of its words; `refuse` answers 400 as vLLM does; `call` calls the first tool offered that is among CALLS,
+and answers once it has the tool's result. A request is `running`, then `done` or `left` (the other side closed the connection
+first).
 """
 
+import glob
 import http.client
 import json
 import os
@@ -34,6 +37,8 @@ MODEL = "org/tiny:1b"  # ids hold slashes and colons
 WORDS = ["Hello", " from", " the", " backend"]
 REFUSAL = {"error": {"message": "This model's maximum context length is 16 tokens.", "type": "BadRequestError",
                      "param": "input_tokens", "code": 400}}
+CALLS = {"weather": {"city": "Oslo"}, "Bash": {"command": "echo mango", "description": "Say mango"}}
+PROGRAMS = os.environ.get("MODELRELAY_BIN_DIR") or os.path.join(ROOT, "target", "release")
 PATIENCE = 20  # seconds that anything here may take before the test is told that it did not happen
 
 
@@ -125,11 +130,11 @@ class Backend(Handler):
     def do_POST(self):
         worker, path = self.worker_and_path()
         body = json.loads(self.body())
-        words = body.get("input") or body["messages"][-1]["content"]
-        words = words[0] if isinstance(words, list) and isinstance(words[0], str) else words
-        tag, deed = re.search(r"tag=(\S+) do=(\S+)", words if isinstance(words, str) else json.dumps(words)).groups()
+        # The last such words: agents put much before and behind what they were asked.
+        tag, deed = re.findall(r"tag=([\w-]+) do=(\w+)", json.dumps(body.get("input") or body["messages"]))[-1]
         request = {"tag": tag, "worker": worker, "path": path, "state": "running",
-                   "authorization": self.headers.get("authorization"), "x-api-key": self.headers.get("x-api-key")}
+                   "authorization": self.headers.get("authorization"), "x-api-key": self.headers.get("x-api-key"),
+                   "headers": [name.lower() for name in self.headers]}
         SEEN.add(request)
         try:
             SEEN.move(request, "done" if self.obey(path, deed, tag, body) else "left")
@@ -144,7 +149,8 @@ class Backend(Handler):
         if path == "/v1/embeddings":
             self.answer(200, embeddings(body))
             return True
-        whole, frames, third_word = {"/v1/chat/completions": chat, "/v1/messages": messages, "/v1/responses": responses}[path]()
+        shape = {"/v1/chat/completions": chat, "/v1/messages": messages, "/v1/responses": responses}[path]
+        whole, frames, third_word = shape(body, wanted_call(body) if deed == "call" else None)
         if not body.get("stream"):
             if deed == "hold" and not SEEN.hold(tag, self.connection):
                 self.close_connection = True
@@ -172,42 +178,62 @@ def event(value):
     return f"event: {value['type']}\n{data(value)}"
 
 
+def wanted_call(body):
+    """The tool to call; none once the conversation holds a result."""
+    if any(message["role"] == "tool" or '"tool_result"' in json.dumps(message.get("content")) for message in body["messages"]):
+        return None
+    offered = [tool.get("name") or tool["function"]["name"] for tool in body["tools"]]
+    return next(name for name in offered if name in CALLS)
+
+
 # Each dialect: the whole answer, the frames of its stream, and which of them holds the third word.
 
 
-def chat():
+def chat(body, call):
     usage = {"prompt_tokens": 5, "completion_tokens": len(WORDS), "total_tokens": 5 + len(WORDS)}
     base = {"id": "chatcmpl-1", "created": 1, "model": MODEL}
-    message = {"role": "assistant", "content": "".join(WORDS)}
+    function = call and {"name": call, "arguments": json.dumps(CALLS[call])}
+    called = [{"id": "call_1", "type": "function", "function": function}] if call else None
+    message = {"role": "assistant", "content": None, "tool_calls": called} if call else {"role": "assistant", "content": "".join(WORDS)}
+    reason = "tool_calls" if call else "stop"
     whole = base | {"object": "chat.completion", "usage": usage,
-                    "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+                    "choices": [{"index": 0, "message": message, "finish_reason": reason}]}
 
     def chunk(delta, reason=None):
         choice = {"index": 0, "delta": delta, "finish_reason": reason}
         return data(base | {"object": "chat.completion.chunk", "choices": [choice]})
 
-    frames = [chunk({"content": word}) for word in WORDS] + [chunk({}, "stop"), "data: [DONE]\n\n"]
-    return whole, frames, 2
+    deltas = [{"tool_calls": [called[0] | {"index": 0}]}] if call else [{"content": word} for word in WORDS]
+    frames = [chunk(delta) for delta in deltas] + [chunk({}, reason)]
+    if (body.get("stream_options") or {}).get("include_usage"):
+        frames.append(data(base | {"object": "chat.completion.chunk", "choices": [], "usage": usage}))
+    return whole, [*frames, "data: [DONE]\n\n"], 2
 
 
-def messages():
+def messages(_body, call):
     base = {"id": "msg_1", "type": "message", "role": "assistant", "model": MODEL, "stop_sequence": None}
     usage = {"input_tokens": 5, "output_tokens": len(WORDS)}
-    whole = base | {"content": [{"type": "text", "text": "".join(WORDS)}], "stop_reason": "end_turn", "usage": usage}
+    block = {"type": "text", "text": ""}
+    deltas = [{"type": "text_delta", "text": word} for word in WORDS]
+    content, reason = block | {"text": "".join(WORDS)}, "end_turn"
+    if call:
+        block = {"type": "tool_use", "id": "toolu_1", "name": call, "input": {}}
+        deltas = [{"type": "input_json_delta", "partial_json": json.dumps(CALLS[call])}]
+        content, reason = block | {"input": CALLS[call]}, "tool_use"
+    whole = base | {"content": [content], "stop_reason": reason, "usage": usage}
     begun = base | {"content": [], "stop_reason": None, "usage": usage | {"output_tokens": 0}}
     frames = [
         event({"type": "message_start", "message": begun}),
-        event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
-        *(event({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}})
-          for word in WORDS),
+        event({"type": "content_block_start", "index": 0, "content_block": block}),
+        *(event({"type": "content_block_delta", "index": 0, "delta": delta}) for delta in deltas),
         event({"type": "content_block_stop", "index": 0}),
-        event({"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": usage}),
+        event({"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": usage}),
         event({"type": "message_stop"}),
     ]
     return whole, frames, 4
 
 
-def responses():
+def responses(*_):
     part = {"type": "output_text", "text": "".join(WORDS), "annotations": []}
     item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
     usage = {"input_tokens": 5, "output_tokens": 4, "total_tokens": 9, "input_tokens_details": {"cached_tokens": 0},
@@ -264,7 +290,7 @@ class Stack:
     def spawn(self, program, env):
         log = open(os.path.join(self.directory.name, f"{program}-{len(self.workers)}.log"), "wb")
         with log:
-            return subprocess.Popen([os.path.join(ROOT, "target", "release", f"modelrelay-{program}")],
+            return subprocess.Popen([os.path.join(PROGRAMS, f"modelrelay-{program}")],
                                     env={"PATH": os.environ["PATH"]} | env, cwd=self.directory.name,
                                     stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -305,6 +331,45 @@ class Stack:
         self.directory.cleanup()
 
 
+class Llama:
+    """A real llama-server with a model of random weights, for as long as anybody may want it."""
+
+    def __init__(self):
+        self.lock, self.process, self.url = threading.Lock(), None, None
+
+    def start(self):
+        with self.lock:
+            if self.url is None and (home := self.home()):
+                port = free_port()
+                command = [f"{home}/bin/llama-server", "-m", f"{home}/models/tiny-a.gguf", "--alias", MODEL, "-np", "1", "-c", "4096",
+                           "-t", "1", "-tb", "1", "--no-warmup", "--port", str(port)]
+                quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+                self.process = subprocess.Popen(command, **quiet)
+                self.url = f"http://127.0.0.1:{port}"
+                self.wait_until_healthy()
+            return self.url
+
+    def wait_until_healthy(self):
+        never = threading.Event()
+        for _ in range(PATIENCE * 10):
+            if get_json(self.url, "/health") is not None:
+                return
+            never.wait(0.1)
+        raise RuntimeError("llama-server did not become healthy")
+
+    @staticmethod
+    def home():
+        """Where scripts/backends/build has put it, the last time that it was asked."""
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        built = glob.glob(os.path.join(cache, "modelrelay", "backends", "*", "complete"))
+        return os.environ.get("MODELRELAY_BACKENDS") or (os.path.dirname(max(built, key=os.path.getmtime)) if built else None)
+
+    def close(self):
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -325,7 +390,7 @@ def get_json(url, path, headers=None):
 
 
 class Control(Handler):
-    stacks, backend_url, lock = {}, None, threading.Lock()
+    stacks, backend_url, lock, llama = {}, None, threading.Lock(), Llama()
 
     def handle_request(self):
         parts = urlsplit(self.path)
@@ -357,6 +422,8 @@ class Control(Handler):
                 stack.close()
             case ("GET", "seen"):
                 return SEEN.wait(query["tag"], query.get("state"), int(query.get("count", 1)))
+            case ("GET", "llama"):
+                return {"url": self.llama.start()}
             case ("POST", "release"):
                 SEEN.release(query["tag"])
             case _:
@@ -384,3 +451,4 @@ if __name__ == "__main__":
     sys.stdin.read()
     for left in Control.stacks.values():
         left.close()
+    Control.llama.close()

@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { MODEL, Stack, TEXT, errorOf, load } from './control.mjs';
+import { ANTHROPIC_TOOL, MODEL, Stack, TEXT, errorOf, llama, load } from './control.mjs';
 
 const { default: Anthropic } = load('@anthropic-ai/sdk');
 const { VERSION } = load('@anthropic-ai/sdk/version');
@@ -34,6 +34,17 @@ test('a message stream ends with its stop reason', async (t) => {
   const stack = await Stack.start(t);
   const message = await sdk(stack).messages.stream({ max_tokens: 100, ...stack.ask() }).finalMessage();
   assert.deepEqual([message.content[0].text, message.stop_reason], [TEXT, 'end_turn']);
+});
+
+test('a tool call and its result go both ways', async (t) => {
+  const stack = await Stack.start(t);
+  const asked = { max_tokens: 100, ...stack.ask('call', { tools: [ANTHROPIC_TOOL] }) };
+  const answer = await sdk(stack).messages.stream(asked).finalMessage();
+  const [called] = answer.content;
+  assert.deepEqual([called.name, called.input, answer.stop_reason], ['weather', { city: 'Oslo' }, 'tool_use']);
+  const result = { type: 'tool_result', tool_use_id: called.id, content: 'rain' };
+  asked.messages.push({ role: 'assistant', content: answer.content }, { role: 'user', content: [result] });
+  assert.equal((await create(stack)(asked)).content[0].text, TEXT);
 });
 
 test('models are listed and retrieved', async (t) => {
@@ -132,4 +143,13 @@ test('closing a stream reaches the backend', async (t) => {
     if (event.type === 'content_block_delta') break; // closes it
   }
   await stack.seen('left');
+});
+
+test('a real llama-server answers', async (t) => {
+  const worker = await llama(t);
+  if (!worker) return;
+  const stack = await Stack.start(t, { workers: [worker] });
+  const asked = { model: MODEL, messages: [{ role: 'user', content: 'hi' }], max_tokens: 8 };
+  assert.ok((await create(stack)(asked)).usage.output_tokens);
+  assert.ok((await sdk(stack).messages.stream(asked).finalMessage()).stop_reason);
 });

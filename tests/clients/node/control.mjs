@@ -92,6 +92,20 @@ export class Stack {
   }
 }
 
+/** A worker's settings for a real llama-server; where there is none, the test is skipped. */
+export async function llama(test) {
+  const { url } = await call('GET', '/llama');
+  if (url) return { BACKEND_URL: url };
+  assert.notEqual(process.env.CI, 'true', 'no llama-server is in the cache: run scripts/backends/build');
+  test.skip('no llama-server is in the cache: run scripts/backends/build');
+  return null;
+}
+
+const weather = { type: 'object', properties: { city: { type: 'string' } }, required: ['city'] };
+// The tool that the backend calls, in either dialect.
+export const OPENAI_TOOL = { type: 'function', function: { name: 'weather', description: 'Of today', parameters: weather } };
+export const ANTHROPIC_TOOL = { name: 'weather', description: 'Of today', input_schema: weather };
+
 /** The error that a promise or an async function ends with. */
 export async function errorOf(doing) {
   try {

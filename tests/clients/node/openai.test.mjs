@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { MODEL, Stack, TEXT, errorOf, load } from './control.mjs';
+import { MODEL, OPENAI_TOOL, Stack, TEXT, errorOf, llama, load } from './control.mjs';
 
 const { default: OpenAI } = load('openai');
 const { VERSION } = load('openai/version');
@@ -34,6 +34,16 @@ test('a chat stream ends with its finish reason', async (t) => {
   const chunks = await Array.fromAsync(await create(stack)(stack.ask('echo', { stream: true })));
   assert.equal(chunks.map((chunk) => chunk.choices[0].delta.content ?? '').join(''), TEXT);
   assert.equal(chunks.at(-1).choices[0].finish_reason, 'stop');
+});
+
+test('a tool call and its result go both ways', async (t) => {
+  const stack = await Stack.start(t);
+  const asked = stack.ask('call', { tools: [OPENAI_TOOL] });
+  const { message } = (await create(stack)(asked)).choices[0];
+  const [called] = message.tool_calls;
+  assert.deepEqual([called.function.name, called.function.arguments], ['weather', '{"city": "Oslo"}']);
+  asked.messages.push(message, { role: 'tool', tool_call_id: called.id, content: 'rain' });
+  assert.equal((await create(stack)(asked)).choices[0].message.content, TEXT);
 });
 
 test('a response is answered whole and streamed', async (t) => {
@@ -165,4 +175,14 @@ test('closing a stream reaches the backend', async (t) => {
     break; // closes it
   }
   await stack.seen('left');
+});
+
+test('a real llama-server answers', async (t) => {
+  const worker = await llama(t);
+  if (!worker) return;
+  const stack = await Stack.start(t, { workers: [worker] });
+  const asked = { model: MODEL, messages: [{ role: 'user', content: 'hi' }], max_tokens: 8 };
+  assert.ok((await create(stack)(asked)).usage.completion_tokens);
+  const chunks = await Array.fromAsync(await create(stack)({ ...asked, stream: true }));
+  assert.ok(chunks.at(-1).choices[0].finish_reason);
 });

@@ -2,13 +2,13 @@
 
 import json
 import os
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
 import uuid
 
-import httpx2
 import pytest
 
 CONTROL = json.loads(os.environ["CLIENTS_CONTROL"])
@@ -80,16 +80,39 @@ class Stack:
         return leave
 
 
+def llama():
+    """A worker's settings for a real llama-server."""
+    url = call("GET", "/llama")["url"]
+    if url is None:
+        missing = "no llama-server is in the cache: run scripts/backends/build"
+        pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
+    return {"BACKEND_URL": url}
+
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+# The tool that the backend calls, in either dialect.
+OPENAI_TOOL = {"type": "function", "function": {"name": "weather", "description": "Of today", "parameters": WEATHER}}
+ANTHROPIC_TOOL = {"name": "weather", "description": "Of today", "input_schema": WEATHER}
+
+
 def in_background(function, **arguments):
     thread = threading.Thread(target=function, kwargs=arguments)
     thread.start()
     return thread
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Attempts:
     """Counts the HTTP requests of one SDK client, its own retries included."""
 
     def __init__(self):
+        import httpx2  # openai and anthropic bring it; what else is installed with this file need not
+
         self.count = 0
         self.last = None
         self.on_answer = None

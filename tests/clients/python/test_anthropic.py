@@ -2,7 +2,7 @@
 
 import anthropic
 import pytest
-from conftest import MODEL, TEXT, in_background
+from conftest import ANTHROPIC_TOOL, MODEL, TEXT, in_background, llama
 
 BUSY = {"workers": [{"MAX_CONCURRENCY": "1"}]}
 
@@ -38,6 +38,19 @@ def test_a_message_stream_ends_with_its_stop_reason(stack, attempts):
     with sdk(stack, attempts).messages.stream(**ask(stack)) as stream:
         assert "".join(stream.text_stream) == TEXT
         assert stream.get_final_message().stop_reason == "end_turn"
+
+
+def test_a_tool_call_and_its_result_go_both_ways(stack, attempts):
+    stack = stack()
+    messages = sdk(stack, attempts).messages
+    asked = ask(stack, "call", tools=[ANTHROPIC_TOOL])
+    with messages.stream(**asked) as stream:
+        answer = stream.get_final_message()
+    [called] = answer.content
+    assert (called.name, called.input, answer.stop_reason) == ("weather", {"city": "Oslo"}, "tool_use")
+    result = {"type": "tool_result", "tool_use_id": called.id, "content": "rain"}
+    asked["messages"] += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
+    assert messages.create(**asked).content[0].text == TEXT
 
 
 def test_models_are_listed_and_retrieved(stack, attempts):
@@ -131,3 +144,12 @@ def test_closing_a_stream_reaches_the_backend(stack, attempts):
         assert next(iter(stream.text_stream)) == "Hello"
         stack.seen("running")
     stack.seen("left")
+
+
+def test_a_real_llama_server_answers(stack, attempts):
+    messages = sdk(stack(workers=[llama()]), attempts).messages
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+    answer = messages.create(**asked)
+    assert answer.stop_reason and answer.usage.output_tokens
+    with messages.stream(**asked) as stream:
+        assert stream.get_final_message().stop_reason

@@ -2,7 +2,7 @@
 
 import openai
 import pytest
-from conftest import MODEL, TEXT, in_background
+from conftest import MODEL, OPENAI_TOOL, TEXT, in_background, llama
 
 BUSY = {"workers": [{"MAX_CONCURRENCY": "1"}]}
 
@@ -30,6 +30,24 @@ def test_a_chat_stream_ends_with_its_finish_reason(stack, attempts):
     chunks = list(sdk(stack, attempts).chat.completions.create(**stack.ask(stream=True)))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
     assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_a_stream_carries_usage_where_it_is_asked_for(stack, attempts):
+    stack = stack()
+    asked = stack.ask(stream=True, stream_options={"include_usage": True})
+    chunks = list(sdk(stack, attempts).chat.completions.create(**asked))
+    assert (chunks[-1].choices, chunks[-1].usage.total_tokens) == ([], 9)
+
+
+def test_a_tool_call_and_its_result_go_both_ways(stack, attempts):
+    stack = stack()
+    create = sdk(stack, attempts).chat.completions.create
+    asked = stack.ask("call", tools=[OPENAI_TOOL])
+    message = create(**asked).choices[0].message
+    [called] = message.tool_calls
+    assert (called.function.name, called.function.arguments) == ("weather", '{"city": "Oslo"}')
+    asked["messages"] += [message, {"role": "tool", "tool_call_id": called.id, "content": "rain"}]
+    assert create(**asked).choices[0].message.content == TEXT
 
 
 def test_a_response_is_answered_whole_and_streamed(stack, attempts):
@@ -162,3 +180,11 @@ def test_closing_a_stream_reaches_the_backend(stack, attempts):
         assert next(iter(stream)).choices[0].delta.content == "Hello"
         stack.seen("running")
     stack.seen("left")
+
+
+def test_a_real_llama_server_answers(stack, attempts):
+    create = sdk(stack(workers=[llama()]), attempts).chat.completions.create
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+    answer = create(**asked)
+    assert answer.choices[0].finish_reason and answer.usage.completion_tokens
+    assert list(create(stream=True, **asked))[-1].choices[0].finish_reason

@@ -1,0 +1,83 @@
+"""Claude Code, headless, against relay and worker: the program itself, with nothing but the relay within its reach."""
+
+import glob
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+from conftest import MODEL, TEXT
+
+PATIENCE = 60  # seconds
+
+
+@pytest.fixture
+def claude(tmp_path):
+    started = []
+    (tmp_path / "work").mkdir()
+
+    def start(stack, deed, *options, key="any"):
+        [program] = glob.glob(os.path.join(os.environ["CLIENTS_NODE_MODULES"], "node_modules/@anthropic-ai/claude-code-*/claude"))
+        env = {
+            "PATH": os.environ["PATH"], "HOME": str(tmp_path), "ANTHROPIC_BASE_URL": stack.url, "ANTHROPIC_AUTH_TOKEN": key,
+            "ANTHROPIC_MODEL": MODEL, "ANTHROPIC_DEFAULT_HAIKU_MODEL": MODEL, "CLAUDE_CODE_MAX_RETRIES": "1",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1", "DISABLE_TELEMETRY": "1",
+        }
+        command = [program, "-p", stack.say(deed), "--output-format", "stream-json", "--verbose", "--include-partial-messages", *options]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, env=env, cwd=tmp_path / "work", text=True, **quiet))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def outcome(process):
+    """Everything that it printed, and its verdict."""
+    out, err = process.communicate(timeout=PATIENCE)
+    events = [json.loads(line) for line in out.splitlines()]
+    assert events and events[-1]["type"] == "result", out + err
+    return events, events[-1]
+
+
+def test_a_prompt_is_answered_as_a_stream_with_usage(stack, claude):
+    stack = stack()
+    events, result = outcome(claude(stack, "echo"))
+    assert (result["result"], result["is_error"]) == (TEXT, False)
+    assert (result["usage"]["input_tokens"], result["usage"]["output_tokens"]) == (5, 4)
+    inner = [event["event"] for event in events if event["type"] == "stream_event"]
+    words = [event["delta"]["text"] for event in inner if event["type"] == "content_block_delta"]
+    assert "".join(words) == TEXT and len(words) > 1
+    assert {request["path"] for request in stack.seen("done")} == {"/v1/messages"}
+
+
+def test_a_tool_call_is_made_and_its_result_goes_back(stack, claude):
+    stack = stack()
+    events, result = outcome(claude(stack, "call", "--allowedTools", "Bash(echo:*)"))
+    assert (result["result"], result["num_turns"]) == (TEXT, 2)
+    results = [part for event in events if event["type"] == "user" for part in event["message"]["content"] if part["type"] == "tool_result"]
+    assert [part["content"] for part in results] == ["mango"]
+
+
+def test_a_wrong_key_is_said_to_be_one(stack, claude):
+    stack = stack(relay={"MODELRELAY_REQUIRE_API_KEYS": "true"})
+    _, result = outcome(claude(stack, "echo", key="mr-no-key"))
+    assert result["is_error"] and result["api_error_status"] == 401
+    _, result = outcome(claude(stack, "echo", key=stack.new_key()))
+    assert result["result"] == TEXT
+
+
+def test_a_refusal_of_the_backend_is_shown(stack, claude):
+    _, result = outcome(claude(stack(), "refuse"))
+    assert result["is_error"] and "maximum context length is 16 tokens" in result["result"]
+
+
+def test_ending_it_in_mid_stream_reaches_the_backend(stack, claude):
+    stack = stack()
+    process = claude(stack, "hold")
+    stack.seen("running")
+    process.send_signal(signal.SIGINT)
+    stack.seen("left")

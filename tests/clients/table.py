@@ -1,0 +1,128 @@
+"""The tables of clients in docs/compatibility.md and the README: written from what a run's reports say, and compared with it.
+
+    table.py versions            the pages name the clients and versions that are pinned here; needs no run
+    table.py check REPORT…       they also say what the run of these JUnit reports showed
+    table.py --write REPORT…     writes them
+"""
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+PAGES = {"results": ROOT / "docs/compatibility.md", "settings": ROOT / "README.md"}
+YES, UNTRIED = "yes", "–"
+
+# A client, where its version is pinned, whose tests are its, and how it is pointed at a relay.
+CLIENTS = [
+    ("OpenAI, Python", "openai", r"test_openai\b", "`base_url=\"http://relay:8080/v1\"`"),
+    ("OpenAI, Node", "openai (npm)", r"openai\.test", "`baseURL: 'http://relay:8080/v1'`"),
+    ("Anthropic, Python", "anthropic", r"test_anthropic\b", "`base_url=\"http://relay:8080\"`"),
+    ("Anthropic, Node", "@anthropic-ai/sdk (npm)", r"anthropic\.test", "`baseURL: 'http://relay:8080'`"),
+    ("LangChain, `ChatOpenAI`", "langchain-openai", r"test_langchain\b.*\[openai\]", "`base_url=\"http://relay:8080/v1\"`"),
+    ("LangChain, `ChatAnthropic`", "langchain-anthropic", r"test_langchain\b.*\[anthropic\]", "`base_url=\"http://relay:8080\"`"),
+    ("LiteLLM, library", "litellm", r"test_litellm\b", "`api_base`, as OpenAI with `/v1`, as Anthropic without"),
+    ("LiteLLM, proxy", "litellm", r"test_litellm_proxy\b", "the same, in `litellm_params`"),
+    ("Claude Code", "@anthropic-ai/claude-code (npm)", r"test_claude_code\b", "`ANTHROPIC_BASE_URL=http://relay:8080`"),
+    ("Open WebUI, its calls", "open-webui", r"test_open_webui\b", "a connection to `http://relay:8080/v1`"),
+]
+
+# What tests show, by the words in their names; a test that shows nothing is an error.
+FEATURES = {
+    "answer": r"is answered",
+    "stream": r"stream (ends|carries)|as a stream|and streamed",
+    "usage": r"usage",
+    "tool calls": r"tool call",
+    "errors": r"refusal|wrong key|unknown model",
+    "busy": r"full queue|queue timeout|request timeout",
+    "worker lost": r"worker killed",
+    "cancel": r"^(closing|leaving|ending)\b",
+    "models": r"models are listed",
+    "embeddings": r"embeddings",
+    "llama-server": r"real llama.server",
+}
+UNLISTED = r"the SDK is the one that was measured"
+
+
+def main(command, *reports):
+    shown = read(reports) if reports else {}
+    behind = []
+    for name, page in PAGES.items():
+        text = page.read_text()
+        committed = section(text, name)
+        table = settings() if name == "settings" else results(committed, shown)
+        if table != committed:
+            behind.append(page)
+            if command == "--write":
+                page.write_text(marked(name).sub(lambda found: found[1] + table + found[3], text))
+    if behind and command != "--write":
+        pages = ", ".join(str(page.relative_to(ROOT)) for page in behind)
+        sys.exit(f"clients: {pages} is behind what is pinned here or what was run: run `tests/clients/run --write`")
+
+
+def marked(name):
+    return re.compile(rf"(<!-- clients: {name} -->\n)(.*?)(<!-- clients: end -->)", re.DOTALL)
+
+
+def section(text, name):
+    return marked(name).search(text)[2]
+
+
+def settings():
+    lines = ["| client | version | points at a relay by |", "|---|---|---|"]
+    lines += [f"| {client} | {version(pinned)} | {setting} |" for client, pinned, _, setting in CLIENTS]
+    return "\n".join(lines) + "\n"
+
+
+def results(committed, shown):
+    """The table; without a report for a cell, what the page says stays."""
+    said = {cells[0]: cells[2:] for cells in map(cells_of, committed.splitlines())}
+    lines = ["| " + " | ".join(["client", "version", *FEATURES]) + " |", "|---" * (len(FEATURES) + 2) + "|"]
+    for client, pinned, _, _ in CLIENTS:
+        before = dict(zip(FEATURES, said.get(client, [])))
+        cells = [shown.get((client, feature)) or before.get(feature, UNTRIED) for feature in FEATURES]
+        lines.append("| " + " | ".join([client, version(pinned), *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def cells_of(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def read(reports):
+    """(client, feature) to what the reports say of it; nothing where it was skipped."""
+    shown = {(client[0], feature): UNTRIED for client in CLIENTS for feature in FEATURES}
+    for case in (case for report in reports for case in xml.parse(report).iter("testcase")):
+        home = f"{case.get('classname')} {case.get('file', '')} {case.get('name')}"
+        words = re.sub(r"\[.*|^test ", "", case.get("name").replace("_", " "))
+        features = [feature for feature, pattern in FEATURES.items() if re.search(pattern, words)]
+        if not features and not re.fullmatch(UNLISTED, words, re.IGNORECASE):
+            sys.exit(f"clients: {home}: its name says nothing that table.py knows")
+        clients = [client for client, _, pattern, _ in CLIENTS if re.search(pattern, home)]
+        if not clients:
+            sys.exit(f"clients: {home} is of no client that table.py knows")
+        if case.find("failure") is not None or case.find("error") is not None:
+            sys.exit(f"clients: {home} failed")
+        skipped = case.find("skipped") is not None
+        for key in ((client, feature) for client in clients for feature in features):
+            if not skipped:
+                shown[key] = YES
+            elif "llama-server" in key and shown[key] != YES:
+                shown[key] = None  # this machine has none: the page knows of one that had
+    return shown
+
+
+def version(package):
+    name = package.removesuffix(" (npm)")
+    if name != package:
+        return json.loads((HERE / "node/package-lock.json").read_text())["packages"][f"node_modules/{name}"]["version"]
+    if name == "open-webui":  # not installed: the release whose calls are replayed
+        return re.search(r'^RELEASE = "(.+)"$', (HERE / "python/test_open_webui.py").read_text(), re.MULTILINE)[1]
+    pins = "\n".join(path.read_text() for path in sorted((HERE / "python").glob("requirements*.txt")))
+    return re.search(rf"^{re.escape(name)}(?:\[\w+\])?==(.+)$", pins, re.MULTILINE)[1]
+
+
+main(*sys.argv[1:])

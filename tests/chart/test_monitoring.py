@@ -25,8 +25,14 @@ def promtool(*args, **more):
     return subprocess.run([chart.PROMTOOL, *args], capture_output=True, text=True, **more)
 
 
+def rules(kind):
+    """Of a kind, `alert` or `record`."""
+    every = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    return [rule for rule in every if kind in rule]
+
+
 def alerts():
-    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    return rules("alert")
 
 
 def panels(dashboard):
@@ -44,9 +50,9 @@ def queries(dashboard):
 
 
 def metrics(query):
-    """Names of series, without the suffixes that a histogram gives to its own."""
+    """Names of series, without the suffixes that a histogram gives to its own, and without what rules record."""
     without_strings = re.sub(r'"[^"]*"', '""', query)
-    names = re.findall(r"\b(?:modelrelay|process)_[a-z_]+", without_strings)
+    names = re.findall(r"(?<![\w:])(?:modelrelay|process)_[a-z_]+", without_strings)
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 
 
@@ -71,7 +77,7 @@ def test_the_rules_pass_promtool_and_so_do_their_unit_tests(tmp_path):
 
 
 def test_every_alert_has_a_unit_test_in_which_it_fires():
-    cases = [case for test in yaml.safe_load(TESTS.read_text())["tests"] for case in test["alert_rule_test"]]
+    cases = [case for test in yaml.safe_load(TESTS.read_text())["tests"] for case in test.get("alert_rule_test", [])]
     fires = {case["alertname"] for case in cases if case["exp_alerts"]}
     assert fires == {rule["alert"] for rule in alerts()}
 
@@ -91,9 +97,34 @@ def test_the_resource_of_rules_is_the_file_with_other_links():
     assert spec == yaml.safe_load(text)
 
 
-@pytest.mark.parametrize("name", sorted({name for rule in alerts() for name in metrics(rule["expr"])}))
-def test_a_metric_of_the_alerts_exists(name):
+@pytest.mark.parametrize("name", sorted({name for rule in alerts() + rules("record") for name in metrics(rule["expr"])}))
+def test_a_metric_of_the_rules_exists(name):
     assert is_defined(name)
+
+
+def test_every_recorded_series_has_a_unit_test_in_which_it_has_a_value():
+    cases = [case for test in yaml.safe_load(TESTS.read_text())["tests"] for case in test.get("promql_expr_test", [])]
+    tested = {case["expr"] for case in cases if case["exp_samples"]}
+    assert {rule["record"] for rule in rules("record")} <= tested
+
+
+def test_a_recorded_name_says_its_labels_and_what_is_recorded_stands_before_what_asks_for_it():
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        known = set()
+        for rule in group["rules"]:
+            asked = set(re.findall(r"\w+:\w+:\w+", rule["expr"]))
+            assert asked <= known, f"{rule.get('alert') or rule['record']} asks for what its group has not recorded yet"
+            if "record" in rule:
+                labels = rule["record"].split(":")[0].split("_")
+                assert re.search(rf"by \({', '.join(labels)}\)", rule["expr"]), rule["record"]
+                known.add(rule["record"])
+
+
+def test_every_histogram_that_the_relays_dashboard_takes_quantiles_of_by_model_is_recorded():
+    recorded = {name for rule in rules("record") for name in metrics(rule["expr"])}
+    [board] = [dashboard for dashboard in DASHBOARDS if dashboard.stem == "relay"]
+    asked = {name for query in queries(board) if "histogram_quantile" in query and "$model" in query for name in metrics(query)}
+    assert len(asked) > 3 and asked <= recorded, asked - recorded
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
@@ -140,6 +171,13 @@ def test_the_config_map_of_dashboards_holds_the_files():
     assert {name: json.loads(text) for name, text in config_map["data"].items()} == {
         f"modelrelay-{path.name}": json.loads(path.read_text()) for path in DASHBOARDS
     }
+
+
+def test_what_is_to_be_imported_without_helm_is_the_charts():
+    # A link that was checked in as a file holds a path and no dashboard.
+    for path in DASHBOARDS:
+        assert json.loads((chart.ROOT / "deploy/grafana" / path.name).read_text()) == json.loads(path.read_text())
+    assert (chart.ROOT / "deploy/prometheus/modelrelay.rules.yaml").read_text() == RULES.read_text()
 
 
 def test_monitors_name_the_jobs_that_the_alerts_ask_for():

@@ -99,12 +99,12 @@ fn read(path: &str) -> String {
     fs::read_to_string(format!("{ROOT}/{path}")).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Alerts by their names: what they ask.
-fn alerts() -> BTreeMap<String, String> {
+/// Rules of a kind, `alert` or `record`, by their names: what they ask.
+fn rules(kind: &str) -> BTreeMap<String, String> {
     let rules: Value = serde_yaml::from_str(&read("charts/modelrelay/files/rules/modelrelay.yaml")).expect("YAML");
     let rules = rules["groups"].as_array().expect("groups").iter().flat_map(|group| group["rules"].as_array().unwrap());
-    let text = |value: &Value| value.as_str().expect("text").to_owned();
-    rules.map(|rule| (text(&rule["alert"]), text(&rule["expr"]))).collect()
+    let named = rules.filter_map(|rule| Some((rule[kind].as_str()?, rule["expr"].as_str()?)));
+    named.map(|(name, query)| (name.to_owned(), query.to_owned())).collect()
 }
 
 /// What only workers with slots export, of which there is none here; the contract tests ask a real one for all of it.
@@ -144,11 +144,11 @@ fn dashboard_queries(variables: &[(&str, &str)]) -> Vec<(String, String)> {
     queries
 }
 
-/// Names of series in a query.
+/// Names of series in a query, but for those that a rule records: they have colons in their names.
 fn metrics(query: &str) -> BTreeSet<String> {
     // What is between quotes are values of labels.
     let outside: String = query.split('"').step_by(2).collect::<Vec<_>>().join(" ");
-    let words = outside.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let words = outside.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
     let ours = |word: &&str| ["modelrelay_", "process_"].iter().any(|prefix| word.starts_with(prefix)) || *word == "up";
     words.filter(ours).map(str::to_owned).collect()
 }
@@ -235,8 +235,12 @@ async fn everything_that_alerts_and_dashboards_ask_for_is_scraped() {
     let variables =
         [("namespace", scope.as_str()), ("provider", ".*"), ("model", ".*"), ("workerpool", ".*"), ("pod", ".*")];
     let queries = dashboard_queries(&variables);
-    let asked: BTreeSet<String> =
-        alerts().values().chain(queries.iter().map(|(_, query)| query)).flat_map(|it| metrics(it)).collect();
+    let asked: BTreeSet<String> = rules("alert")
+        .values()
+        .chain(rules("record").values())
+        .chain(queries.iter().map(|(_, query)| query))
+        .flat_map(|it| metrics(it))
+        .collect();
     // What only relays with a certificate export, of which there is none here; the contract tests ask one for it.
     let of_tls = asked.iter().filter(|name| name.starts_with("modelrelay_tls_")).cloned().collect();
     let asked = &(&asked - &metrics_of_slots()) - &of_tls;
@@ -286,16 +290,16 @@ async fn the_alerts_load_and_are_evaluated_and_a_healthy_installation_raises_non
     prometheus.discover(&pods(&namespace).await);
     prometheus.wait_for_number("sum(modelrelay_worker_connected)", 1.0).await;
 
-    let mut rules = BTreeMap::new();
+    let mut loaded = BTreeMap::new();
     let all_evaluated = async || {
         let data = prometheus.api("rules?type=alert").await;
         let groups = data["groups"].as_array().expect("groups").clone();
         let all = groups.iter().flat_map(|group| group["rules"].as_array().expect("rules"));
-        rules = all.map(|rule| (rule["name"].as_str().expect("a name").to_owned(), rule.clone())).collect();
-        rules.values().all(|rule| rule["health"] == "ok")
+        loaded = all.map(|rule| (rule["name"].as_str().expect("a name").to_owned(), rule.clone())).collect();
+        loaded.values().all(|rule| rule["health"] == "ok")
     };
     wait_until("every alert to be evaluated without an error", PATIENCE, all_evaluated).await;
-    assert_eq!(rules.keys().collect::<Vec<_>>(), alerts().keys().collect::<Vec<_>>());
+    assert_eq!(loaded.keys().collect::<Vec<_>>(), rules("alert").keys().collect::<Vec<_>>());
 
     // Pending would be enough: a rule with a wrong label holds from the first scrape on.
     let quiet = async || {

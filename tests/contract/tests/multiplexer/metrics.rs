@@ -114,7 +114,8 @@ fn queries() -> Vec<String> {
 fn asked() -> Vec<(String, Vec<Matcher>)> {
     let mut asked = Vec::new();
     for query in queries() {
-        for (at, _) in query.match_indices(PREFIX) {
+        // What a rule records has colons in its name.
+        for (at, _) in query.match_indices(PREFIX).filter(|(at, _)| !query[..*at].ends_with(':')) {
             let rest = &query[at..];
             let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
             let selector = rest[end..].strip_prefix('{').and_then(|inner| inner.split('}').next()).unwrap_or_default();

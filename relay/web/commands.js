@@ -164,6 +164,7 @@ ${entries.join('\n')}
   </dict>
   <key>RunAtLoad</key><true/>
   <key>KeepAlive</key><true/>
+  <key>ExitTimeOut</key><integer>45</integer>
   <key>StandardErrorPath</key><string>$HOME/Library/Logs/modelrelay-worker.log</string>
 </dict></plist>
 END

@@ -1,7 +1,7 @@
 # What people and CI run. Everything works from a fresh clone; tools that are missing are fetched into
 # $XDG_CACHE_HOME/modelrelay (default ~/.cache/modelrelay), never into the repository.
 
-.PHONY: help run check test chaos soak test-backends test-clients test-browser picture test-cluster autobahn simulation fuzz bench images release cluster cluster-down generate
+.PHONY: help run check test chaos soak test-backends test-clients test-browser picture test-cluster autobahn simulation fuzz bench docs images release cluster cluster-down generate
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -13,7 +13,7 @@ check: ## The quick inner loop: format, lints, unit tests
 	@scripts/test fmt clippy unit
 
 test: ## Everything that CI runs
-	@scripts/test fmt workflows clippy deny build images unit histories fuzz simulation cluster contract chaos backends clients browser chart
+	@scripts/test fmt workflows clippy deny build images unit histories fuzz simulation cluster contract chaos backends clients browser docs chart
 
 chaos: ## The programs under faults and too much load, much longer than in `make test`; on Linux, mostly as root
 	@MODELRELAY_CHAOS_FACTOR=$${MODELRELAY_CHAOS_FACTOR:-10} MODELRELAY_SOAK_MINUTES=$${MODELRELAY_SOAK_MINUTES:-10} scripts/test build chaos
@@ -45,6 +45,9 @@ simulation: ## Relay and worker on a simulated network under faults: seeds of ch
 fuzz: ## Ten minutes of each fuzz target; MINUTES= and TARGETS= ask for more or less
 	@scripts/fuzz long $(or $(MINUTES),10) $(TARGETS)
 
+docs: ## The documentation as a book, in target/book; `scripts/docs test` runs every command in it
+	@scripts/docs build
+
 bench: ## How fast it is beside nginx, haproxy and other routers; QUICK=1, ROUNDS=, ONLY= and SYSTEMS= ask for less, ONLY=scale how far it goes
 	@scripts/bench
 
@@ -60,9 +63,10 @@ cluster: ## A real local cluster with the chart and its demo, on Linux as root
 cluster-down: ## End that cluster and remove it
 	@scripts/cluster/down
 
-generate: ## Write the CRDs and their reference from the Rust types, and what is made from the chart
-	cargo build --quiet --locked -p modelrelay-operator
+generate: ## Write the CRDs and their reference from the Rust types, what is made from the chart, and the documentation's tables
+	cargo build --quiet --locked -p modelrelay-operator -p modelrelay-relay -p modelrelay-worker
 	target/debug/modelrelay-operator crds --write crds
 	target/debug/modelrelay-operator crds --write charts/modelrelay/files/crds
 	target/debug/modelrelay-operator crds --reference > docs/reference/resources.md
 	scripts/chart generate
+	MODELRELAY_BIN_DIR=target/debug scripts/docs generate

@@ -1,6 +1,6 @@
 //! Every setting of the relay, as a flag and as a variable; flags win.
 //!
-//! This is the one list: the help, the table in the README and the checks below all come from it. A wrong setting ends the
+//! This is the one list: the help, the tables of docs/reference/settings.md and the checks below all come from it. A wrong setting ends the
 //! program with **one** line that names the setting, the value and what is allowed, so the several-line errors of the
 //! argument parser are rewritten here. Secrets are never repeated, not even in the help.
 
@@ -273,7 +273,7 @@ pub struct Proxies(pub Vec<Cidr>);
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Accounts(pub Vec<ServiceAccount>);
 
-/// One setting, for the table in the README.
+/// One setting, for the tables of docs/reference/settings.md.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
     /// The environment variable.

@@ -3,5 +3,4 @@
 mod dependencies;
 mod help;
 mod make_run;
-mod readme_settings;
 mod security_page;

@@ -1,0 +1,58 @@
+"""Every relative link of the documentation leads to a file that is there, and every anchor to a heading of it."""
+
+import re
+import sys
+from functools import cache
+
+from pages import DOCS, ROOT, all_pages
+
+LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)|!\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def without_code(text):
+    text = re.sub(r"^(\s*)```.*?^\s*```\s*$", "", text, flags=re.M | re.S)
+    return re.sub(r"`[^`\n]*`", lambda code: "x" * len(code[0]), text)
+
+
+@cache
+def anchors(page):
+    """As GitHub and mdBook make them of headings."""
+    found, seen = set(), {}
+    for heading in re.findall(r"^#{1,6} +(.*?)\s*$", re.sub(r"^(\s*)```.*?^\s*```\s*$", "", page.read_text(), flags=re.M | re.S), re.M):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        slug = re.sub(r"[^\w\- ]", "", words.lower()).strip().replace(" ", "-")
+        count = seen[slug] = seen.get(slug, -1) + 1
+        found.add(f"{slug}-{count}" if count else slug)
+    return found
+
+
+def problems(page):
+    for match in LINK.finditer(without_code(page.read_text())):
+        link = match[1] or match[2]
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            yield f"{page.relative_to(ROOT)}: {link} leads nowhere"
+        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+            yield f"{page.relative_to(ROOT)}: {target.relative_to(ROOT)} has no heading #{anchor}"
+
+
+def outside_the_book():
+    """Pages below docs/ that the book's table of contents does not have: nobody would find them."""
+    listed = {(DOCS / path).resolve() for path in re.findall(r"\]\(([^)]+\.md)\)", (DOCS / "SUMMARY.md").read_text())}
+    for page in sorted(DOCS.rglob("*.md")):
+        if page.name != "SUMMARY.md" and page.resolve() not in listed:
+            yield f"{page.relative_to(ROOT)} is not in docs/SUMMARY.md"
+
+
+def main():
+    pages = all_pages()
+    found = [problem for page in pages for problem in problems(page)] + list(outside_the_book())
+    print("\n".join(found) or f"docs: every relative link of {len(pages)} pages leads somewhere")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

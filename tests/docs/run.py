@@ -1,0 +1,211 @@
+"""Runs the commands of the documentation as a reader would paste them, page by page, against the real programs.
+
+A page gets an empty folder, an empty home, and a network and process table of its own (`unshare`): so the addresses are those that
+are written, two pages never meet, and nothing outlives its page. Blocks without a mark fail the suite; those that cannot be run say
+why, and are counted.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from pages import ROOT, RUNNABLE, all_pages, steps
+
+CANNOT_RUN = 77
+PATIENCE = 60
+PROGRAMS = Path(os.environ.get("MODELRELAY_BIN_DIR", ROOT / "target/release")).resolve()
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "modelrelay"
+
+
+# What a terminal prints after a block.
+MARK = r"__ended_\d+__\n?"
+
+
+class Failed(Exception):
+    """A step that did not do what the page says."""
+
+
+class Terminal:
+    """A shell that a reader types into; what it and its children say is kept."""
+
+    def __init__(self, folder):
+        self.said, self.news = "", threading.Condition()
+        self.shell = subprocess.Popen(
+            ["bash", "--norc", "-o", "pipefail"], cwd=folder, text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, errors="replace")
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self):
+        while text := self.shell.stdout.readline():
+            with self.news:
+                self.said += text
+                self.news.notify_all()
+        with self.news:
+            self.shell.wait()
+            self.news.notify_all()
+
+    def wait_for(self, what, is_there):
+        """Waits until `is_there(said)`; the end of the shell is a failure."""
+        end = time.monotonic() + PATIENCE
+        with self.news:
+            while not is_there(self.said):
+                if self.shell.returncode is not None:
+                    raise Failed(f"it ended with code {self.shell.returncode} before {what}")
+                if not self.news.wait(max(0.0, end - time.monotonic())) and time.monotonic() >= end:
+                    raise Failed(f"no {what} within {PATIENCE} s")
+
+    def run(self, text):
+        """Types a block and waits for its end. A command that fails ends the block."""
+        mark = f"__ended_{time.monotonic_ns()}__"
+        with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as file:
+            file.write(text)
+        self.shell.stdin.write(f"set -e; . {file.name} < /dev/null; set +e; echo {mark}\n")
+        self.wait_for("its end", lambda said: mark in said)
+
+    def start(self, text, until):
+        """Types a block whose program goes on, and waits until that is up."""
+        with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as file:
+            file.write(text)
+        self.shell.stdin.write(f". {file.name} < /dev/null; exit\n")
+        self.wait_for(f'"{until}" in its output', lambda said: until in plain(said))
+
+
+def plain(text):
+    """Without a terminal's colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def run_page(page):
+    """In the namespaces: does the steps of a page. The process that comes back is the only one left to end."""
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    folder = Path(tempfile.mkdtemp(prefix="docs-"))
+    tempfile.tempdir = str(folder)
+    (folder / "home").mkdir()
+    keep = {name: os.environ[name] for name in ("LANG", "TZ", "MODELRELAY_BACKENDS", "DOCS_PYTHON") if name in os.environ}
+    path = [PROGRAMS, *([Path(keep["MODELRELAY_BACKENDS"]) / "bin"] if "MODELRELAY_BACKENDS" in keep else []), os.environ["PATH"]]
+    os.environ.clear()
+    os.environ.update(keep, HOME=str(folder / "home"), PATH=":".join(map(str, path)), REPOSITORY=str(ROOT))
+    work = folder / "work"
+    work.mkdir()
+    first, failed = Terminal(work), 0
+    for step in steps(page):
+        try:
+            do(step, work, first)
+        except Failed as failure:
+            print(f"{step.place}: {failure}\n{indented(step.text)}\n  said:\n{indented(re.sub(MARK, '', plain(first.said))[-3000:])}", flush=True)
+            failed = 1
+            break
+    shutil.rmtree(folder, ignore_errors=True)
+    return failed
+
+
+def do(step, work, first):
+    if step.verb == "file":
+        (work / step.detail).parent.mkdir(parents=True, exist_ok=True)
+        (work / step.detail).write_text(step.text)
+    elif step.verb == "run":
+        terminal = Terminal(work) if step.until or step.is_another_terminal else first
+        before = len(terminal.said)
+        text = step.text if step.language in ("sh", "bash") else f"cat > .block << 'END_OF_BLOCK'\n{step.text}END_OF_BLOCK\n$DOCS_PYTHON .block\n"
+        try:
+            if step.until:
+                terminal.start(text, step.until)
+            else:
+                terminal.run(text)
+        except Failed as failure:
+            first.said += terminal.said if terminal is not first else ""
+            raise failure
+        said = re.sub(MARK, "", plain(terminal.said[before:]))
+        for expected in step.prints:
+            if expected not in said:
+                first.said += terminal.said if terminal is not first else ""
+                raise Failed(f'it did not print "{expected}"')
+
+
+def indented(text):
+    return "\n".join(f"    {line}" for line in text.rstrip().split("\n"))
+
+
+def unmarked(page):
+    """Blocks of which nobody said what becomes of them."""
+    return [step for step in steps(page) if step.language in RUNNABLE and step.verb not in ("run", "not run", "file")]
+
+
+def lacks(page):
+    """What the page needs and this machine has not."""
+    for step in steps(page):
+        if step.verb == "needs" and not shutil.which(step.detail, path=f"{os.environ.get('MODELRELAY_BACKENDS', '')}/bin:{os.environ['PATH']}"):
+            return step.detail
+    if any(step.verb == "run" and step.language == "python" for step in steps(page)) and "DOCS_PYTHON" not in os.environ:
+        return "the SDKs, which the suite `clients` fetches"
+    return None
+
+
+def find_tools():
+    """What other suites have fetched or built, where it is there."""
+    for sdks in CACHE.glob("clients/python-*/complete"):
+        python = str(sdks.parent / "bin/python")
+        if subprocess.run([python, "-c", "import anthropic, openai"], capture_output=True, check=False).returncode == 0:
+            os.environ.setdefault("DOCS_PYTHON", python)
+    for backends in sorted(CACHE.glob("backends/*/complete")):
+        os.environ.setdefault("MODELRELAY_BACKENDS", str(backends.parent))
+
+
+def can_unshare():
+    return subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode == 0
+
+
+UNSHARE = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+if os.name == "posix" and os.geteuid() != 0:
+    UNSHARE.insert(1, "--map-root-user")
+
+
+def main(only):
+    for program in ("relay", "worker"):
+        if not (PROGRAMS / f"modelrelay-{program}").exists():
+            sys.exit(f"docs: {PROGRAMS}/modelrelay-{program} is missing: build it, or name its folder in MODELRELAY_BIN_DIR")
+    find_tools()
+    pages = [page for page in all_pages() if not only or any(str(page).endswith(name) for name in only)]
+    if missing := [step for page in pages for step in unmarked(page)]:
+        for step in missing:
+            print(f"{step.place}: this block says neither that it is run nor why not: put a comment above it (tests/docs/pages.py)")
+        return 1
+    if not can_unshare():
+        print("cannot run: a network of its own needs root or user namespaces, and util-linux's unshare")
+        return CANNOT_RUN
+    ran, failed, reasons = 0, [], Counter()
+    for page in pages:
+        blocks = [step for step in steps(page) if step.language in RUNNABLE and step.verb]
+        reasons.update(step.detail for step in blocks if step.verb == "not run")
+        blocks = [step for step in blocks if step.verb == "run"]
+        if not blocks:
+            continue
+        if lack := lacks(page):
+            reasons[f"this machine lacks {lack}"] += len(blocks)
+            continue
+        began = time.monotonic()
+        code = subprocess.run([*UNSHARE, sys.executable, __file__, "--page", str(page)], check=False).returncode
+        print(f"  {page.relative_to(ROOT)}: {len(blocks)} blocks, {time.monotonic() - began:.1f} s{', FAILED' if code else ''}", flush=True)
+        ran += len(blocks)
+        failed += [page] if code else []
+    print(f"docs: {ran} blocks run, {sum(reasons.values())} not:")
+    for reason, count in reasons.most_common():
+        print(f"  {count:3} {reason}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    if sys.argv[1:2] == ["--page"]:
+        code = run_page(Path(sys.argv[2]))
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(main(sys.argv[1:]))

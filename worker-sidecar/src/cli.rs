@@ -13,6 +13,7 @@ use modelrelay_manual::{CompletionsArgs, ManArgs};
 use modelrelay_protocol::secret::Secret;
 
 use crate::connect::ConnectArgs;
+use crate::convert::ConvertArgs;
 use crate::demo::DemoArgs;
 use crate::install::InstallArgs;
 use crate::multiplexer::driver::supervisor::SuperviseArgs;
@@ -32,6 +33,8 @@ pub enum Command {
     Demo(Box<Args>, DemoArgs),
     /// Print the manual page, or write all pages.
     Man(ManArgs),
+    /// Turn another program's configuration into a worker.yaml.
+    Convert(ConvertArgs),
     /// Copy this program for a container of another image.
     Install(InstallArgs),
     /// Stand between a worker and a backend that it has started.
@@ -67,6 +70,8 @@ enum Instead {
     Completions(CompletionsArgs),
     /// Print the manual page
     Man(ManArgs),
+    /// Turn another program's configuration into a worker.yaml, with a note for each thing that has no counterpart
+    Convert(ConvertArgs),
     /// Copy this program into a folder, for a container of another image that mounts it
     Install(InstallArgs),
     /// Run a backend for a worker, and end it when standard input closes
@@ -196,6 +201,7 @@ where
                 Some(Instead::Demo(demo)) => Command::Demo(args, demo),
                 Some(Instead::Completions(args)) => Command::Say(modelrelay_manual::completions(&command(), &args)),
                 Some(Instead::Man(args)) => Command::Man(args),
+                Some(Instead::Convert(convert)) => Command::Convert(convert),
                 Some(Instead::Install(install)) => Command::Install(install),
                 Some(Instead::Supervise(supervise)) => Command::Supervise(supervise),
             })

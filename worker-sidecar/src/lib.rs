@@ -10,6 +10,7 @@ pub mod check;
 pub mod cli;
 pub mod config;
 pub mod connect;
+pub mod convert;
 pub mod demo;
 pub mod forward;
 pub mod install;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use modelrelay_worker::cli::{self, Args, Command};
 use modelrelay_worker::multiplexer::driver::supervisor;
-use modelrelay_worker::{check, connect, install};
+use modelrelay_worker::{check, connect, convert, install};
 use tikv_jemallocator::Jemalloc;
 
 /// Returns memory after a burst, which glibc's allocator does not.
@@ -24,6 +24,10 @@ fn main() -> ExitCode {
         Ok(Command::Man(args)) => match modelrelay_manual::man(cli::command(), &args) {
             Ok(page) => say(&String::from_utf8_lossy(&page)),
             Err(error) => fail(&format!("modelrelay-worker: {error}")),
+        },
+        Ok(Command::Convert(args)) => match convert::run(&args) {
+            Ok(text) => say(&text),
+            Err(error) => fail(&error),
         },
         Ok(Command::Install(args)) => match install::run(&args) {
             Ok(target) => say(&format!("installed {}\n", target.display())),

@@ -1,0 +1,115 @@
+//! `modelrelay-worker convert llama-swap FILE`: another program's configuration as a `worker.yaml`.
+//!
+//! What has no counterpart becomes a note at the head of the file, so that nothing is lost without a word.
+
+mod llama_swap;
+mod slots;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+/// Arguments of the subcommand.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ConvertArgs {
+    /// Whose configuration it is
+    #[arg(value_name = "FROM")]
+    pub from: Origin,
+    /// Its file; the worker.yaml goes to standard output
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+}
+
+/// Programs whose configuration is understood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Origin {
+    /// llama-swap's config.yaml
+    LlamaSwap,
+}
+
+/// The text of a `worker.yaml`. An error is one line that says what to change in the other file.
+pub fn run(args: &ConvertArgs) -> Result<String, String> {
+    let name = args.file.display();
+    let text = std::fs::read_to_string(&args.file).map_err(|error| format!("{name} cannot be read: {error}"))?;
+    let variable = |name: &str| std::env::var(name).ok();
+    match args.from {
+        Origin::LlamaSwap => llama_swap::convert(&text, &variable).map_err(|error| format!("{name}: {error}")),
+    }
+}
+
+/// Things to know about the result, in the order in which they were found.
+#[derive(Debug, Default)]
+struct Notes(Vec<String>);
+
+impl Notes {
+    fn add(&mut self, place: &str, note: &str) {
+        self.0.push(format!("{place}: {note}"));
+    }
+}
+
+/// The part of `worker.yaml` that a conversion writes.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Worker {
+    relay: String,
+    worker_secret: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_level: Option<String>,
+    multiplexer: Multiplexer,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Multiplexer {
+    load_timeout: String,
+    slots: Vec<Slot>,
+}
+
+#[derive(Debug, Serialize)]
+struct Slot {
+    id: String,
+    driver: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    default: Option<String>,
+    models: Vec<Model>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Model {
+    id: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    aliases: Vec<String>,
+    command: Vec<String>,
+    #[serde(skip_serializing_if = "std::collections::BTreeMap::is_empty")]
+    env: std::collections::BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+    max_concurrency: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    health_path: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expect_model: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle_ttl: Option<String>,
+}
+
+impl Worker {
+    /// The file's text, notes first.
+    fn text(&self, notes: &Notes) -> Result<String, String> {
+        let yaml = serde_yaml::to_string(self).map_err(|error| format!("the result cannot be written: {error}"))?;
+        let mut text = String::from("# Set relay and workerSecret, then: modelrelay-worker --config worker.yaml\n");
+        if !notes.0.is_empty() {
+            text.push_str("#\n# What to know:\n");
+        }
+        for note in &notes.0 {
+            text.push_str(&format!("# - {}\n", note.replace(['\n', '\r'], " ")));
+        }
+        text.push('\n');
+        text.push_str(&yaml);
+        Ok(text)
+    }
+}

@@ -1,0 +1,279 @@
+//! llama-swap's `config.yaml`, as its `config.example.yaml` and `config-schema.json` describe it.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_yaml::{Mapping, Value};
+
+use super::words::{self, Macros};
+use super::{Model, Multiplexer, Notes, Worker, slots};
+
+/// Its own, where the file says nothing.
+const HEALTH_CHECK_SECS: u64 = 120;
+const SHORTEST_HEALTH_CHECK_SECS: u64 = 15;
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct File {
+    models: Mapping,
+    #[serde(default)]
+    macros: Mapping,
+    #[serde(default)]
+    groups: Mapping,
+    #[serde(default)]
+    hooks: Hooks,
+    health_check_timeout: Option<u64>,
+    log_level: Option<String>,
+    #[serde(rename = "globalTTL", default)]
+    global_ttl: i64,
+    #[serde(flatten)]
+    rest: BTreeMap<String, Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Hooks {
+    #[serde(default)]
+    on_startup: OnStartup,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct OnStartup {
+    #[serde(default)]
+    preload: Vec<String>,
+}
+
+/// Models that swap with each other, or run together, beside others or in their place.
+#[derive(Debug, Deserialize)]
+pub(super) struct Group {
+    #[serde(default = "yes")]
+    pub(super) swap: bool,
+    #[serde(default = "yes")]
+    pub(super) exclusive: bool,
+    #[serde(default)]
+    pub(super) persistent: bool,
+    #[serde(default)]
+    pub(super) members: Vec<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct FileModel {
+    cmd: String,
+    #[serde(default)]
+    macros: Mapping,
+    #[serde(default)]
+    env: Vec<String>,
+    #[serde(default)]
+    aliases: Vec<Value>,
+    proxy: Option<String>,
+    check_endpoint: Option<String>,
+    ttl: Option<i64>,
+    use_model_name: Option<String>,
+    #[serde(default)]
+    concurrency_limit: u64,
+    #[serde(flatten)]
+    rest: BTreeMap<String, Value>,
+}
+
+/// The `worker.yaml` for this configuration; `variable` reads `${env.NAME}`.
+pub(super) fn convert(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<String, String> {
+    let file: File = serde_yaml::from_str(text).map_err(|error| format!("not llama-swap's configuration: {error}"))?;
+    let mut notes = Notes::default();
+    for key in file.rest.keys() {
+        notes.add(key, global_note(key));
+    }
+    let mut models = Vec::new();
+    for (id, model) in &file.models {
+        let id = scalar(id).ok_or("models: a name is not a text")?;
+        let at = format!("models.{id}");
+        let of_model: FileModel = serde_yaml::from_value(model.clone()).map_err(|error| format!("{at}: {error}"))?;
+        let mut named: BTreeMap<_, _> = scalars(&file.macros).chain(scalars(&of_model.macros)).collect();
+        named.insert("MODEL_ID".to_owned(), id.clone());
+        let macros = Macros { named, variable };
+        models.push(
+            convert_model(id, of_model, &macros, file.global_ttl, &mut notes).map_err(|why| format!("{at}: {why}"))?,
+        );
+    }
+    if models.is_empty() {
+        return Err("it has no models".to_owned());
+    }
+    let mut slots = slots::divide(models, &groups(&file.groups)?, &mut notes);
+    slots::preload(&mut slots, &file.hooks.on_startup.preload, &mut notes);
+    let load = file.health_check_timeout.unwrap_or(HEALTH_CHECK_SECS).max(SHORTEST_HEALTH_CHECK_SECS);
+    let worker = Worker {
+        relay: "http://127.0.0.1:8080".to_owned(),
+        worker_secret: "replace-me-with-a-long-secret".to_owned(),
+        log_level: file.log_level,
+        multiplexer: Multiplexer { load_timeout: format!("{load}s"), slots },
+    };
+    worker.text(&notes)
+}
+
+fn groups(file: &Mapping) -> Result<Vec<(String, Group)>, String> {
+    let group = |(name, group): (&Value, &Value)| {
+        let name = scalar(name).unwrap_or_default();
+        let group = serde_yaml::from_value(group.clone()).map_err(|error| format!("groups.{name}: {error}"))?;
+        Ok((name, group))
+    };
+    file.iter().map(group).collect()
+}
+
+fn convert_model(
+    id: String,
+    of: FileModel,
+    macros: &Macros<'_>,
+    global_ttl: i64,
+    notes: &mut Notes,
+) -> Result<Model, String> {
+    let at = format!("models.{id}");
+    for key in of.rest.keys() {
+        notes.add(&format!("{at}.{key}"), model_note(key));
+    }
+    let mut command = words::split(&macros.expand(&of.cmd)?)?;
+    if command.is_empty() {
+        return Err("its cmd is empty".to_owned());
+    }
+    let expect_model = name_of_backend(&at, &id, of.use_model_name, &mut command, notes);
+    let url = of.proxy.map(|proxy| macros.expand(&proxy)).transpose()?.filter(|proxy| !proxy.contains("${PORT}"));
+    let env = of.env.iter().map(|pair| macros.expand(pair)).collect::<Result<Vec<_>, _>>()?;
+    let env: BTreeMap<_, _> = env
+        .iter()
+        .filter_map(|pair| pair.split_once('='))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    let says_port = command.iter().chain(env.values()).any(|word| word.contains("${PORT}"));
+    if url.is_none() && !says_port {
+        return Err("neither its cmd has ${PORT} nor does proxy say where it listens".to_owned());
+    }
+    let ttl = of.ttl.filter(|ttl| *ttl >= 0).unwrap_or(global_ttl);
+    Ok(Model {
+        aliases: of.aliases.iter().filter_map(|alias| scalar(alias.get("id").unwrap_or(alias))).collect(),
+        env,
+        url,
+        max_concurrency: concurrency(&at, of.concurrency_limit, &command, notes),
+        health_path: health_path(&at, of.check_endpoint, macros, notes)?,
+        expect_model,
+        idle_ttl: (ttl > 0).then(|| format!("{ttl}s")),
+        command,
+        id,
+    })
+}
+
+/// What the backend lists as its model. llama-swap never asks; here a backend that lists another counts as not loaded.
+fn name_of_backend(
+    at: &str,
+    id: &str,
+    wanted: Option<String>,
+    command: &mut Vec<String>,
+    notes: &mut Notes,
+) -> Option<String> {
+    let wanted = wanted.filter(|name| !name.is_empty());
+    let listed = words::flag(command, &["--alias", "-a", "--served-model-name"]);
+    let listed = listed.map(|names| names.split(',').next().unwrap_or(names).trim().to_owned());
+    let is_llama = command.iter().any(|word| {
+        word.rsplit('/')
+            .next()
+            .is_some_and(|name| name.starts_with("llama-server") || name.starts_with("llama.cpp:server"))
+    });
+    let served = command.iter().position(|word| word == "serve").and_then(|index| command.get(index + 1));
+    let model = served.map(String::as_str).or_else(|| words::flag(command, &["--model", "--model-path"]));
+    let is_vllm = command.iter().any(|word| word.contains("vllm") || word.contains("sglang"));
+    let name = match (wanted, listed) {
+        (Some(name), Some(_)) => name,
+        (None, Some(listed)) => listed,
+        (wanted, None) if is_llama => {
+            let name = wanted.unwrap_or_else(|| id.to_owned());
+            command.extend(["--alias".to_owned(), name.clone()]);
+            notes.add(at, "--alias was added, so that llama-server lists the model by its name");
+            name
+        }
+        (Some(name), None) => name,
+        (None, None) if is_vllm && model.is_some() => model.unwrap_or_default().to_owned(),
+        (None, None) => {
+            notes.add(at, "if /v1/models of its server lists the model by another name, set expectModel to that");
+            id.to_owned()
+        }
+    };
+    (name != id).then_some(name)
+}
+
+fn concurrency(at: &str, limit: u64, command: &[String], notes: &mut Notes) -> u64 {
+    let told = words::flag(command, &["-np", "--parallel", "--max-num-seqs"]).and_then(|number| number.parse().ok());
+    let number = Some(limit).filter(|limit| *limit > 0).or(told.filter(|told| *told > 0));
+    number.unwrap_or_else(|| {
+        notes.add(
+            at,
+            "maxConcurrency is 1, because nothing says how many requests its server takes at once: raise it to that",
+        );
+        1
+    })
+}
+
+fn health_path(
+    at: &str,
+    given: Option<String>,
+    macros: &Macros<'_>,
+    notes: &mut Notes,
+) -> Result<Option<String>, String> {
+    let Some(path) = given.map(|path| macros.expand(&path)).transpose()? else { return Ok(None) };
+    if path == "none" {
+        notes.add(
+            &format!("{at}.checkEndpoint"),
+            "the worker has to see when the model is loaded: it asks /v1/models instead",
+        );
+        return Ok(Some("/v1/models".to_owned()));
+    }
+    Ok(Some(format!("/{}", path.trim_start_matches('/'))))
+}
+
+fn global_note(key: &str) -> &'static str {
+    match key {
+        "startPort" => "not needed: ${PORT} becomes any free port",
+        "apiKeys" => "keys are the relay's: make them there, with MODELRELAY_REQUIRE_API_KEYS=true",
+        "peers" => {
+            "no counterpart in a worker: give each peer a worker of its own, with BACKEND_URL and BACKEND_API_KEY_FILE"
+        }
+        "matrix" => {
+            "no counterpart: all models take turns in one slot. Models that fit beside each other may have slots of their own"
+        }
+        "includeAliasesInList" => "aliases are always listed by /v1/models",
+        "sendLoadingState" => "no counterpart: a stream says nothing while its model loads",
+        "logToStdout" | "logTimeFormat" => "no counterpart: the worker logs itself and its servers to standard output",
+        "metricsMaxInMemory" | "captureBuffer" => "no counterpart: metrics are for Prometheus, and no prompts are kept",
+        _ => "no counterpart",
+    }
+}
+
+fn model_note(key: &str) -> &'static str {
+    match key {
+        "cmdStop" => {
+            "no counterpart: the command gets SIGTERM, and SIGKILL after 10 s. Where that does not end it, use driver hooks"
+        }
+        "filters" => {
+            "no counterpart: requests reach the server as clients wrote them, and names made by setParamsByID are gone"
+        }
+        "name" | "description" | "metadata" => "no counterpart: /v1/models lists ids and aliases only",
+        "unlisted" => "no counterpart: it is listed. What a client sees can be limited by its API key",
+        "timeouts" => "no counterpart: the relay's REQUEST_TIMEOUT_SECS and COLD_TIMEOUT_SECS count",
+        "sendLoadingState" => "no counterpart: a stream says nothing while its model loads",
+        _ => "no counterpart",
+    }
+}
+
+fn scalars(of: &Mapping) -> impl Iterator<Item = (String, String)> {
+    of.iter().filter_map(|(name, value)| Some((scalar(name)?, scalar(value)?)))
+}
+
+/// A text, a number or a truth value, as it is written.
+fn scalar(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(truth) => Some(truth.to_string()),
+        Value::Null | Value::Sequence(_) | Value::Mapping(_) | Value::Tagged(_) => None,
+    }
+}

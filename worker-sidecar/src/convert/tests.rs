@@ -1,0 +1,148 @@
+//! What comes out is judged by the worker's own reading of it.
+
+use crate::cli::Args;
+use crate::config::Settings;
+
+use super::llama_swap::convert;
+use super::words;
+
+fn variable(name: &str) -> Option<String> {
+    (name == "MODELS_DIR").then(|| "/srv/models".to_owned())
+}
+
+/// The result, and what the worker reads in it.
+fn converted(config: &str) -> (String, Settings) {
+    let text = convert(config, &variable).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("worker.yaml");
+    std::fs::write(&path, &text).unwrap();
+    let settings = Settings::load(&Args { config: Some(path), ..Args::default() });
+    (text.clone(), settings.unwrap_or_else(|error| panic!("{error}\n{text}")))
+}
+
+fn slots(settings: &Settings) -> Vec<(String, Vec<String>)> {
+    let slots = settings.live.slots.as_ref().unwrap();
+    let models =
+        |slot: &crate::config::SlotSettings| slot.config.models.iter().map(|model| model.id.to_string()).collect();
+    slots.iter().map(|slot| (slot.config.id.to_string(), models(slot))).collect()
+}
+
+const EXAMPLE: &str = r#"
+healthCheckTimeout: 500
+globalTTL: 300
+startPort: 10001
+apiKeys: [sk-one]
+macros:
+  llama: >
+    llama-server --port ${PORT}
+    -ngl 99
+  context: 8192
+  args: "--ctx-size ${context}"
+models:
+  coder:
+    macros: {context: 16384}
+    cmd: |
+      # a comment
+      ${llama} ${args} -np 4 \
+      -m "${env.MODELS_DIR}/my coder.gguf"
+    aliases: [gpt-4o-mini, {id: small, unlisted: true}]
+    env: ["CUDA_VISIBLE_DEVICES=0,1"]
+    ttl: 60
+    filters: {stripParams: temperature}
+  "qwen":
+    cmd: vllm serve Qwen/Qwen3-8B --port 8999 --max-num-seqs=16
+    proxy: http://127.0.0.1:8999
+    ttl: 0
+    cmdStop: kill ${PID}
+  embed:
+    cmd: server --listen ${PORT}
+    checkEndpoint: none
+    useModelName: bge
+    concurrencyLimit: 8
+hooks: {on_startup: {preload: [qwen, coder]}}
+groups:
+  always: {swap: false, persistent: true, exclusive: false, members: [embed, gone]}
+"#;
+
+#[test]
+fn an_example_becomes_a_file_that_the_worker_reads() {
+    let (text, settings) = converted(EXAMPLE);
+    let expected = [("gpu0", vec!["coder", "qwen"]), ("always-embed", vec!["embed"])];
+    let expected = expected.map(|(slot, models)| (slot.to_owned(), models.into_iter().map(str::to_owned).collect()));
+    assert_eq!(slots(&settings), expected, "{text}");
+    let gpu0 = &settings.live.slots.as_ref().unwrap()[0];
+    assert_eq!(gpu0.config.default.as_deref(), Some("qwen"));
+    assert_eq!(gpu0.config.knobs.load_timeout.as_secs(), 500);
+    let (coder, qwen) = (&gpu0.config.models[0], &gpu0.config.models[1]);
+    assert_eq!((coder.capacity, qwen.capacity), (4, 16));
+    assert_eq!((coder.idle_ttl.map(|ttl| ttl.as_secs()), qwen.idle_ttl), (Some(60), None));
+    assert_eq!(coder.aliases.iter().map(|alias| alias.to_string()).collect::<Vec<_>>(), ["gpt-4o-mini", "small"]);
+    assert_eq!(gpu0.backend_names.get("qwen").map(String::as_str), Some("Qwen/Qwen3-8B"));
+}
+
+#[test]
+fn macros_quotes_and_comments_are_those_of_the_command() {
+    let (text, _) = converted(EXAMPLE);
+    let yaml: serde_yaml::Value = serde_yaml::from_str(&text).unwrap();
+    let command = &yaml["multiplexer"]["slots"][0]["models"][0]["command"];
+    let command: Vec<String> = serde_yaml::from_value(command.clone()).unwrap();
+    let expected =
+        "llama-server|--port|${PORT}|-ngl|99|--ctx-size|16384|-np|4|-m|/srv/models/my coder.gguf|--alias|coder";
+    assert_eq!(command.join("|"), expected);
+}
+
+#[test]
+fn whatever_has_no_counterpart_is_a_note() {
+    let (text, _) = converted(EXAMPLE);
+    for place in [
+        "# - startPort: ",
+        "# - apiKeys: ",
+        "# - models.coder.filters: ",
+        "# - models.qwen.cmdStop: ",
+        "# - models.embed.checkEndpoint: ",
+        "# - groups.always: gone is no model",
+        "# - hooks.on_startup.preload: coder is not loaded",
+        "# - models.coder: --alias was added",
+    ] {
+        assert!(text.contains(place), "{place} is not in\n{text}");
+    }
+    assert!(!text.contains("sk-one"), "a key of llama-swap's is no setting of a worker");
+}
+
+#[test]
+fn what_pushes_others_out_shares_a_slot_with_them() {
+    let config = "models: {a: {cmd: 'llama-server --port ${PORT}'}, b: {cmd: 'llama-server --port ${PORT}'}, c: {cmd: 'llama-server --port ${PORT}'}}\n";
+    let ids = |groups: &str| {
+        slots(&converted(&format!("{config}{groups}")).1)
+            .into_iter()
+            .map(|(id, models)| format!("{id}={}", models.join("+")))
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    assert_eq!(ids(""), "gpu0=a+b+c");
+    assert_eq!(ids("groups: {g: {members: [a, b]}}"), "gpu0=c+a+b");
+    assert_eq!(ids("groups: {g: {swap: false, members: [a, b]}}"), "gpu0=c+a+b");
+    assert_eq!(ids("groups: {g: {exclusive: false, members: [a, b]}}"), "gpu0=c g=a+b");
+    assert_eq!(ids("groups: {g: {swap: false, exclusive: false, members: [a, b]}}"), "gpu0=c g-a=a g-b=b");
+}
+
+#[test]
+fn what_cannot_be_converted_is_said_with_its_model() {
+    let refused = |config: &str| convert(config, &variable).unwrap_err();
+    assert!(refused("models: {a: {cmd: 'x --port 1'}}").starts_with("models.a: neither its cmd has ${PORT}"));
+    assert!(refused("models: {a: {cmd: 'x ${nobody}'}}").contains("there is no macro ${nobody}"));
+    assert!(refused("models: {a: {cmd: 'x ${env.GONE}'}}").contains("set GONE"));
+    assert!(refused("{macros: {a: '${b}', b: '${a}'}, models: {a: {cmd: '${a}'}}}").contains("circle"));
+    assert!(refused("models: {a: {cmd: 'x \"y ${PORT}'}}").contains("not closed"));
+    assert!(refused("models: {}").contains("no models"));
+    assert!(refused("listen: 1").contains("not llama-swap's configuration"));
+}
+
+#[test]
+fn words_are_divided_as_a_shell_does() {
+    let split = |text: &str| words::split(text).unwrap().join("|");
+    assert_eq!(split(r#"a  'b c' "d \"e\" \n" f\ g ''"#), r#"a|b c|d "e" \n|f g|"#);
+    assert_eq!(split("a \\\n  b\n# c\n d#e"), "a|b|d#e");
+    let words: Vec<String> = ["-np", "2", "--parallel=4"].map(str::to_owned).to_vec();
+    assert_eq!(words::flag(&words, &["-np", "--parallel"]), Some("4"));
+}

@@ -1,0 +1,105 @@
+//! Commands as llama-swap writes them: one text with macros, comments and a shell's quotes.
+
+use std::collections::BTreeMap;
+
+/// How deep macros may stand in macros; beyond it they go in a circle.
+const MAX_DEPTH: usize = 16;
+
+/// What `${…}` may name.
+pub(super) struct Macros<'a> {
+    /// Those of the file and of the model, the latter in the place of the former.
+    pub(super) named: BTreeMap<String, String>,
+    /// `${env.NAME}`.
+    pub(super) variable: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Macros<'_> {
+    /// The text with every macro replaced but `${PORT}`, which means the same here, and `${PID}`.
+    pub(super) fn expand(&self, text: &str) -> Result<String, String> {
+        self.expand_within(text, 0)
+    }
+
+    fn expand_within(&self, text: &str, depth: usize) -> Result<String, String> {
+        if depth > MAX_DEPTH {
+            return Err("its macros go in a circle".to_owned());
+        }
+        let mut expanded = String::new();
+        let mut rest = text;
+        while let Some((before, (name, after))) =
+            rest.split_once("${").and_then(|(before, from)| Some((before, from.split_once('}')?)))
+        {
+            expanded.push_str(before);
+            match name {
+                "PORT" | "PID" => expanded.push_str(&format!("${{{name}}}")),
+                _ => expanded.push_str(&self.expand_within(&self.value(name)?, depth + 1)?),
+            }
+            rest = after;
+        }
+        expanded.push_str(rest);
+        Ok(expanded)
+    }
+
+    fn value(&self, name: &str) -> Result<String, String> {
+        match name.strip_prefix("env.") {
+            Some(variable) => (self.variable)(variable)
+                .ok_or_else(|| format!("${{{name}}} is not set in this environment: set {variable} and convert again")),
+            None => self.named.get(name).cloned().ok_or_else(|| format!("there is no macro ${{{name}}}")),
+        }
+    }
+}
+
+/// A command's words, as a POSIX shell divides them. Lines that begin with `#` are comments.
+pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
+    let lines: Vec<&str> = command.lines().filter(|line| !line.trim_start().starts_with('#')).collect();
+    let text = lines.join("\n");
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut letters = text.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\'' => quoted(&mut letters, '\'', word.get_or_insert_default())?,
+            '"' => quoted(&mut letters, '"', word.get_or_insert_default())?,
+            '\\' => match letters.next() {
+                // The end of a line that goes on.
+                Some('\n') | None => {}
+                Some(next) => word.get_or_insert_default().push(next),
+            },
+            letter if letter.is_whitespace() => words.extend(word.take()),
+            letter => word.get_or_insert_default().push(letter),
+        }
+    }
+    words.extend(word);
+    Ok(words)
+}
+
+/// Up to the closing quote.
+fn quoted(letters: &mut std::str::Chars<'_>, quote: char, word: &mut String) -> Result<(), String> {
+    while let Some(letter) = letters.next() {
+        match letter {
+            letter if letter == quote => return Ok(()),
+            '\\' if quote == '"' => match letters.next() {
+                Some(next @ ('"' | '\\' | '$' | '`')) => word.push(next),
+                Some('\n') => {}
+                Some(next) => word.extend(['\\', next]),
+                None => break,
+            },
+            letter => word.push(letter),
+        }
+    }
+    Err(format!("its command has a {quote} that is not closed"))
+}
+
+/// What stands behind a flag, as `--flag value` or `--flag=value`; the last one counts.
+pub(super) fn flag<'a>(words: &'a [String], names: &[&str]) -> Option<&'a str> {
+    let mut found = None;
+    for (index, word) in words.iter().enumerate() {
+        if names.contains(&word.as_str()) {
+            found = words.get(index + 1).map(String::as_str);
+        } else if let Some((name, value)) = word.split_once('=')
+            && names.contains(&name)
+        {
+            found = Some(value);
+        }
+    }
+    found
+}

@@ -13,7 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-FILES = ROOT / "target/book/files"
+# Beside the book, which mdBook empties after this has run; scripts/docs moves it in.
+FILES = ROOT / "target/book-files"
 
 STAND_IN = re.compile(r"^# .*\n+\[[^\]]*\]\((\.\./[^)#]+\.md)\)\s*$")
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:|#)([^)#\s]*)(#[^)\s]*)?\)")
@@ -54,8 +55,8 @@ def outside_code(text, change):
 def rewritten(link, source, page, places):
     words, path, anchor = link[1], link[2], link[3] or ""
     target = (source.parent / path).resolve()
-    if target in places:
-        return f"[{words}]({os.path.relpath(places[target], page.parent)}{anchor})"
+    if target in places or (target.suffix == ".md" and DOCS in target.parents):
+        return f"[{words}]({os.path.relpath(places.get(target, target), page.parent)}{anchor})"
     if not target.is_file():
         return words
     copy = FILES / target.relative_to(ROOT)

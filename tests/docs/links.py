@@ -6,6 +6,7 @@ from functools import cache
 
 from pages import DOCS, ROOT, all_pages
 
+BOOK = ROOT / "target/book"
 LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)|!\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -39,6 +40,16 @@ def problems(page):
             yield f"{page.relative_to(ROOT)}: {target.relative_to(ROOT)} has no heading #{anchor}"
 
 
+# What a screen shows.
+README_LINES = 66
+
+
+def readme_is_long():
+    lines = len((ROOT / "README.md").read_text().splitlines())
+    if lines > README_LINES:
+        yield f"README.md has {lines} lines, and should be one screen ({README_LINES}): move something into docs/"
+
+
 def outside_the_book():
     """Pages below docs/ that the book's table of contents does not have: nobody would find them."""
     listed = {(DOCS / path).resolve() for path in re.findall(r"\]\(([^)]+\.md)\)", (DOCS / "SUMMARY.md").read_text())}
@@ -47,12 +58,34 @@ def outside_the_book():
             yield f"{page.relative_to(ROOT)} is not in docs/SUMMARY.md"
 
 
-def main():
+def problems_of_the_book():
+    """The same of the book as it was built, where chapters and files have moved."""
+    ids = cache(lambda page: set(re.findall(r'id="([^"]+)"', page.read_text())))
+    for page in sorted(BOOK.rglob("*.html")):
+        # One page of all, and the page for wrong addresses, stand in folders that are not theirs.
+        if page.name in ("print.html", "404.html", "toc.html"):
+            continue
+        for link in set(re.findall(r'<a[^>]* href="([^"]*)"', page.read_text())):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if re.match(r"[a-z]+:", link) or target.name == "print.html":
+                continue
+            if not target.exists():
+                yield f"{page.relative_to(BOOK)} of the book: {link} leads nowhere"
+            elif anchor and target.suffix == ".html" and anchor not in ids(target):
+                yield f"{page.relative_to(BOOK)} of the book: {target.relative_to(BOOK)} has no #{anchor}"
+
+
+def main(what):
+    if what == ["book"]:
+        found = list(problems_of_the_book())
+        print("\n".join(found) or "docs: every link of the book leads somewhere")
+        return bool(found)
     pages = all_pages()
-    found = [problem for page in pages for problem in problems(page)] + list(outside_the_book())
+    found = [problem for page in pages for problem in problems(page)] + [*outside_the_book(), *readme_is_long()]
     print("\n".join(found) or f"docs: every relative link of {len(pages)} pages leads somewhere")
     return bool(found)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

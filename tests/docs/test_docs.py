@@ -1,6 +1,7 @@
 """What the checks of the documentation find, each on a page made for it: a check that finds nothing is none."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -60,6 +61,20 @@ class Pages(unittest.TestCase):
         self.assertEqual((failed, "never\n  said" in said, "it ended with code 1" in said), (1, True, True), said)
         self.assertEqual(code('<!-- run: background until "up" -->\n```sh\necho down\n```\n')[0], 1)
         self.assertEqual(code('<!-- file: a/b.txt -->\n```yaml\na: 1\n```\n\n<!-- run: prints "a: 1" -->\n```sh\ncat a/b.txt\n```\n')[0], 0)
+
+
+class Runbook(unittest.TestCase):
+    def test_what_the_programs_say_in_it_is_what_they_say(self):
+        """Texts in the first column of its tables, cut where something is filled in, are in the programs' source."""
+        text = (pages.DOCS / "runbook.md").read_text()
+        said = {span for row in re.findall(r"^\| ([^|]*) \|", text, re.M) for span in re.findall(r"``(.*?)``|`([^`]*)`", row)}
+        fragments = {part.strip() for spans in said for span in spans for part in re.split(r"…|[;:] |\b\d{3}\b.*|[A-Z]{2,}\S*|\w+=\S*", span)}
+        fragments = {part for part in fragments if len(part.split()) >= 3 and not part.startswith(("modelrelay-", "Connection refused", "Too many open files"))}
+        self.assertGreater(len(fragments), 20)
+        folders = [pages.ROOT / folder / "src" for folder in ("relay", "worker-sidecar", "protocol")]
+        source = "\n".join(file.read_text() for folder in folders for file in folder.rglob("*.rs"))
+        source = re.sub(r"\\\n\s*", "", source)
+        self.assertEqual([part for part in fragments if part not in source], [])
 
 
 if __name__ == "__main__":

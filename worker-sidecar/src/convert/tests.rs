@@ -139,6 +139,12 @@ fn what_cannot_be_converted_is_said_with_its_model() {
 }
 
 #[test]
+fn another_program_is_refused_in_a_line_that_says_which_are_understood() {
+    let error = crate::cli::parse(["modelrelay-worker", "convert", "other", "config.yaml"]).unwrap_err().to_string();
+    assert!(error.contains("only llama-swap's") && !error.contains('\n'), "{error}");
+}
+
+#[test]
 fn words_are_divided_as_a_shell_does() {
     let split = |text: &str| words::split(text).unwrap().join("|");
     assert_eq!(split(r#"a  'b c' "d \"e\" \n" f\ g ''"#), r#"a|b c|d "e" \n|f g|"#);

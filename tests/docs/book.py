@@ -59,10 +59,12 @@ def rewritten(link, source, page, places):
         return f"[{words}]({os.path.relpath(places.get(target, target), page.parent)}{anchor})"
     if not target.is_file():
         return words
-    copy = FILES / target.relative_to(ROOT)
+    # mdBook takes every link to an .md for one to a chapter.
+    name = f"{target.relative_to(ROOT)}{'.txt' if target.suffix == '.md' else ''}"
+    copy = FILES / name
     copy.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(target, copy)
-    return f"[{words}]({os.path.relpath(DOCS / 'files' / target.relative_to(ROOT), page.parent)})"
+    return f"[{words}]({os.path.relpath(DOCS / 'files' / name, page.parent)})"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of clients in docs/compatibility.md and the README: written from what a run's reports say, and compared with it.
+"""The tables of clients in docs/compatibility.md and docs/how-to/clients.md: written from what a run's reports say, and compared with it.
 
     table.py versions            the pages name the clients and versions that are pinned here; needs no run
     table.py check REPORT…       they also say what the run of these JUnit reports showed
@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-PAGES = {"results": ROOT / "docs/compatibility.md", "settings": ROOT / "README.md"}
+PAGES = {"results": ROOT / "docs/compatibility.md", "settings": ROOT / "docs/how-to/clients.md"}
 YES, UNTRIED = "yes", "–"
 
 # A client, where its version is pinned, whose tests are its, and how it is pointed at a relay.

@@ -41,7 +41,7 @@ def problems(page):
 
 
 # What a screen shows.
-README_LINES = 66
+README_LINES = 70
 
 
 def readme_is_long():

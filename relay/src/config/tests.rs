@@ -1,6 +1,9 @@
 use std::path::Path;
+use std::time::SystemTime;
 
 use super::*;
+use crate::dispatch::DEFAULT_COLD_TIMEOUT;
+use crate::socket::Credential;
 
 fn args(arguments: &[&str]) -> Args {
     let program = std::iter::once("modelrelay-relay");

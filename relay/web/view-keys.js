@@ -17,19 +17,28 @@ export function keysView({ store, session }) {
   const create = h('button', { type: 'button', class: 'primary', onclick: make }, icon('setup'), 'New key');
   const open = h('p', { class: 'banner', hidden: session.require_api_keys },
     'This relay answers clients without a key. To require one, start it with ', h('code', {}, 'MODELRELAY_REQUIRE_API_KEYS=true'), '.');
+  let keys = [];
+  const which = h('select', { 'aria-label': 'Which keys', onchange: show },
+    h('option', { value: 'current' }, 'In force'), h('option', { value: 'all' }, 'With revoked and expired'));
   const table = dataTable(columns(revoke), {
     name: 'API keys',
     noun: 'key',
     key: (k) => k.id,
     words: (k) => `${k.name} ${k.prefix} ${(k.models ?? []).join(' ')} ${(k.providers ?? []).join(' ')} ${state(k)[0]}`,
     sort: ['name', false],
-    empty: () => [h('p', {}, 'There is no key yet. Give each person or program one of its own, so that one can be taken back.')],
+    filters: [which],
+    empty: () => [h('p', {}, keys.length ? 'No key is in force any more.' : 'There is no key yet. Give each person or program one of its own, so that one can be taken back.')],
   });
   const node = page('API keys', create, open, table.node);
 
   async function load() {
     const answer = await orSay(() => get('/admin/keys'));
-    if (answer) table.update(answer.keys);
+    if (!answer) return;
+    keys = answer.keys;
+    show();
+  }
+  function show() {
+    table.update(which.value === 'all' ? keys : keys.filter((k) => state(k)[0] === 'Active'));
   }
   async function make() {
     if (await newKey(store)) await load();

@@ -143,6 +143,8 @@ test('a key is made with all its limits, shown once, and revoked', async ({ page
   expect(Date.parse(keys[0].expires_at) - Date.now()).toBeGreaterThan(29 * 86_400_000);
   await page.getByRole('button', { name: 'Revoke laptop' }).click();
   await page.getByRole('dialog').getByRole('button', { name: 'Revoke the key' }).click();
+  await expect(row(page, 'laptop')).toHaveCount(0);
+  await page.getByLabel('Which keys').selectOption({ label: 'With revoked and expired' });
   await expect(row(page, 'laptop')).toContainText('Revoked');
   expect((await site.admin('GET', '/admin/keys')).keys[0].revoked).toBe(true);
 });

@@ -11,7 +11,7 @@ mod pages;
 mod session;
 mod setup;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -46,15 +46,17 @@ const MAX_BODY_BYTES: usize = 64 << 10;
 pub struct Dashboard {
     history: history::History,
     journal: Journal,
+    /// Where clients are listened to.
+    clients_addr: Option<SocketAddr>,
     live: live::Live,
     /// Failed logins of people.
     logins: Lockout,
 }
 
 impl Dashboard {
-    /// With a journal that the log writes.
-    pub fn new(journal: Journal) -> Self {
-        Self { journal, ..Self::default() }
+    /// With a journal that the log writes, for a relay that listens to clients there.
+    pub fn new(journal: Journal, clients_addr: Option<SocketAddr>) -> Self {
+        Self { journal, clients_addr, ..Self::default() }
     }
 }
 

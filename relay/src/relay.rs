@@ -100,7 +100,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
         tls,
         audit,
         keys,
-        dashboard: Dashboard::new(journal),
+        dashboard: Dashboard::new(journal, listeners.clients_addr()),
         lockout: Lockout::new(),
         identities,
     });
@@ -235,6 +235,11 @@ impl Listeners {
             listeners.push((bind("ADMIN_LISTEN_ADDR", address, "admin ", scheme).await?, parts));
         }
         Ok(Self(listeners))
+    }
+
+    fn clients_addr(&self) -> Option<SocketAddr> {
+        let (clients, _) = self.0.iter().find(|(_, parts)| parts.clients)?;
+        clients.local_addr().ok()
     }
 }
 

@@ -20,6 +20,9 @@ use crate::exchange::Exchange;
 /// What an old worker's envelope may add to the body: path, ids and at most 32 KiB of headers, escaped.
 const ENVELOPE_BYTES: usize = 128 << 10;
 
+/// What a client that left would have been told, as nginx writes it.
+pub const CLIENT_CLOSED_REQUEST: u16 = 499;
+
 /// What a handler knows of a request when it submits it.
 pub struct Outline {
     /// The id that the client is told.

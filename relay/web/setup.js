@@ -124,9 +124,8 @@ function commandStep() {
   const providerField = h('div', { class: 'field', hidden: true }, h('label', { for: 'provider' }, 'Provider'), provider);
   const name = h('input', { id: 'worker-name', autocomplete: 'off', placeholder: 'its host name', maxlength: 64, oninput: () => set({ name: name.value.trim() }) });
   const use = h('button', { type: 'button', class: 'small', onclick: () => set({ relay: setup.network_url }) });
-  const alone = h('span', {}, 'Put this machine’s name or address in the network here, and start the relay with ', h('code', {}, 'LISTEN_ADDR=0.0.0.0:8080'), ' if it listens on 127.0.0.1 only.');
   const warning = h('div', { class: 'banner warn', hidden: true },
-    h('p', {}, 'This address means “this machine” everywhere: another machine would dial itself. ', alone), use);
+    h('p', {}, 'This address means “this machine” everywhere: another machine would dial itself. Put this machine’s name or address in the network here, and start the relay with ', h('code', {}, 'LISTEN_ADDR=0.0.0.0:8080'), ' if it listens on 127.0.0.1 only.'), use);
   const blocks = h('div', { class: 'stack' });
   const noSecret = h('p', { class: 'banner warn', hidden: true }, 'This relay has no secret of that provider to show. Put the one that you know into the command.');
   const unsupported = h('p', { class: 'hint', hidden: true });
@@ -142,7 +141,6 @@ function commandStep() {
     provider.value = settings.provider;
     setHidden(providerField, setup.providers.length < 2);
     setHidden(warning, !isLoopback(settings.relay));
-    setHidden(alone, Boolean(setup.network_url));
     setHidden(use, !setup.network_url);
     setText(use, `Use ${setup.network_url}`);
     setHidden(noSecret, setup.providers.find((one) => one.name === settings.provider)?.has_secret ?? true);

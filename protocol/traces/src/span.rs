@@ -57,6 +57,11 @@ impl Span {
         self.span.set_status(Status::error(""));
     }
 
+    /// It ended then, not when it is dropped.
+    pub fn end_at(mut self, at: Instant) {
+        self.span.end_with_timestamp(wall_clock(at));
+    }
+
     /// What a request that is sent under it carries; an empty value is not sent.
     pub fn headers(&self) -> [(&'static str, String); 2] {
         context::headers(self.span.span_context())

@@ -1,6 +1,7 @@
 //! What the page "Add a machine" has to know: this relay's address as the browser reaches it, and what a worker has to show.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -33,10 +34,9 @@ pub(crate) async fn overview(State(relay): State<Arc<Relay>>, headers: HeaderMap
         let host = headers.get(http::header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
         address(host, is_encrypted(&relay, &headers), separate)
     });
-    let network = config.public_url.is_none().then(|| network_address(config.listen_addr)).flatten();
     Json(json!({
         "relay_url": url,
-        "network_url": network.map(|ip| with_host(&url, ip)),
+        "network_url": if config.public_url.is_some() { None } else { network_url(&relay) },
         "providers": providers.collect::<Vec<_>>(),
         "version": env!("CARGO_PKG_VERSION"),
         "require_api_keys": config.require_api_keys,
@@ -90,22 +90,30 @@ fn address(host: &str, is_encrypted: bool, clients: Option<SocketAddr>) -> Strin
     format!("{scheme}://{name}:{}", clients.port())
 }
 
-/// Where other machines find a listener, as far as this one can tell: the address by which it reaches the rest of the world.
-fn network_address(listener: SocketAddr) -> Option<IpAddr> {
-    if !listener.ip().is_unspecified() {
-        return Some(listener.ip()).filter(|ip| !ip.is_loopback());
+/// What another machine may dial to reach this relay, as far as this machine can tell; `None` where it cannot. Not over TLS,
+/// for which the name counts, and not in a container, whose addresses mean nothing outside.
+fn network_url(relay: &Relay) -> Option<String> {
+    if relay.tls.is_some() || is_in_container() {
+        return None;
+    }
+    let listener = relay.dashboard.clients_addr?;
+    network_ip(listener.ip()).map(|ip| format!("http://{}", SocketAddr::new(ip, listener.port())))
+}
+
+fn is_in_container() -> bool {
+    let signs = ["/.dockerenv", "/run/.containerenv"];
+    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() || signs.iter().any(|sign| Path::new(sign).exists())
+}
+
+/// The address of a listener; of one on all addresses, that by which this machine reaches the rest of the world.
+fn network_ip(listener: IpAddr) -> Option<IpAddr> {
+    if !listener.is_unspecified() {
+        return Some(listener).filter(|ip| !ip.is_loopback());
     }
     // Of RFC 5737: to connect a UDP socket sends nothing, and chooses the address that would be sent from.
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("192.0.2.1:9").ok()?;
     socket.local_addr().ok().map(|address| address.ip()).filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
-}
-
-fn with_host(url: &str, ip: IpAddr) -> String {
-    let (scheme, authority) = url.split_once("://").unwrap_or(("http", url));
-    let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'));
-    let port = port.map(|port| format!(":{port}")).unwrap_or_default();
-    if ip.is_ipv6() { format!("{scheme}://[{ip}]{port}") } else { format!("{scheme}://{ip}{port}") }
 }
 
 #[cfg(test)]
@@ -123,13 +131,9 @@ mod tests {
     }
 
     #[test]
-    fn another_machine_is_told_a_host_of_its_own() {
-        let (four, six): (IpAddr, IpAddr) = ("192.168.1.5".parse().unwrap(), "fd00::5".parse().unwrap());
-        assert_eq!(with_host("http://localhost:8080", four), "http://192.168.1.5:8080");
-        assert_eq!(with_host("https://[::1]", four), "https://192.168.1.5");
-        assert_eq!(with_host("http://[::1]:8080", six), "http://[fd00::5]:8080");
-        let listener = |address: &str| network_address(address.parse().unwrap());
-        assert_eq!(listener("127.0.0.1:8080"), None);
-        assert_eq!(listener("192.168.1.5:8080"), Some(four));
+    fn a_listener_for_this_machine_alone_has_no_address_for_others() {
+        let network = |ip: &str| network_ip(ip.parse().unwrap()).map(|ip| ip.to_string());
+        assert_eq!((network("127.0.0.1"), network("::1")), (None, None));
+        assert_eq!(network("192.168.1.5").as_deref(), Some("192.168.1.5"));
     }
 }

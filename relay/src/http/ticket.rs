@@ -13,10 +13,7 @@ use crate::dispatch::CancelReason;
 use crate::keys::KeyLease;
 use crate::metrics::{Outcome, RequestEnd, RequestSeries};
 use crate::provider::Provider;
-use crate::request::{Progress, RequestRecord, TraceEnd};
-
-/// What a client that left would have been told, as nginx writes it.
-const CLIENT_CLOSED_REQUEST: u16 = 499;
+use crate::request::{CLIENT_CLOSED_REQUEST, Progress, RequestRecord, TraceEnd};
 
 /// One request's place in the relay.
 pub struct Ticket {

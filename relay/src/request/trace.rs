@@ -13,7 +13,7 @@ use modelrelay_protocol::message::TokenCounts;
 use modelrelay_protocol::paths::{Endpoint, POST_PATHS};
 use modelrelay_traces::{Parent, Span, SpanKind, TRACEPARENT, TRACESTATE, Traces};
 
-use super::Outline;
+use super::{CLIENT_CLOSED_REQUEST, Outline};
 use crate::metrics::Outcome;
 
 /// A shorter wait is none: the request was sent as it came.
@@ -31,6 +31,8 @@ struct Spans {
     server: Span,
     /// The sending that runs.
     attempt: Option<Span>,
+    /// Since when it waits again, after a sending that came to nothing.
+    requeued_at: Option<Instant>,
 }
 
 /// How a request ended.
@@ -43,7 +45,7 @@ pub struct TraceEnd<'a> {
     pub is_broken: bool,
     /// The request.
     pub outline: &'a Outline,
-    /// How long it waited in the queue altogether.
+    /// How long it waited in the queue before it was sent, altogether.
     pub queue_wait: Duration,
     /// From its arrival to the first byte of its answer.
     pub first_byte: Option<Duration>,
@@ -64,7 +66,10 @@ impl RequestTrace {
         server.set("http.request.method", method);
         server.set("http.route", route);
         server.set("modelrelay.request_id", request_id.to_owned());
-        Self { trace_id: server.trace_id(), spans: Mutex::new(Some(Spans { server, attempt: None })) }
+        Self {
+            trace_id: server.trace_id(),
+            spans: Mutex::new(Some(Spans { server, attempt: None, requeued_at: None })),
+        }
     }
 
     /// Which trace it is, for the log.
@@ -77,8 +82,9 @@ impl RequestTrace {
         let mut spans = self.lock();
         let Some(spans) = spans.as_mut() else { return };
         let now = Instant::now();
+        spans.requeued_at = None;
         if waited >= SHORTEST_WAIT {
-            spans.server.child("queue", SpanKind::Internal, now.checked_sub(waited).unwrap_or(now));
+            spans.server.child("queue", SpanKind::Internal, now.checked_sub(waited).unwrap_or(now)).end_at(now);
         }
         let operation = operation(outline.endpoint);
         let name = format!("{operation} {}", outline.model);
@@ -92,7 +98,10 @@ impl RequestTrace {
 
     /// That sending came to nothing, and the request waits again.
     pub fn requeue(&self, reason: &'static str) {
-        if let Some(mut attempt) = self.lock().as_mut().and_then(|spans| spans.attempt.take()) {
+        let mut spans = self.lock();
+        let Some(spans) = spans.as_mut() else { return };
+        spans.requeued_at = Some(Instant::now());
+        if let Some(mut attempt) = spans.attempt.take() {
             attempt.fail(reason);
         }
     }
@@ -115,21 +124,25 @@ impl RequestTrace {
 
     /// It is over.
     pub fn finish(&self, how: &TraceEnd<'_>) {
-        let Some(Spans { mut server, attempt }) = self.lock().take() else { return };
-        let TraceEnd { outcome, code, is_broken, outline, .. } = *how;
+        let Some(Spans { mut server, attempt, requeued_at }) = self.lock().take() else { return };
+        let TraceEnd { outcome, code, is_broken, outline, mut queue_wait, .. } = *how;
         if let Some(mut attempt) = attempt {
             end(&mut attempt, outcome, code, is_broken);
             if let Some(first) = how.upstream_first_byte {
                 attempt.set("gen_ai.response.time_to_first_chunk", first.as_secs_f64());
             }
-        } else if let Some(since) = how.unsent_since {
-            server.child("queue", SpanKind::Internal, since).fail(outcome.as_str());
+        } else if let Some(since) = requeued_at.or(how.unsent_since) {
+            let waited = since.elapsed();
+            queue_wait += waited;
+            if waited >= SHORTEST_WAIT {
+                server.child("queue", SpanKind::Internal, since).fail(outcome.as_str());
+            }
         }
         server.set("gen_ai.operation.name", operation(outline.endpoint));
         server.set("gen_ai.request.model", outline.model.to_string());
         server.set("gen_ai.request.stream", outline.is_streaming);
         server.set("modelrelay.provider", outline.provider.to_string());
-        server.set("modelrelay.queue_seconds", how.queue_wait.as_secs_f64());
+        server.set("modelrelay.queue_seconds", queue_wait.as_secs_f64());
         if let Some(first) = how.first_byte {
             server.set("gen_ai.response.time_to_first_chunk", first.as_secs_f64());
         }
@@ -143,6 +156,15 @@ impl RequestTrace {
     /// Held for moments; inside of a provider's lock, never around it.
     fn lock(&self) -> MutexGuard<'_, Option<Spans>> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Its client left before there was anything else to end it.
+impl Drop for RequestTrace {
+    fn drop(&mut self) {
+        if let Some(mut spans) = self.lock().take() {
+            end(&mut spans.server, Outcome::Cancelled, CLIENT_CLOSED_REQUEST, false);
+        }
     }
 }
 

@@ -88,13 +88,22 @@ impl Collector {
 
     /// Everything of this trace, once it is so many spans.
     pub(super) async fn trace(&self, id: &str, spans: usize) -> Vec<Span> {
+        self.trace_when(id, |found| found.len() >= spans).await
+    }
+
+    /// Everything that a relay has to tell of this trace: its own span is the last.
+    pub(super) async fn ended_trace(&self, id: &str) -> Vec<Span> {
+        self.trace_when(id, |found| found.iter().any(|span| span.name.starts_with("POST /"))).await
+    }
+
+    async fn trace_when(&self, id: &str, is_whole: impl Fn(&[Span]) -> bool) -> Vec<Span> {
         let since = Instant::now();
         loop {
             let found: Vec<Span> = self.spans().into_iter().filter(|span| span.trace == id).collect();
-            if found.len() >= spans {
+            if is_whole(&found) {
                 return found;
             }
-            assert!(since.elapsed() < PATIENCE, "trace {id} has not {spans} spans: {found:#?}");
+            assert!(since.elapsed() < PATIENCE, "trace {id} is not whole: {found:#?}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

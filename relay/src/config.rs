@@ -233,6 +233,10 @@ impl Config {
             if provider.worker_secrets.iter().any(short) {
                 warnings.push(format!("a worker secret of provider {name} has fewer than {SHORT_SECRET_CHARS} characters and can be guessed"));
             }
+            // The published relay meant by 0 that there is no limit.
+            if provider.max_queue_len == 0 {
+                warnings.push(format!("provider {name} has a queue of 0: a request that no worker can take at once is refused; write how many may wait (MAX_QUEUE_LEN, queue.maxLength)"));
+            }
         }
         self.warnings = warnings;
     }

@@ -206,6 +206,14 @@ fn an_empty_secret_admits_nobody_and_is_no_error() {
 }
 
 #[test]
+fn a_queue_of_nothing_is_worth_a_warning() {
+    let config = load("providers: [{name: a, workerSecrets: [{value: 0123456789abcdef}], queue: {maxLength: 0}}]")
+        .expect("valid");
+    assert_eq!(config.warnings.len(), 1);
+    assert!(config.warnings[0].starts_with("provider a has a queue of 0: "), "{:?}", config.warnings);
+}
+
+#[test]
 fn a_worker_stays_while_its_secret_is_there_and_its_time_is_not_over() {
     let config =
         load("providers: [{name: a, workerSecrets: [{value: old, notAfter: '2026-12-01T00:00:00Z'}, {value: new}]}]")

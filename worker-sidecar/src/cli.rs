@@ -153,7 +153,7 @@ pub struct Args {
     pub config: Option<PathBuf>,
 }
 
-/// One setting, for the table in the README.
+/// One setting, for the table in `docs/reference/settings.md`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// The environment variable.

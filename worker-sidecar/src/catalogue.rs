@@ -8,7 +8,7 @@
 
 mod health;
 
-pub use health::{Listed, look};
+pub use health::{Listed, TIMEOUT, look};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -4,7 +4,7 @@
 //! reads the same wherever it was written. Each flag has a variable; both win over the file.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -220,6 +220,17 @@ pub fn command() -> clap::Command {
         CHECK => command.mut_args(|argument| argument.env(None::<&str>)),
         _ => command,
     })
+}
+
+/// What a run of this file takes from one variable, and from no other.
+pub(crate) fn of_variable(variable: &str, file: &Path) -> Args {
+    let others_without = |argument: clap::Arg| match argument.get_env() {
+        Some(env) if env == variable => argument,
+        Some(_) | None => argument.env(None::<&str>),
+    };
+    let matches = Cli::command().mut_args(others_without).try_get_matches_from(["modelrelay-worker"]);
+    let args = matches.and_then(|matches| Args::from_arg_matches(&matches)).unwrap_or_default();
+    Args { config: Some(file.to_owned()), ..args.without_empty() }
 }
 
 /// Every setting, in the order of the help.

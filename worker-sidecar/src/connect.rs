@@ -11,16 +11,17 @@ mod backends;
 mod files;
 mod questions;
 mod terminal;
+mod variables;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use modelrelay_protocol::secret::Secret;
+use tokio::runtime::Runtime;
 
 use crate::check;
 use crate::cli::{Args, secret};
-use files::{Answers, SecretPlace};
 use questions::Questions;
 
 /// Arguments of the subcommand.
@@ -77,7 +78,7 @@ pub struct ConnectArgs {
 #[allow(clippy::print_stderr)]
 pub fn run(args: ConnectArgs, of_run: &Args) -> ExitCode {
     let (output, runs) = (args.output.clone(), args.run);
-    if let Err(why) = set_up(args) {
+    if let Err(why) = with_network(|runtime| set_up(args, runtime)) {
         eprintln!("modelrelay-worker: {why}");
         return ExitCode::FAILURE;
     }
@@ -88,17 +89,26 @@ pub fn run(args: ConnectArgs, of_run: &Args) -> ExitCode {
     crate::run(&Args {
         config: Some(output),
         probe_addr: of_run.probe_addr.clone(),
+        otlp_endpoint: of_run.otlp_endpoint.clone(),
         log_level: of_run.log_level.clone(),
         log_format: of_run.log_format.clone(),
         ..Args::default()
     })
 }
 
-fn set_up(args: ConnectArgs) -> Result<(), String> {
+/// Does it with a network, and leaves whatever is still under way: nobody can stop a look-up of a name, which may take half a
+/// minute where no name server answers.
+fn with_network(work: impl FnOnce(&Runtime) -> Result<(), String>) -> Result<(), String> {
     // A thread of its own watches for Ctrl-C while this one waits for an answer.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(|error| format!("the network cannot be used: {error}"))?;
-    let questions = Questions::new(args.without_empty(), &runtime);
+    let done = work(&runtime);
+    runtime.shutdown_background();
+    done
+}
+
+fn set_up(args: ConnectArgs, runtime: &Runtime) -> Result<(), String> {
+    let questions = Questions::new(args.without_empty(), runtime);
     questions.output()?;
     let answers = questions.answers()?;
     let args = questions.args();
@@ -106,25 +116,26 @@ fn set_up(args: ConnectArgs) -> Result<(), String> {
     let written = Args { config: Some(args.output.clone()), ..Args::default() };
     let report = check::check(&written)
         .map_err(|mistakes| mistakes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
-    tell(&format!("\nwrote {}\n{}{}", args.output.display(), report.plan, next(args, &answers)));
-    runtime.shutdown_background();
+    tell(&format!("\nwrote {}\n{}", args.output.display(), report.plan));
+    if !args.run {
+        tell(&next(&args.output));
+    }
     Ok(())
 }
 
 /// What to do now, and what would stand in its way.
-fn next(args: &ConnectArgs, answers: &Answers) -> String {
-    let mut text = String::new();
-    let differs = |secret: &Secret| args.worker_secret.as_ref().is_some_and(|given| given != secret);
-    if matches!(&answers.secret, SecretPlace::New(secret) if differs(secret)) && !args.run {
-        text.push_str("\nWORKER_SECRET is set here to another secret, and would win over the file: unset it first.\n");
-    }
-    if !args.run {
-        let file = args.output.display().to_string();
-        let is_plain = file.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte));
-        let file = if is_plain { file } else { format!("'{}'", file.replace('\'', r"'\''")) };
-        text.push_str(&format!("\nNow run it:\n\n  modelrelay-worker --config {file}\n"));
-    }
-    text
+fn next(output: &Path) -> String {
+    let file = output.display().to_string();
+    let unset = match variables::in_the_way(output) {
+        none if none.is_empty() => String::new(),
+        some => {
+            let some = some.join(" ");
+            format!("\nWhat is set here as variables would win over {file}: unset it first.\n\n  unset {some}\n")
+        }
+    };
+    let is_plain = file.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte));
+    let file = if is_plain { file } else { format!("'{}'", file.replace('\'', r"'\''")) };
+    format!("{unset}\nNow run it:\n\n  modelrelay-worker --config {file}\n")
 }
 
 /// Whoever reads it may have seen enough before its end.
@@ -152,5 +163,26 @@ impl ConnectArgs {
             "local".clone_into(&mut self.provider_name);
         }
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_told_while_a_look_up_still_goes_on() {
+        let (_held, look_up) = std::sync::mpsc::channel::<()>();
+        let failed = with_network(|runtime| {
+            let (began, begun) = std::sync::mpsc::channel();
+            // As a look-up does: on a thread that nobody can interrupt.
+            runtime.spawn_blocking(move || {
+                let _ = began.send(());
+                look_up.recv()
+            });
+            begun.recv().map_err(|error| error.to_string())?;
+            Err("no such name".to_owned())
+        });
+        assert_eq!(failed, Err("no such name".to_owned()));
     }
 }

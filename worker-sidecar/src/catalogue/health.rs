@@ -9,7 +9,7 @@ use crate::backend::{Backend, BackendError};
 use crate::config::Engine;
 
 /// A backend that computes may be slow to answer, but not this slow.
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A list of models at most.
 const MAX_LIST_BYTES: usize = 4 << 20;

@@ -49,10 +49,11 @@ pub(super) async fn look(ports: &[u16]) -> Vec<Result<Found, String>> {
 pub(super) async fn look_at(url: Url, api_key: Option<Secret>) -> Result<Found, String> {
     let settings = BackendSettings { url: url.clone(), engine: Engine::OpenAi, api_key, headers: HeaderMap::new() };
     let backend = Backend::new(settings, Arc::new(Trust::new(None)));
-    if is_relay(&backend).await {
+    let (is_relay, listed) = tokio::join!(is_relay(&backend), catalogue::look(&backend));
+    if is_relay {
         return Err("a ModelRelay relay, not a backend".to_owned());
     }
-    let listed = catalogue::look(&backend).await?;
+    let listed = listed?;
     let (engine, name) = engine_of(&listed, url.port_or_known_default());
     Ok(Found { url, engine, models: listed.models, name })
 }
@@ -64,7 +65,7 @@ async fn is_relay(backend: &Backend) -> bool {
         let body: serde_json::Value = serde_json::from_slice(&body).ok()?;
         body.get("workers_connected").cloned()
     };
-    tokio::time::timeout(DIAL_TIMEOUT, health).await.is_ok_and(|count| count.is_some())
+    tokio::time::timeout(catalogue::TIMEOUT, health).await.is_ok_and(|count| count.is_some())
 }
 
 /// Servers name themselves as the owner of their models. Who does not is taken for a server of no known kind, which serves as
@@ -133,5 +134,35 @@ mod tests {
         let many = found(None, "http://127.0.0.1:9/base", &["a", "b\u{1b}[2J", "c", "d", "e", "f"]);
         assert_eq!(many.line(), "http://127.0.0.1:9/base  OpenAI-compatible: a, b\u{fffd}[2J, c, d and 2 more");
         assert!(found(None, "http://127.0.0.1:9", &[]).line().ends_with(": no model yet"));
+    }
+
+    /// Answers `/v1/models` at once, and `/health` as late as a busy relay.
+    async fn slow_relay() -> Url {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut peer, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let mut asked = [0; 1024];
+                    let read = peer.read(&mut asked).await.unwrap();
+                    let body = if asked[..read].starts_with(b"GET /health") {
+                        tokio::time::sleep(catalogue::TIMEOUT - Duration::from_secs(1)).await;
+                        r#"{"workers_connected":1}"#
+                    } else {
+                        r#"{"data":[{"id":"qwen"}]}"#
+                    };
+                    let head =
+                        format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+                    peer.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+                });
+            }
+        });
+        Url::parse(&url).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_relay_is_none_of_the_backends_also_when_it_is_slow() {
+        assert_eq!(look_at(slow_relay().await, None).await.unwrap_err(), "a ModelRelay relay, not a backend");
     }
 }

@@ -1,7 +1,7 @@
 //! What `connect` leaves behind: `worker.yaml`, and beside it a file with the secret that only its owner may read.
 
 use std::fmt::Write as _;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -81,19 +81,28 @@ fn yaml(answers: &Answers, secret: &Path) -> Result<String, String> {
     Ok(text)
 }
 
-/// Under another name first, which nobody else can have made: what is half there is never read, and never by others.
+/// Under a name first that nobody else has: what is half there is never read, and never by others.
 fn replace(file: &Path, text: &str, mode: u32) -> Result<(), String> {
     let failed = |error: io::Error| format!("{} cannot be written: {error}; choose another --output", file.display());
-    let mut new = file.as_os_str().to_owned();
-    new.push(".new");
-    let new = PathBuf::from(new);
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-        Ok(()) | Err(_) => {}
+    let (new, mut opened) = unused(file, mode).map_err(failed)?;
+    let written = opened.write_all(text.as_bytes()).and_then(|()| opened.sync_all());
+    written.and_then(|()| fs::rename(&new, file)).map_err(|error| {
+        let _ = fs::remove_file(&new);
+        failed(error)
+    })
+}
+
+/// A new file beside this one.
+fn unused(file: &Path, mode: u32) -> io::Result<(PathBuf, File)> {
+    let mut number = 0_u32;
+    loop {
+        let mut new = file.as_os_str().to_owned();
+        new.push(format!(".new{number}"));
+        match OpenOptions::new().write(true).create_new(true).mode(mode).open(&new) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            opened => return Ok((PathBuf::from(new), opened?)),
+        }
     }
-    let mut opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new).map_err(failed)?;
-    opened.write_all(text.as_bytes()).and_then(|()| opened.sync_all()).map_err(failed)?;
-    fs::rename(&new, file).map_err(failed)
 }
 
 fn absolute(file: &Path) -> Result<PathBuf, String> {
@@ -141,12 +150,15 @@ mod tests {
     fn the_secret_is_its_owners_even_where_a_file_was_open_to_all() {
         let folder = tempfile::tempdir().unwrap();
         let (output, secret) = (folder.path().join("w.yaml"), folder.path().join("w.secret"));
-        for file in [&secret, &folder.path().join("w.secret.new")] {
+        let theirs = [".new", ".new0"].map(|end| folder.path().join(format!("w.secret{end}")));
+        for file in theirs.iter().chain([&secret]) {
             fs::write(file, "older").unwrap();
             fs::set_permissions(file, fs::Permissions::from_mode(0o666)).unwrap();
         }
         write(&output, &answers()).unwrap();
         assert_eq!(fs::read_to_string(&secret).unwrap(), "hunter2\n");
         assert_eq!(fs::metadata(&secret).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(theirs.map(|file| fs::read_to_string(file).unwrap()), ["older", "older"]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4, "no other file is left");
     }
 }

@@ -64,14 +64,23 @@ impl<'a> Questions<'a> {
             return Err(format!("--output {}: {why}", output.display()));
         }
         let writes_secret = self.args.worker_secret_file.is_none();
-        let mut there = vec![output.clone()];
-        there.extend(writes_secret.then_some(secret));
-        there.retain(|file| file.symlink_metadata().is_ok());
-        let Some(file) = there.first().filter(|_| !self.args.force) else { return Ok(()) };
-        let (file, stop) = (file.display(), "give --force to write over it, or another --output");
+        let mut files = vec![output.clone()];
+        files.extend(writes_secret.then_some(secret));
+        self.may_write(files)
+    }
+
+    /// Whether these files may be written: all that are there already need a yes.
+    fn may_write(&self, mut files: Vec<PathBuf>) -> Result<(), String> {
+        files.retain(|file| file.symlink_metadata().is_ok());
+        if files.is_empty() || self.args.force {
+            return Ok(());
+        }
+        let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+        let (are, them) = if files.len() == 1 { ("is", "it") } else { ("are", "them") };
+        let there = format!("{} {are} there already", names.join(" and "));
         match &self.terminal {
-            Some(terminal) if terminal.confirm(&format!("{file} is there already. Write over it?"))? => Ok(()),
-            Some(_) | None => Err(format!("{file} is there already: {stop}")),
+            Some(terminal) if terminal.confirm(&format!("{there}. Write over {them}?"))? => Ok(()),
+            Some(_) | None => Err(format!("{there}: give --force to write over {them}, or another --output")),
         }
     }
 
@@ -80,6 +89,10 @@ impl<'a> Questions<'a> {
         let provider = Given { setting: "PROVIDER_NAME (--provider-name)", value: self.args.provider_name.trim() };
         let provider = provider.provider().map_err(|error| error.to_string())?;
         let (relay, secret) = self.relay(&provider)?;
+        // The relay refused the secret of the file that was given, so that another is to be written after all.
+        if matches!(secret, SecretPlace::New(_)) && self.args.worker_secret_file.is_some() {
+            self.may_write(vec![files::secret_file(&self.args.output)])?;
+        }
         let chosen = self.backend()?;
         let at_once = self.judged(
             ("MAX_CONCURRENCY (--max-concurrency)", self.args.max_concurrency.as_deref()),

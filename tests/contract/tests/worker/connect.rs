@@ -220,6 +220,73 @@ async fn at_a_terminal_a_file_is_written_over_only_after_a_yes() {
 }
 
 #[tokio::test]
+async fn a_yes_is_for_every_file_that_it_replaces() {
+    if !has_terminal() {
+        return;
+    }
+    let site = Site::new().await;
+    std::fs::write(site.path("worker.yaml"), "relay: http://older\n").unwrap();
+    std::fs::write(site.path("worker.secret"), "older\n").unwrap();
+    let mut dialogue = Dialogue::begin(&site, &format!("$W connect {}", site.relay.url()));
+    dialogue.asks("worker.yaml and worker.secret are there already. Write over them? [y/N]").await.answer("n\n").await;
+    assert_eq!(dialogue.end().await.0, Some(1));
+}
+
+#[tokio::test]
+async fn a_secret_that_takes_the_place_of_the_files_replaces_no_other_unasked() {
+    if !has_terminal() {
+        return;
+    }
+    let site = Site::new().await;
+    std::fs::write(site.path("worker.secret"), "older\n").unwrap();
+    std::fs::write(site.path("mine"), "planted-wrong-secret-9\n").unwrap();
+    let line = format!("$W connect {} --worker-secret-file mine --backend {}", site.relay.url(), site.backend.url());
+    for (answer, code, kept) in [("n\n", 1, "older"), ("y\n", 0, WORKER_SECRET)] {
+        let mut dialogue = Dialogue::begin(&site, &line);
+        dialogue.asks("the relay refused the worker secret (401)").await;
+        dialogue.asks("Worker secret of the provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
+        dialogue.asks("worker.secret is there already. Write over it? [y/N]").await.answer(answer).await;
+        if code == 0 {
+            dialogue.asks("at once [4]").await.answer("\n").await;
+            dialogue.asks("Name of this worker").await.answer("\n").await;
+        }
+        let (ended, said) = dialogue.end().await;
+        assert_eq!((ended, site.read("worker.secret").trim()), (Some(code), kept), "{said}");
+    }
+    assert_eq!(site.read("mine"), "planted-wrong-secret-9\n");
+}
+
+#[tokio::test]
+async fn variables_that_would_win_over_the_answers_are_to_be_unset() {
+    if !has_terminal() {
+        return;
+    }
+    let site = Site::new().await;
+    std::fs::write(site.path("mine"), "planted-wrong-secret-9\n").unwrap();
+    let given =
+        "PROXY_URL=http://127.0.0.1:1 WORKER_SECRET_FILE=mine MAX_CONCURRENCY=none WORKER_NAME=w LOG_LEVEL=info";
+    let mut dialogue = Dialogue::begin(&site, &format!("{given} $W connect --backend {}", site.backend.url()));
+    dialogue.asks("The relay's address").await.answer(&format!("{}\n", site.relay.url())).await;
+    dialogue.asks("Worker secret of the provider local").await.answer(&format!("{WORKER_SECRET}\n")).await;
+    dialogue.asks("at once [4]").await.answer("2\n").await;
+    let (code, said) = dialogue.end().await;
+    assert_eq!(code, Some(0), "{said}");
+    let unset: Vec<&str> = said.lines().filter_map(|line| line.trim().strip_prefix("unset ")).collect();
+    assert_eq!(unset, ["PROXY_URL WORKER_SECRET_FILE MAX_CONCURRENCY"], "{said}");
+    assert!(said.find("unset PROXY_URL") < said.find("modelrelay-worker --config"), "{said}");
+}
+
+#[tokio::test]
+async fn variables_that_say_what_was_written_are_left_alone() {
+    let site = Site::new().await;
+    let mut command = site.command(&["--yes"]);
+    command.env("PROXY_URL", site.relay.url()).env("BACKEND_URL", site.backend.url()).env("WORKER_NAME", "w");
+    std::fs::write(site.path("mine"), format!("{WORKER_SECRET}\n")).unwrap();
+    let said = site.done(command.env("WORKER_SECRET_FILE", "mine").env("PROVIDER_NAME", " ")).await;
+    assert!(!said.contains("unset"), "{said}");
+}
+
+#[tokio::test]
 async fn a_file_is_written_over_only_by_who_says_so() {
     let site = Site::new().await;
     let (url, backend) = (site.relay.url(), site.backend.url());
@@ -298,7 +365,12 @@ async fn with_run_the_worker_serves_at_once_from_the_files_it_was_given() {
     std::fs::write(site.path("my-secret"), format!("{WORKER_SECRET}\n")).unwrap();
     let worker = Spawn::program("modelrelay-worker").arg("connect").arg(site.relay.url()).arg("--run").arg("--yes");
     let worker = worker.arg("--backend").arg(site.backend.url()).arg("--worker-secret-file").arg("my-secret");
-    site.serves(worker.arg("--relay-ca-file").arg(certificates.ca_file().to_string_lossy())).await;
+    let worker = worker.arg("--relay-ca-file").arg(certificates.ca_file().to_string_lossy());
+    let collector = FakeBackend::refusing().await;
+    let worker = worker.env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url()).env("PROBE_ADDR", "127.0.0.1:0");
+    let worker = worker.working_dir(site.folder.path()).start();
+    site.relay.wait_for_workers(1).await;
+    worker.wait_for_line("exporting traces").await;
     let file = site.read("worker.yaml");
     assert!(file.contains("/my-secret\"\n") && !site.path("worker.secret").exists(), "{file}");
 }

@@ -1,0 +1,38 @@
+//! Variables that are still set once the answers are written: they win over `worker.yaml`, also with what was just refused.
+
+use std::path::{Path, PathBuf};
+
+use crate::cli::{self, Args};
+use crate::config::{BackendSettings, Credential, RelayUrl, Settings};
+
+/// What was asked for, as a run would have it.
+#[derive(PartialEq)]
+struct Asked {
+    provider: String,
+    name: String,
+    relay: RelayUrl,
+    relay_ca_file: Option<PathBuf>,
+    credential: Option<Credential>,
+    backend: BackendSettings,
+    max_concurrency: u32,
+}
+
+/// Those that would have a run of this file do something else, or nothing.
+pub(super) fn in_the_way(file: &Path) -> Vec<String> {
+    let Some(written) = asked(&Args { config: Some(file.to_owned()), ..Args::default() }) else { return Vec::new() };
+    let differs = |variable: &String| asked(&cli::of_variable(variable, file)).is_none_or(|asked| asked != written);
+    cli::settings().into_iter().map(|setting| setting.variable).filter(differs).collect()
+}
+
+fn asked(args: &Args) -> Option<Asked> {
+    let Settings { provider, name, live, .. } = Settings::check(args).ok()?;
+    Some(Asked {
+        provider,
+        name,
+        relay: live.relay,
+        relay_ca_file: live.relay_ca_file.and_then(|file| std::path::absolute(file).ok()),
+        credential: live.credential.read().ok(),
+        backend: live.backend,
+        max_concurrency: live.max_concurrency,
+    })
+}

@@ -21,6 +21,8 @@ struct File {
     #[serde(default)]
     groups: Mapping,
     #[serde(default)]
+    routing: Routing,
+    #[serde(default)]
     hooks: Hooks,
     health_check_timeout: Option<u64>,
     log_level: Option<String>,
@@ -28,6 +30,29 @@ struct File {
     global_ttl: i64,
     #[serde(flatten)]
     rest: BTreeMap<String, Value>,
+}
+
+/// Where groups are now; those at the top are what they were.
+#[derive(Debug, Default, Deserialize)]
+struct Routing {
+    #[serde(default)]
+    router: Router,
+    #[serde(flatten)]
+    rest: BTreeMap<String, Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Router {
+    #[serde(rename = "use", default)]
+    wanted: String,
+    #[serde(default)]
+    settings: RouterSettings,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct RouterSettings {
+    #[serde(default)]
+    groups: Mapping,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -81,10 +106,13 @@ struct FileModel {
 
 /// The `worker.yaml` for this configuration; `variable` reads `${env.NAME}`.
 pub(super) fn convert(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<String, String> {
-    let file: File = serde_yaml::from_str(text).map_err(|error| format!("not llama-swap's configuration: {error}"))?;
+    let file = parse(text).map_err(|error| format!("not llama-swap's configuration: {error}"))?;
     let mut notes = Notes::default();
     for key in file.rest.keys() {
         notes.add(key, global_note(key));
+    }
+    for key in file.routing.rest.keys() {
+        notes.add(&format!("routing.{key}"), "no counterpart");
     }
     let mut models = Vec::new();
     for (id, model) in &file.models {
@@ -101,7 +129,7 @@ pub(super) fn convert(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> 
     if models.is_empty() {
         return Err("it has no models".to_owned());
     }
-    let mut slots = slots::divide(models, &groups(&file.groups)?, &mut notes);
+    let mut slots = slots::divide(models, &groups(&file, &mut notes)?, &mut notes);
     slots::preload(&mut slots, &file.hooks.on_startup.preload, &mut notes);
     let load = file.health_check_timeout.unwrap_or(HEALTH_CHECK_SECS).max(SHORTEST_HEALTH_CHECK_SECS);
     let worker = Worker {
@@ -113,13 +141,28 @@ pub(super) fn convert(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> 
     worker.text(&notes)
 }
 
-fn groups(file: &Mapping) -> Result<Vec<(String, Group)>, String> {
+fn parse(text: &str) -> serde_yaml::Result<File> {
+    let mut file: Value = serde_yaml::from_str(text)?;
+    file.apply_merge()?;
+    serde_yaml::from_value(file)
+}
+
+fn groups(file: &File, notes: &mut Notes) -> Result<Vec<(String, Group)>, String> {
+    let Router { wanted, settings } = &file.routing.router;
+    let groups = if wanted == "matrix" {
+        notes.add("routing.router.settings.matrix", global_note("matrix"));
+        &file.groups
+    } else if file.groups.is_empty() {
+        &settings.groups
+    } else {
+        &file.groups
+    };
     let group = |(name, group): (&Value, &Value)| {
         let name = scalar(name).unwrap_or_default();
         let group = serde_yaml::from_value(group.clone()).map_err(|error| format!("groups.{name}: {error}"))?;
         Ok((name, group))
     };
-    file.iter().map(group).collect()
+    groups.iter().map(group).collect()
 }
 
 fn convert_model(
@@ -133,13 +176,13 @@ fn convert_model(
     for key in of.rest.keys() {
         notes.add(&format!("{at}.{key}"), model_note(key));
     }
-    let mut command = words::split(&macros.expand(&of.cmd)?)?;
+    let mut command = words::split(&macros.expand(&words::without_comments(&of.cmd))?)?;
     if command.is_empty() {
         return Err("its cmd is empty".to_owned());
     }
     let expect_model = name_of_backend(&at, &id, of.use_model_name, &mut command, notes);
-    let url = of.proxy.map(|proxy| macros.expand(&proxy)).transpose()?.filter(|proxy| !proxy.contains("${PORT}"));
-    let env = of.env.iter().map(|pair| macros.expand(pair)).collect::<Result<Vec<_>, _>>()?;
+    let url = own_url(&at, of.proxy, macros, notes)?;
+    let env = of.env.iter().map(|pair| macros.expand_variables(pair)).collect::<Result<Vec<_>, _>>()?;
     let env: BTreeMap<_, _> = env
         .iter()
         .filter_map(|pair| pair.split_once('='))
@@ -163,6 +206,22 @@ fn convert_model(
     })
 }
 
+/// Where the server listens, if that is not the port that it is given.
+fn own_url(at: &str, proxy: Option<String>, macros: &Macros<'_>, notes: &mut Notes) -> Result<Option<String>, String> {
+    let Some(proxy) = proxy.map(|proxy| macros.expand(&proxy)).transpose()? else { return Ok(None) };
+    if !proxy.contains("${PORT}") {
+        return Ok(Some(proxy));
+    }
+    let usual = ["http://127.0.0.1:${PORT}", "http://localhost:${PORT}"];
+    if !usual.contains(&proxy.trim_end_matches('/')) {
+        notes.add(
+            &format!("{at}.proxy"),
+            "its server is asked at http://127.0.0.1:${PORT}: for another address set url, with a port of its own in both",
+        );
+    }
+    Ok(None)
+}
+
 /// What the backend lists as its model. llama-swap never asks; here a backend that lists another counts as not loaded.
 fn name_of_backend(
     at: &str,
@@ -172,19 +231,25 @@ fn name_of_backend(
     notes: &mut Notes,
 ) -> Option<String> {
     let wanted = wanted.filter(|name| !name.is_empty());
-    let listed = words::flag(command, &["--alias", "-a", "--served-model-name"]);
-    let listed = listed.map(|names| names.split(',').next().unwrap_or(names).trim().to_owned());
-    let is_llama = command.iter().any(|word| {
+    // A word with blanks is a script for a shell, which takes no flags of llama-server's.
+    let is_llama = command.iter().filter(|word| !word.contains(char::is_whitespace)).any(|word| {
         word.rsplit('/')
             .next()
             .is_some_and(|name| name.starts_with("llama-server") || name.starts_with("llama.cpp:server"))
     });
+    let names: &[&str] = if is_llama { &["--alias", "-a"] } else { &["--alias", "--served-model-name"] };
+    let listed = words::flag(command, names);
+    let listed = listed.map(|names| names.split(',').next().unwrap_or(names).trim().to_owned());
     let served = command.iter().position(|word| word == "serve").and_then(|index| command.get(index + 1));
     let model = served.map(String::as_str).or_else(|| words::flag(command, &["--model", "--model-path"]));
     let is_vllm = command.iter().any(|word| word.contains("vllm") || word.contains("sglang"));
     let name = match (wanted, listed) {
-        (Some(name), Some(_)) => name,
-        (None, Some(listed)) => listed,
+        (wanted, Some(listed)) => {
+            if wanted.is_some_and(|name| name != listed) {
+                notes.add(&format!("{at}.useModelName"), &format!("its server lists {listed}, and is asked for that"));
+            }
+            listed
+        }
         (wanted, None) if is_llama => {
             let name = wanted.unwrap_or_else(|| id.to_owned());
             command.extend(["--alias".to_owned(), name.clone()]);

@@ -10,6 +10,9 @@ use super::{Model, Notes, Slot};
 /// The slot of all models that push each other out.
 const SHARED: &str = "gpu0";
 
+/// What the worker takes as a slot's name at most.
+const MAX_ID_CHARS: usize = 64;
+
 /// Every model in one slot. `groups` in their order; a model in several belongs to the first.
 pub(super) fn divide(mut models: Vec<Model>, groups: &[(String, Group)], notes: &mut Notes) -> Vec<Slot> {
     let mut own = Vec::new();
@@ -24,11 +27,8 @@ pub(super) fn divide(mut models: Vec<Model>, groups: &[(String, Group)], notes: 
         }
         let is_apart = !group.exclusive || group.persistent;
         match (is_apart, group.swap) {
-            (true, true) => own.extend(slot(name, members)),
-            (true, false) => own.extend(members.into_iter().filter_map(|model| {
-                let id = format!("{name}-{}", model.id);
-                slot(&id, vec![model])
-            })),
+            (true, true) => own.push((name.clone(), members)),
+            (true, false) => own.extend(members.into_iter().map(|model| (format!("{name}-{}", model.id), vec![model]))),
             (false, swap) => {
                 if !swap {
                     notes.add(&place, &format!("its models ran together and nothing beside them; in slot {SHARED} they take turns. Where they fit together, give each a slot"));
@@ -43,19 +43,34 @@ pub(super) fn divide(mut models: Vec<Model>, groups: &[(String, Group)], notes: 
             );
         }
     }
-    slot(SHARED, models).into_iter().chain(own).collect()
+    let mut slots = Vec::new();
+    for (name, models) in std::iter::once((SHARED.to_owned(), models)).chain(own) {
+        if !models.is_empty() {
+            let id = unused(&name, &slots);
+            slots.push(Slot { id, driver: "process", default: None, models });
+        }
+    }
+    slots
 }
 
-fn slot(id: &str, models: Vec<Model>) -> Option<Slot> {
-    let id = id.chars().filter(|letter| !letter.is_control()).take(64).collect();
-    (!models.is_empty()).then_some(Slot { id, driver: "process", default: None, models })
+/// A group's name as a slot's; with a number where a slot has that already.
+fn unused(name: &str, slots: &[Slot]) -> String {
+    let numbers = (2..).map(|number| format!("-{number}"));
+    let mut ids = std::iter::once(String::new()).chain(numbers).map(|end| {
+        let letters = name.chars().filter(|letter| !letter.is_control());
+        letters.take(MAX_ID_CHARS - end.len()).chain(end.chars()).collect::<String>()
+    });
+    ids.find(|id| slots.iter().all(|slot| slot.id != *id)).unwrap_or_default()
 }
 
 /// Models that are to be there from the start: the first of each slot.
 pub(super) fn preload(slots: &mut [Slot], wanted: &[String], notes: &mut Notes) {
-    for id in wanted {
-        match slots.iter_mut().find(|slot| slot.models.iter().any(|model| model.id == *id)) {
-            Some(slot) if slot.default.is_none() => slot.default = Some(id.clone()),
+    for name in wanted.iter().map(|name| name.trim()).filter(|name| !name.is_empty()) {
+        let model = slots.iter().flat_map(|slot| &slot.models);
+        let model = model.filter(|model| model.id == name || model.aliases.iter().any(|alias| alias == name));
+        let id = model.map(|model| model.id.clone()).next().unwrap_or_else(|| name.to_owned());
+        match slots.iter_mut().find(|slot| slot.models.iter().any(|model| model.id == id)) {
+            Some(slot) if slot.default.is_none() => slot.default = Some(id),
             Some(slot) => notes.add(
                 "hooks.on_startup.preload",
                 &format!("{id} is not loaded at the start: slot {} holds one model", slot.id),

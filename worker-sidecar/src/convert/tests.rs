@@ -149,6 +149,106 @@ fn words_are_divided_as_a_shell_does() {
     let split = |text: &str| words::split(text).unwrap().join("|");
     assert_eq!(split(r#"a  'b c' "d \"e\" \n" f\ g ''"#), r#"a|b c|d "e" \n|f g|"#);
     assert_eq!(split("a \\\n  b\n# c\n d#e"), "a|b|d#e");
+    assert_eq!(split("a\\\n--b \\ \n--c\\\r\n--d \\\t\n"), "a|--b|--c|--d", "as SanitizeCommand has it");
     let words: Vec<String> = ["-np", "2", "--parallel=4"].map(str::to_owned).to_vec();
     assert_eq!(words::flag(&words, &["-np", "--parallel"]), Some("4"));
+}
+
+/// What the worker reads in a file with one model, and its notes.
+fn converted_model(model: &str) -> (String, serde_yaml::Value) {
+    let (text, _) = converted(&format!("models:\n  m: {model}\n"));
+    let yaml: serde_yaml::Value = serde_yaml::from_str(&text).unwrap();
+    (text, yaml["multiplexer"]["slots"][0]["models"][0].clone())
+}
+
+#[test]
+fn what_a_comment_names_need_not_exist() {
+    let config = "models:\n  m:\n    cmd: |\n      server --port ${PORT}\n      # ${gone} ${env.GONE}\n";
+    assert!(!converted(config).0.contains("gone"));
+}
+
+#[test]
+fn merged_keys_count_as_written() {
+    let config =
+        "x: &base {cmd: 'server --port ${PORT}', ttl: 60}\nmodels: {m: {<<: *base, ttl: 30}, n: {<<: *base}}\n";
+    let settings = converted(config).1;
+    let models = &settings.live.slots.as_ref().unwrap()[0].config.models;
+    assert_eq!(models.iter().map(|m| m.idle_ttl.unwrap().as_secs()).collect::<Vec<_>>(), [30, 60]);
+}
+
+#[test]
+fn no_two_slots_have_one_name() {
+    let config = "models: {a: {cmd: 's ${PORT}'}, b: {cmd: 's ${PORT}'}, c: {cmd: 's ${PORT}'}, d: {cmd: 's ${PORT}'}}
+groups:
+  gpu0: {exclusive: false, members: [a]}
+  g: {exclusive: false, swap: false, members: [c]}
+  g-c: {exclusive: false, members: [d]}
+";
+    let ids: Vec<String> = slots(&converted(config).1).into_iter().map(|(id, _)| id).collect();
+    assert_eq!(ids, ["gpu0", "gpu0-2", "g-c", "g-c-2"]);
+}
+
+#[test]
+fn groups_are_read_where_they_are_now() {
+    let models = "models: {a: {cmd: 's ${PORT}'}, b: {cmd: 's ${PORT}'}}\n";
+    let settings = "settings: {groups: {g: {exclusive: false, members: [b]}}, matrix: {vars: {x: a}}}";
+    let (text, settings_of) = converted(&format!("{models}routing: {{router: {{use: group, {settings}}}}}\n"));
+    assert_eq!(slots(&settings_of).len(), 2, "{text}");
+    assert!(!text.contains("# - routing"), "{text}");
+    let other = "scheduler: {use: fifo, settings: {fifo: {priority: {a: 1}}}}";
+    let (text, settings_of) =
+        converted(&format!("{models}routing: {{router: {{use: matrix, {settings}}}, {other}}}\n"));
+    assert_eq!(slots(&settings_of).len(), 1, "{text}");
+    assert!(
+        text.contains("# - routing.router.settings.matrix: ") && text.contains("# - routing.scheduler: "),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_address_elsewhere_is_not_lost_without_a_word() {
+    for usual in ["http://127.0.0.1:${PORT}", "http://localhost:${PORT}/"] {
+        let (text, model) = converted_model(&format!("{{cmd: 's ${{PORT}}', proxy: '{usual}'}}"));
+        assert!(model["url"].is_null() && !text.contains("m.proxy"), "{text}");
+    }
+    for other in ["http://10.0.0.5:${PORT}", "http://127.0.0.1:${PORT}/base", "https://127.0.0.1:${PORT}"] {
+        let (text, model) = converted_model(&format!("{{cmd: 's ${{PORT}}', proxy: '{other}'}}"));
+        assert!(model["url"].is_null() && text.contains("# - models.m.proxy: "), "{text}");
+    }
+}
+
+#[test]
+fn only_llama_server_has_its_flags() {
+    let (_, shell) = converted_model(r#"{cmd: "sh -c 'llama-server --port ${PORT} -m x'"}"#);
+    assert_eq!(shell["command"].as_sequence().unwrap().len(), 3, "{shell:?}");
+    let (_, other) = converted_model("{cmd: 'server --port ${PORT} -a yes'}");
+    assert!(other["expectModel"].is_null(), "{other:?}");
+    let (_, llama) = converted_model("{cmd: '/opt/llama-server --port ${PORT} -a x'}");
+    assert_eq!(llama["expectModel"], "x");
+}
+
+#[test]
+fn a_server_is_asked_by_the_name_that_it_lists() {
+    let (text, model) = converted_model("{cmd: 'llama-server --port ${PORT} --alias x', useModelName: y}");
+    assert_eq!(model["expectModel"], "x");
+    assert!(text.contains("# - models.m.useModelName: "), "{text}");
+    let (text, model) = converted_model("{cmd: 'llama-server --port ${PORT} --alias y', useModelName: y}");
+    assert!(model["expectModel"] == "y" && !text.contains("useModelName: "), "{text}");
+}
+
+#[test]
+fn a_model_is_preloaded_by_any_of_its_names() {
+    let config = "models: {a: {cmd: 's ${PORT}'}, b: {cmd: 's ${PORT}', aliases: [c]}}\n\
+        hooks: {on_startup: {preload: [' c ', '']}}\n";
+    let (text, settings) = converted(config);
+    assert_eq!(settings.live.slots.unwrap()[0].config.default.as_deref(), Some("b"), "{text}");
+    assert!(!text.contains("preload"), "{text}");
+}
+
+#[test]
+fn no_macro_counts_in_env_but_those_of_the_environment() {
+    let (_, model) =
+        converted_model("{macros: {x: 1}, cmd: 's ${PORT}', env: ['A=${foo}/${x}', 'B=${env.MODELS_DIR}']}");
+    assert_eq!(model["env"]["A"], "${foo}/${x}");
+    assert_eq!(model["env"]["B"], "/srv/models");
 }

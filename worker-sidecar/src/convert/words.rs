@@ -19,24 +19,19 @@ impl Macros<'_> {
         self.expand_within(text, 0)
     }
 
+    /// The text with every `${env.NAME}` replaced, and nothing else.
+    pub(super) fn expand_variables(&self, text: &str) -> Result<String, String> {
+        replace(text, &|name| if name.starts_with("env.") { self.value(name).map(Some) } else { Ok(None) })
+    }
+
     fn expand_within(&self, text: &str, depth: usize) -> Result<String, String> {
         if depth > MAX_DEPTH {
             return Err("its macros go in a circle".to_owned());
         }
-        let mut expanded = String::new();
-        let mut rest = text;
-        while let Some((before, (name, after))) =
-            rest.split_once("${").and_then(|(before, from)| Some((before, from.split_once('}')?)))
-        {
-            expanded.push_str(before);
-            match name {
-                "PORT" | "PID" => expanded.push_str(&format!("${{{name}}}")),
-                _ => expanded.push_str(&self.expand_within(&self.value(name)?, depth + 1)?),
-            }
-            rest = after;
-        }
-        expanded.push_str(rest);
-        Ok(expanded)
+        replace(text, &|name| match name {
+            "PORT" | "PID" => Ok(None),
+            _ => self.expand_within(&self.value(name)?, depth + 1).map(Some),
+        })
     }
 
     fn value(&self, name: &str) -> Result<String, String> {
@@ -48,9 +43,35 @@ impl Macros<'_> {
     }
 }
 
-/// A command's words, as a POSIX shell divides them. Lines that begin with `#` are comments.
-pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
+/// The text with each `${…}` replaced for which there is something.
+fn replace(text: &str, by: &dyn Fn(&str) -> Result<Option<String>, String>) -> Result<String, String> {
+    let mut replaced = String::new();
+    let mut rest = text;
+    while let Some((before, (name, after))) =
+        rest.split_once("${").and_then(|(before, from)| Some((before, from.split_once('}')?)))
+    {
+        replaced.push_str(before);
+        replaced.push_str(&by(name)?.unwrap_or_else(|| format!("${{{name}}}")));
+        rest = after;
+    }
+    replaced.push_str(rest);
+    Ok(replaced)
+}
+
+/// A command without the lines that begin with `#`. What is in them counts for nothing, also where no macro has that name.
+pub(super) fn without_comments(command: &str) -> String {
     let lines: Vec<&str> = command.lines().filter(|line| !line.trim_start().starts_with('#')).collect();
+    lines.join("\n")
+}
+
+/// A command's words, as llama-swap divides them: without comments, with a blank for a backslash that ends a line (blanks behind
+/// it do not matter), and otherwise as a POSIX shell.
+pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
+    let text = without_comments(command);
+    let lines: Vec<String> = text
+        .lines()
+        .map(|line| line.trim().strip_suffix('\\').map_or_else(|| line.to_owned(), |begun| format!("{begun} ")))
+        .collect();
     let text = lines.join("\n");
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -59,11 +80,7 @@ pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
         match letter {
             '\'' => quoted(&mut letters, '\'', word.get_or_insert_default())?,
             '"' => quoted(&mut letters, '"', word.get_or_insert_default())?,
-            '\\' => match letters.next() {
-                // The end of a line that goes on.
-                Some('\n') | None => {}
-                Some(next) => word.get_or_insert_default().push(next),
-            },
+            '\\' => word.get_or_insert_default().extend(letters.next()),
             letter if letter.is_whitespace() => words.extend(word.take()),
             letter => word.get_or_insert_default().push(letter),
         }
@@ -79,7 +96,6 @@ fn quoted(letters: &mut std::str::Chars<'_>, quote: char, word: &mut String) -> 
             letter if letter == quote => return Ok(()),
             '\\' if quote == '"' => match letters.next() {
                 Some(next @ ('"' | '\\' | '$' | '`')) => word.push(next),
-                Some('\n') => {}
                 Some(next) => word.extend(['\\', next]),
                 None => break,
             },

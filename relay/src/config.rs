@@ -310,7 +310,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         drain_timeout: args.drain_timeout_secs,
         shutdown_grace: args.shutdown_grace_secs,
         stream_keepalive: (!args.stream_keepalive_secs.is_zero()).then_some(args.stream_keepalive_secs),
-        traces: Target::resolve(args.otlp_endpoint.as_deref())?,
+        traces: traces(args)?,
         log_filter: args.log_level.clone(),
         log_format: args.log_format,
         config_file: config_path(args),
@@ -319,6 +319,13 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         ignored_variables: Vec::new(),
         warnings: Vec::new(),
     })
+}
+
+/// Judged as a whole before anything is listened on: it would end the relay at its start.
+fn traces(args: &Args) -> Result<Option<Target>, ConfigError> {
+    let target = Target::resolve(args.otlp_endpoint.as_deref())?;
+    target.as_ref().map(Target::check).transpose()?;
+    Ok(target)
 }
 
 fn tls_files(args: &Args) -> Result<Option<TlsFiles>, ConfigError> {

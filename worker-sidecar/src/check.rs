@@ -21,6 +21,9 @@ pub struct Report {
 pub fn check(args: &Args) -> Result<Report, Vec<SettingError>> {
     let settings = Settings::check(args)?;
     trust(settings.live.relay_ca_file.as_ref()).map_err(|error| vec![error])?;
+    if let Some(target) = &settings.traces {
+        target.check().map_err(|error| vec![SettingError::traces(&error)])?;
+    }
     let credential = settings.live.credential.read();
     let warnings = credential.err().map(|error| format!("a worker would wait for this: {error}"));
     Ok(Report { plan: plan(&settings), warnings: warnings.into_iter().collect() })

@@ -36,7 +36,8 @@ pub(crate) struct Collector {
     timeout: Duration,
     /// There where the address is `https`.
     tls: Option<TlsConnector>,
-    runtime: Handle,
+    /// What sends; none where nothing is to be sent.
+    runtime: Option<Handle>,
     /// The last batch was not taken, and that has been said.
     is_away: AtomicBool,
 }
@@ -48,15 +49,9 @@ impl fmt::Debug for Collector {
 }
 
 impl Collector {
-    pub(crate) fn new(target: &Target) -> Result<Self, SettingError> {
+    pub(crate) fn new(target: &Target, runtime: Option<Handle>) -> Result<Self, SettingError> {
         let tls = (target.url.scheme() == "https").then(|| connector(target.ca_file.as_deref())).transpose()?;
-        Ok(Self {
-            shown: target.shown(),
-            timeout: target.timeout,
-            tls,
-            runtime: Handle::current(),
-            is_away: AtomicBool::new(false),
-        })
+        Ok(Self { shown: target.shown(), timeout: target.timeout, tls, runtime, is_away: AtomicBool::new(false) })
     }
 
     /// A collector that is away is worth one line, and so is its return.
@@ -81,7 +76,8 @@ impl HttpClient for Collector {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         // The exporter's thread has no reactor. It waits for as long as the deadline lets it, and for nothing else.
         let (tls, limit) = (self.tls.clone(), self.timeout);
-        let sending = self.runtime.spawn(async move { tokio::time::timeout(limit, post(tls, request)).await });
+        let runtime = self.runtime.as_ref().ok_or("nothing is to be sent")?;
+        let sending = runtime.spawn(async move { tokio::time::timeout(limit, post(tls, request)).await });
         let sent = match sending.await {
             Ok(Ok(sent)) => sent,
             Ok(Err(_)) => Err(format!("no answer within {limit:?}").into()),
@@ -138,9 +134,12 @@ fn connector(ca_file: Option<&str>) -> Result<TlsConnector, SettingError> {
                 format!("{path}: {error}; it must hold certificates (PEM)"),
             )
         };
-        let certificates = CertificateDer::pem_file_iter(path).map_err(|error| refuse(&error))?;
+        let certificates = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let certificates = certificates.map_err(|error| refuse(&error))?;
+        if certificates.is_empty() {
+            return Err(refuse(&"it holds none"));
+        }
         for certificate in certificates {
-            let certificate = certificate.map_err(|error| refuse(&error))?;
             roots.add(certificate).map_err(|error| refuse(&error))?;
         }
     }

@@ -27,6 +27,7 @@ use opentelemetry::{Key, KeyValue};
 use opentelemetry_otlp::{Protocol, RetryPolicy, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
+use tokio::runtime::Handle;
 
 use collector::Collector;
 
@@ -55,16 +56,7 @@ impl Traces {
     /// Begins to export to `target`. Within a tokio runtime, which does the sending. Sampling, batches and limits are what
     /// OpenTelemetry's variables say, or its defaults.
     pub fn start(target: &Target, service: &Service<'_>) -> Result<Self, SettingError> {
-        let exporter = SpanExporter::builder()
-            .with_http()
-            .with_protocol(Protocol::HttpBinary)
-            .with_endpoint(target.url.as_str())
-            .with_http_client(Collector::new(target)?)
-            // Whoever is away is away for a while, and the next batch is the next try; a retry would hold the queue up, and
-            // the end of the program.
-            .with_retry_policy(RetryPolicy::disabled())
-            .build()
-            .map_err(|error| SettingError::new("OTEL_EXPORTER_OTLP_*", error.to_string()))?;
+        let exporter = exporter(target, Collector::new(target, Some(Handle::current()))?)?;
         let provider =
             SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource(service)).build();
         let tracer = provider.tracer(service.name);
@@ -85,6 +77,26 @@ impl Traces {
             tracing::debug!("the last traces could not be exported");
         }
     }
+}
+
+impl Target {
+    /// Finds what [`Traces::start`] would refuse, without a thread, a connection or a runtime.
+    pub fn check(&self) -> Result<(), SettingError> {
+        exporter(self, Collector::new(self, None)?).map(|_| ())
+    }
+}
+
+fn exporter(target: &Target, collector: Collector) -> Result<SpanExporter, SettingError> {
+    SpanExporter::builder()
+        .with_http()
+        .with_protocol(Protocol::HttpBinary)
+        .with_endpoint(target.url.as_str())
+        .with_http_client(collector)
+        // Whoever is away is away for a while, and the next batch is the next try; a retry would hold the queue up, and the
+        // end of the program.
+        .with_retry_policy(RetryPolicy::disabled())
+        .build()
+        .map_err(|error| SettingError::new("OTEL_EXPORTER_OTLP_*", error.to_string()))
 }
 
 fn resource(service: &Service<'_>) -> Resource {

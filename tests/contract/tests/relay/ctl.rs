@@ -163,4 +163,8 @@ async fn check_says_whether_the_relay_would_start() {
     assert!(said.contains("relay.yaml") && said.contains("nam"), "{said}");
     let set = command(&["check"]).env("WORKER_SECRET", WORKER_SECRET).output().await.unwrap();
     assert!(set.status.success());
+    let mut traced = command(&["check"]);
+    traced.env("WORKER_SECRET", WORKER_SECRET).env("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318");
+    let said = failure(&traced.env("OTEL_EXPORTER_OTLP_CERTIFICATE", &file).output().await.unwrap());
+    assert!(said.contains("OTEL_EXPORTER_OTLP_CERTIFICATE: "), "{said}");
 }

@@ -67,6 +67,20 @@ async fn every_mistake_is_told_and_not_only_the_first() {
 }
 
 #[tokio::test]
+async fn where_traces_go_is_judged_as_a_run_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let unreadable = folder.path().join("no-ca.pem");
+    let to_collector = || {
+        let mut command = check(folder.path(), "");
+        command.env("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318");
+        command
+    };
+    let said = mistakes(to_collector().env("OTEL_EXPORTER_OTLP_CERTIFICATE", unreadable)).await;
+    assert!(said.len() == 1 && said[0].starts_with("OTEL_EXPORTER_OTLP_CERTIFICATE: "), "{said:#?}");
+    plan(&mut to_collector()).await;
+}
+
+#[tokio::test]
 async fn so_it_is_within_a_multiplexer() {
     let folder = tempfile::tempdir().unwrap();
     let yaml = "maxConcurrency: 3\nmultiplexer:\n  maxWait: soon\n  slots:\n\

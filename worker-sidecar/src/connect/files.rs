@@ -54,7 +54,7 @@ pub(super) fn write(output: &Path, answers: &Answers) -> Result<(), String> {
 /// Paths are written as they are from everywhere: a service starts in another folder than its owner.
 fn yaml(answers: &Answers, secret: &Path) -> Result<String, String> {
     let mut text =
-        "# Written by `modelrelay-worker connect`. Every key is explained in the README, under Settings: Worker;\n\
+        "# Written by `modelrelay-worker connect`. Every key is in docs/reference/settings.md, under Worker;\n\
         # `modelrelay-worker check --config FILE` says whether a change is right.\n"
             .to_owned();
     let mut add = |key: &str, value: &str| {

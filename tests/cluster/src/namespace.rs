@@ -152,6 +152,21 @@ impl Namespace {
     /// # Panics
     /// When there is none.
     pub async fn service_address(&self, name: &str) -> SocketAddr {
+        let accepts = async || self.service_accepts(name).await;
+        wait_until(&format!("connections to Service {name}"), PATIENCE, accepts).await;
+        self.cluster_address(name).await
+    }
+
+    /// Whether somebody accepts connections there now.
+    ///
+    /// # Panics
+    /// When there is no such Service.
+    pub async fn service_accepts(&self, name: &str) -> bool {
+        let address = self.cluster_address(name).await;
+        TcpStream::connect(address).await.is_ok()
+    }
+
+    async fn cluster_address(&self, name: &str) -> SocketAddr {
         let service = self.api::<v1::Service>().get(name).await;
         let spec =
             service.unwrap_or_else(|error| panic!("no Service {name}: {error}")).spec.expect("Services have a spec");
@@ -159,10 +174,7 @@ impl Namespace {
         let port = spec.ports.unwrap_or_default().first().map(|port| port.port);
         let port = port.and_then(|port| u16::try_from(port).ok()).expect("the Service has a port");
         let ip = ip.parse().unwrap_or_else(|_| panic!("Service {name} has no ClusterIP but {ip:?}"));
-        let address = SocketAddr::new(ip, port);
-        let accepts = async || TcpStream::connect(address).await.is_ok();
-        wait_until(&format!("connections to Service {name}"), PATIENCE, accepts).await;
-        address
+        SocketAddr::new(ip, port)
     }
 
     /// The Pods with these labels (`app=NAME`) that are not being deleted.

@@ -60,8 +60,9 @@ async fn a_model_whose_pod_is_deleted_is_there_again() {
     let pod = setup.namespace.pod_names("app=alpha").await.remove(0);
     setup.namespace.kubectl(&format!("delete pod {pod} --wait=true")).await;
     setup.namespace.wait_gone(&setup.namespace.api::<Pod>(), &pod).await;
-    setup.namespace.rolled_out("deployment/alpha").await;
-    setup.namespace.service_address("alpha").await;
+    // On a slow machine the worker has given it up before its successor is ready, and loads it for the next request.
+    let is_settled = async || setup.namespace.service_accepts("alpha").await || setup.replicas("alpha").await == 0;
+    wait_until("alpha serves again, or is unloaded", PATIENCE, is_settled).await;
     setup.answers("alpha").await;
     setup.answers("beta").await;
 }

@@ -44,7 +44,7 @@ fn proposed(program: &str, words: &[&str]) -> Vec<String> {
 
 #[test]
 fn bash_completes_commands_and_flags() {
-    assert_eq!(proposed("modelrelay-worker", &["con"]), ["connect"]);
+    assert_eq!(proposed("modelrelay-worker", &["con"]), ["connect", "convert"]);
     assert_eq!(proposed("modelrelay-worker", &["connect", "--worker-n"]), ["--worker-name"]);
     assert!(proposed("modelrelay-worker", &["super"]).concat().is_empty(), "what the help hides is not proposed");
     assert_eq!(proposed("modelrelay-relay", &["keys", "cr"]), ["create"]);

@@ -18,6 +18,9 @@ use crate::{Cluster, Command, PATIENCE, wait_until};
 /// Set it to keep the namespaces of tests, to look at them afterwards.
 const KEEP: &str = "MODELRELAY_KEEP_NAMESPACES";
 
+/// How long a connection to a Service may take, on a slow machine.
+const CONNECT: Duration = Duration::from_secs(2);
+
 /// Log lines of each container that a failed test prints.
 const LOG_LINES: u32 = 60;
 
@@ -157,13 +160,15 @@ impl Namespace {
         self.cluster_address(name).await
     }
 
-    /// Whether somebody accepts connections there now.
+    /// Whether somebody accepts connections there now. A rule can still lead to a Pod that is gone, which answers nothing at
+    /// all: the kernel would go on asking it for two minutes.
     ///
     /// # Panics
     /// When there is no such Service.
     pub async fn service_accepts(&self, name: &str) -> bool {
         let address = self.cluster_address(name).await;
-        TcpStream::connect(address).await.is_ok()
+        let connected = tokio::time::timeout(CONNECT, TcpStream::connect(address)).await;
+        connected.is_ok_and(|connected| connected.is_ok())
     }
 
     async fn cluster_address(&self, name: &str) -> SocketAddr {

@@ -1,4 +1,4 @@
-# Go, for the scripts that build what no package brings. Sourced after `say`, `die`, `cannot`, `has` and `apt_install`.
+# Go, for the scripts that build what no package brings. Sourced after scripts/debian.bash, with `say`, `die` and `cannot` defined before it is called.
 
 GO=1.26.8
 

@@ -19,6 +19,7 @@ DNS_SERVICE_IP=10.213.0.10
 NODE_MARK=/run/modelrelay-cluster # names the folder of the one cluster with a node on this machine
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+. "$here/../debian.bash"
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/modelrelay/cluster
 sources=$(cat "$here"/go/*/* | sha256sum)
 bin=$cache/$KUBERNETES-${sources:0:8}/bin
@@ -42,18 +43,6 @@ die() {
 cannot() {
   printf 'cannot run: %s\n' "$*" >&2
   exit "$CANNOT_RUN"
-}
-
-has() { command -v "$1" > /dev/null; }
-
-is_root() { [ "$(id -u)" = 0 ]; }
-
-# Installs Debian packages, where that needs nobody's leave: the commands that were missing decide afterwards.
-apt_install() {
-  is_root && has apt-get || return 0
-  say "installing $*"
-  local quiet=(env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -qq -y --no-install-recommends "$@")
-  "${quiet[@]}" > /dev/null 2>&1 || { apt-get update -qq && "${quiet[@]}"; } > /dev/null 2>&1 || true
 }
 
 # Starts `command...` in the background as NAME, apart from this terminal: Ctrl-C is for the script, not for the cluster.

@@ -13,7 +13,7 @@ check: ## The quick inner loop: format, lints, unit tests
 	@scripts/test fmt clippy unit
 
 test: ## Everything that CI runs
-	@scripts/test fmt workflows clippy deny build images unit histories fuzz simulation cluster contract chaos backends clients browser docs chart
+	@scripts/test fmt workflows clippy deny images build unit histories fuzz simulation cluster contract chaos backends clients browser docs chart
 
 chaos: ## The programs under faults and too much load, much longer than in `make test`; on Linux, mostly as root
 	@MODELRELAY_CHAOS_FACTOR=$${MODELRELAY_CHAOS_FACTOR:-10} MODELRELAY_SOAK_MINUTES=$${MODELRELAY_SOAK_MINUTES:-10} scripts/test build chaos
@@ -54,7 +54,7 @@ bench: ## How fast it is beside nginx, haproxy and other routers; QUICK=1, ROUND
 images: ## Container images of the three programs in target/images, without a container engine
 	@scripts/images
 
-release: ## Static programs, their bills of materials and checksums in target/dist
+release: ## What is published, in target/dist: static programs for two processors, images, the chart, bills of materials, checksums
 	@scripts/release
 
 cluster: ## A real local cluster with the chart and its demo, on Linux as root

@@ -3,19 +3,49 @@
 CARGO_AUDITABLE=0.7.7
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/modelrelay
 . scripts/cargo_tool.bash
+. scripts/debian.bash
 
-# FOLDER PROGRAM...: relay, worker or operator, each as FOLDER/modelrelay-PROGRAM. By the build that `make` does everywhere, to
-# which scripts/rustc-static adds; and each with the list of its libraries in it, for `cargo audit bin` and for scanners.
+host() { rustc -vV | sed -n 's/^host: //p'; }
+
+# FOLDER TARGET PROGRAM...: relay, worker or operator, each as FOLDER/modelrelay-PROGRAM, and each with the list of its libraries in
+# it, for `cargo audit bin` and for scanners.
 build_static() {
-  local folder=$1 program
-  shift
+  local folder=$1 target=$2 program
+  shift 2
   mkdir -p "$folder"
   cargo_tool cargo-auditable "$CARGO_AUDITABLE"
+  if [ "$target" = "$(host)" ]; then build_beside "$folder" "$@"; else cross_build "$folder" "$target" "$@"; fi
+  for program; do check_static "$folder/modelrelay-$program"; done
+}
+
+# By the build that `make` does everywhere, to which scripts/rustc-static adds.
+build_beside() {
+  local folder=$1 program
+  shift
   for program; do outdate "$folder" "$program"; done
   RUSTC_WRAPPER=$PWD/scripts/rustc-static STATIC_DIR=$PWD/$folder AUDITABLE=$(command -v cargo-auditable) \
     cargo build --release --locked --quiet --workspace --bins
-  for program; do check_static "$folder/modelrelay-$program"; done
 }
+
+# For another processor than this machine's, with Debian's compiler for it.
+cross_build() {
+  local folder=$1 target=$2 processor=${2%%-*} name=${2//-/_} program
+  shift 2
+  debian_tool "$processor-linux-gnu-gcc" "gcc-${processor/_/-}-linux-gnu"
+  has "$processor-linux-gnu-gcc" || { echo "$processor-linux-gnu-gcc is missing: install a C compiler for $target" >&2; return 1; }
+  # Its libc, which the compiler only recommends.
+  [ -e "/usr/$processor-linux-gnu/lib/libc.a" ] || apt_install "libc6-dev-$(debian_name "$processor")-cross"
+  rustup target list --installed | grep -qxF "$target" || rustup target add "$target"
+  # A processor of 64 bits may have pages of 64 KiB, and an allocator that was built for smaller ones does not start there.
+  env "CARGO_TARGET_${name^^}_LINKER=$processor-linux-gnu-gcc" \
+    "CARGO_TARGET_${name^^}_RUSTFLAGS=-C target-feature=+crt-static -C strip=debuginfo" JEMALLOC_SYS_WITH_LG_PAGE=16 \
+    cargo auditable build --release --locked --quiet --target "$target" --bins \
+    --package modelrelay-relay --package modelrelay-worker --package modelrelay-operator
+  for program; do cp "target/$target/release/modelrelay-$program" "$folder/"; done
+}
+
+# TARGET or its processor: what Debian and container images call it.
+debian_name() { case ${1%%-*} in x86_64) echo amd64 ;; aarch64) echo arm64 ;; *) echo "${1%%-*}" ;; esac; }
 
 # Makes cargo compile a program's last crate again where the static one is missing, or is not of the same build.
 outdate() {
@@ -28,7 +58,7 @@ outdate() {
 
 check_static() {
   # All of it is read: a `grep -q` that leaves early would end the program before it, and with pipefail the whole.
-  if [[ $(ldd "$1" 2> /dev/null) == *'=>'* ]]; then
+  if [[ $(readelf --dynamic --wide "$1") == *'(NEEDED)'* ]]; then
     echo "$1 is not static" >&2
     return 1
   fi

@@ -5,7 +5,11 @@
 //! 3. A worker never holds more than it acknowledged, in models (a backend looks itself) or in number.
 //! 4. A truncated answer never looks complete.
 //! 5. Nothing that a peer does stops a process (a panic anywhere fails the seed).
-//! 6. Nothing secret is logged, or forwarded to a party it is not for (a backend looks itself).
+//! 6. Nothing secret is logged, or forwarded to a party it is not for (a backend looks itself); and no key lets in what it may not do.
+
+mod keys;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -61,6 +65,7 @@ pub fn check(plan: &Plan, entries: &[Entry], lines: &[Line]) -> Vec<String> {
         wrong.extend(history.check_log(request, lines).map(|what| format!("request {}: {what}", request.nonce)));
     }
     wrong.extend((0..plan.workers.len()).filter_map(|worker| history.check_capacity(worker)));
+    wrong.extend(plan.requests.iter().filter_map(|request| history.check_key_limit(request)));
     wrong.extend(check_order(lines));
     wrong.extend(check_secrets(lines));
     wrong
@@ -125,10 +130,14 @@ impl<'a> History<'a> {
         let (Some(sent), [(at, how)]) = (self.sent.get(&request.nonce), ends) else {
             return Some(format!("ended {} times", ends.len()));
         };
-        let relay_went = self.relay_went(request.relay, *sent, *at);
+        let connected = self.connected(request);
+        let relay_went = self.relay_went(request.relay, connected, *at);
         let has_excuse = relay_went || self.is_hard_to_reach(request.relay);
+        if let Some(why) = self.check_refusal(request, how) {
+            return Some(why);
+        }
         match how {
-            Ending::Hung if self.lost_power(request.relay, *sent, *at) => return None,
+            Ending::Hung if self.lost_power(request.relay, connected, *at) => return None,
             Ending::Hung => return Some("hung".to_owned()),
             Ending::Unconnected if !relay_went => return Some("lost its relay, which was there".to_owned()),
             Ending::BrokenOff if request.answer.streams && !has_excuse && request.reads_each.is_none() => {
@@ -152,12 +161,22 @@ impl<'a> History<'a> {
         (took > most).then(|| format!("took {took:?}, and {most:?} at most are allowed"))
     }
 
+    /// When the connection that the request went over was made, at the earliest.
+    fn connected(&self, request: &RequestPlan) -> Duration {
+        let on_it = |other: &&RequestPlan| {
+            other.nonce == request.nonce || (request.client.is_some() && other.client == request.client)
+        };
+        let sent = self.plan.requests.iter().filter(on_it).filter_map(|other| self.sent.get(&other.nonce));
+        sent.min().copied().unwrap_or_default()
+    }
+
     fn check_reason(&self, request: &RequestPlan, code: &str) -> Option<String> {
         // A stream that has begun with a comment has said 200, and says the backend's error in-band.
         let own_error = request.answer.trouble == Trouble::Refuses && code == "backend_error";
+        let by_key = code == "key_limit" || self.refusal(request) == Some(code);
         let is_quiet = self.plan.faults.is_empty() && request.answer.trouble == Trouble::None;
         let has_slots = self.plan.workers.iter().any(|worker| worker.slot.is_some());
-        if own_error || (has_slots && REASONS_OF_SLOTS.contains(&code)) {
+        if own_error || by_key || (has_slots && REASONS_OF_SLOTS.contains(&code)) {
             None
         } else if !REASONS.contains(&code) {
             Some(format!("ended for the reason {code:?}, which is none"))
@@ -312,142 +331,4 @@ pub fn outcomes(entries: &[Entry]) -> BTreeMap<String, usize> {
         *outcomes.entry(name).or_default() += 1;
     }
     outcomes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// One request for a stream to the only relay, and nothing goes wrong.
-    fn plan() -> Plan {
-        let seeds = (0..).map(|seed| Plan::new(seed)).find(|plan| plan.relays == 1 && plan.requests[0].answer.streams);
-        let mut plan = seeds.expect("there is one");
-        plan.requests.truncate(1);
-        let request = &mut plan.requests[0];
-        request.answer.trouble = Trouble::None;
-        (request.leaves_after, request.reads_each) = (None, None);
-        plan.faults.clear();
-        (plan.tick, plan.latency) = (Duration::from_millis(1), Duration::from_millis(1));
-        (plan.workers[0].capacity, plan.workers[0].slot) = (1, None);
-        plan.workers.truncate(1);
-        plan
-    }
-
-    fn judged(plan: &Plan, events: &[(u64, Event)]) -> Vec<String> {
-        let entry = |(at, event): &(u64, Event)| Entry { at: Duration::from_secs(*at), event: event.clone() };
-        check(plan, &events.iter().map(entry).collect::<Vec<_>>(), &[])
-    }
-
-    fn sent() -> (u64, Event) {
-        (0, Event::Sent { nonce: 0 })
-    }
-
-    fn ended(at: u64, how: Ending) -> (u64, Event) {
-        (at, Event::Ended { nonce: 0, how })
-    }
-
-    fn began(at: u64, execution: usize) -> (u64, Event) {
-        (at, Event::Began { nonce: 0, worker: 0, execution })
-    }
-
-    fn line(host: &str, message: &str, id: &str) -> Line {
-        Line {
-            at: Duration::ZERO,
-            host: host.to_owned(),
-            message: message.to_owned(),
-            request_id: Some(id.to_owned()),
-            model: Some("alpha".to_owned()),
-            text: message.to_owned(),
-        }
-    }
-
-    #[test]
-    fn an_answer_is_allowed_and_so_are_stated_reasons_of_load() {
-        for how in
-            [Ending::Answered, Ending::Failed("queue_full".into()), Ending::BrokenStream("request_timeout".into())]
-        {
-            assert_eq!(judged(&plan(), &[sent(), began(1, 0), ended(2, how)]), Vec::<String>::new());
-        }
-    }
-
-    #[test]
-    fn what_never_ends_ends_twice_or_too_late_is_found() {
-        assert!(judged(&plan(), &[sent()])[0].contains("ended 0 times"));
-        let twice = [sent(), ended(1, Ending::Answered), ended(2, Ending::Answered)];
-        assert!(judged(&plan(), &twice)[0].contains("ended 2 times"));
-        assert!(judged(&plan(), &[sent(), ended(9, Ending::Hung)])[0].contains("hung"));
-        assert!(judged(&plan(), &[sent(), ended(80, Ending::Answered)])[0].contains("took 80s"));
-    }
-
-    #[test]
-    fn an_end_without_a_reason_or_for_none_that_there_was_is_found() {
-        let one = |how| judged(&plan(), &[sent(), ended(1, how)]).join(" ");
-        assert!(one(Ending::BrokenOff).contains("without a reason"));
-        assert!(one(Ending::Unconnected).contains("lost its relay"));
-        assert!(one(Ending::Failed("oops".into())).contains("which is none"));
-        assert!(one(Ending::Failed("worker_lost".into())).contains("nothing had gone wrong"));
-        assert!(one(Ending::BackendError).contains("did not make"));
-    }
-
-    #[test]
-    fn a_relay_that_was_gone_excuses_its_clients_and_nobody_elses() {
-        let with = |host: &str| {
-            let gone = [(1, Event::Gone(host.into())), (3, Event::Started(host.into()))];
-            judged(&plan(), &[vec![sent()], gone.into(), vec![ended(2, Ending::Unconnected)]].concat())
-        };
-        assert_eq!(with("relay-0"), Vec::<String>::new());
-        assert!(with("worker-0")[0].contains("lost its relay"));
-    }
-
-    #[test]
-    fn work_behind_the_first_byte_and_too_much_work_are_found() {
-        let doubled =
-            [sent(), began(1, 0), (2, Event::FirstByte { nonce: 0 }), began(3, 1), ended(4, Ending::Answered)];
-        assert!(judged(&plan(), &doubled).join(" ").contains("begun again behind its first byte"));
-        let many: Vec<_> = (0..9).map(|execution| (1, Event::Began { nonce: 0, worker: 0, execution })).collect();
-        let many = [vec![sent()], many, vec![ended(9, Ending::Answered)]].concat();
-        assert!(judged(&plan(), &many).join(" ").contains("was worked on 9 times"));
-    }
-
-    #[test]
-    fn more_than_a_worker_may_have_is_found_unless_it_is_over_at_once() {
-        let second_ends = |at| {
-            let work = [began(1, 0), began(2, 1), (at, Event::Finished { worker: 0, execution: 0 })];
-            judged(&plan(), &[vec![sent()], work.into(), vec![ended(9, Ending::Answered)]].concat()).join(" ")
-        };
-        assert!(second_ends(8).contains("worker-0 had 2 requests"));
-        assert_eq!(second_ends(2), "");
-    }
-
-    #[test]
-    fn who_overtakes_is_found_at_each_relay() {
-        let of = |host| [line(host, "request submitted", "a"), line(host, "request submitted", "b")].to_vec();
-        let sent = |host, id| line(host, "request dispatched", id);
-        let right = [of("r"), vec![sent("r", "a"), sent("r", "b"), sent("r", "a")]].concat();
-        assert_eq!(check_order(&right), Vec::<String>::new());
-        assert!(check_order(&[of("r"), vec![sent("r", "b"), sent("r", "a")]].concat())[0].contains("b overtook a"));
-        assert!(check_order(&[sent("r", "c")])[0].contains("never submitted"));
-    }
-
-    #[test]
-    fn a_log_that_says_something_else_than_the_client_saw_is_found() {
-        let judged = |how, outcome: &str| {
-            let mut line = line("relay-0", "response complete", "n-0");
-            line.text = format!("INFO response complete outcome={outcome} code=200");
-            let events = [Event::Sent { nonce: 0 }, Event::Ended { nonce: 0, how }];
-            let entries = events.map(|event| Entry { at: Duration::ZERO, event });
-            check(&plan(), &entries, &[line]).join(" ")
-        };
-        assert_eq!(judged(Ending::Answered, "ok"), "");
-        assert!(judged(Ending::Answered, "cancelled").contains("the log says cancelled"));
-        assert!(judged(Ending::BrokenStream("queue_timeout".into()), "cancelled").contains("the log says cancelled"));
-        assert_eq!(judged(Ending::BrokenStream("queue_timeout".into()), "queue_timeout"), "");
-    }
-
-    #[test]
-    fn a_logged_secret_is_found() {
-        let mut line = line("r", "request submitted", "a");
-        line.text.push_str(secrets::PROMPT);
-        assert!(check_secrets(&[line]).is_some_and(|wrong| wrong.contains(secrets::PROMPT)));
-    }
 }

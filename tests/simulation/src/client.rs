@@ -1,21 +1,21 @@
-//! Clients: each request on a connection of its own.
+//! Clients: each request on a connection of its own, or on one that is kept for as long as it lasts.
 
-use std::rc::Rc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::client::conn::http1;
+use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 use turmoil::net::TcpStream;
 
-use crate::answer;
 use crate::ledger::{Ending, Event, Ledger};
 use crate::plan::RequestPlan;
 use crate::secrets;
+use crate::{answer, keys};
 
 /// Where relays listen.
 pub const RELAY_PORT: u16 = 8080;
@@ -23,11 +23,24 @@ pub const RELAY_PORT: u16 = 8080;
 /// After so long without an end a client gives up. Every deadline of a relay is over long before.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
+/// A connection that may be used again.
+type Kept = Option<SendRequest<Full<Bytes>>>;
+
+/// Sends these requests, one after the other, each when it is planned or as soon as the one before has ended.
+pub async fn ask_in_turn(requests: Vec<RequestPlan>, ledger: Ledger) {
+    let mut kept = None;
+    for request in &requests {
+        sleep(request.at.saturating_sub(turmoil::elapsed())).await;
+        ask(request, &ledger, &mut kept).await;
+        kept = kept.filter(|_| request.client.is_some());
+    }
+}
+
 /// Sends one request as it is planned, and notes how it ends.
-pub async fn ask(plan: Rc<RequestPlan>, ledger: Ledger) {
+async fn ask(plan: &RequestPlan, ledger: &Ledger, kept: &mut Kept) {
     let nonce = plan.nonce;
     ledger.note(Event::Sent { nonce });
-    let mut exchange = Exchange { plan: &plan, ledger: &ledger, received: Vec::new() };
+    let mut exchange = Exchange { plan, ledger, kept, received: Vec::new() };
     let patience = plan.leaves_after.unwrap_or(PATIENCE);
     let how = match timeout(patience, exchange.run()).await {
         Ok(how) => how,
@@ -43,14 +56,18 @@ pub async fn ask(plan: Rc<RequestPlan>, ledger: Ledger) {
 struct Exchange<'a> {
     plan: &'a RequestPlan,
     ledger: &'a Ledger,
+    kept: &'a mut Kept,
     received: Vec<u8>,
 }
 
 impl Exchange<'_> {
     async fn run(&mut self) -> Ending {
-        let Some(response) = self.send().await else { return Ending::Unconnected };
+        let Some((sender, response)) = self.send().await else { return Ending::Unconnected };
         let status = response.status().as_u16();
         let is_complete = self.read(response.into_body(), status).await;
+        if is_complete {
+            *self.kept = Some(sender);
+        }
         match (status, is_complete) {
             (200, true) => self.handle_complete(),
             (200, false) => self.handle_broken(),
@@ -59,18 +76,38 @@ impl Exchange<'_> {
         }
     }
 
-    async fn send(&self) -> Option<Response<Incoming>> {
-        let relay = format!("relay-{}", self.plan.relay);
-        let stream = TcpStream::connect((relay.as_str(), RELAY_PORT)).await.ok()?;
+    /// The connection is no longer kept: what becomes of it is known at the answer's end.
+    async fn send(&mut self) -> Option<(SendRequest<Full<Bytes>>, Response<Incoming>)> {
+        if let Some(mut sender) = self.kept.take()
+            && sender.ready().await.is_ok()
+        {
+            match sender.send_request(self.request()).await {
+                Ok(response) => return Some((sender, response)),
+                // The relay had closed it, and got nothing of the request.
+                Err(error) if error.is_canceled() => {}
+                Err(_) => return None,
+            }
+        }
+        let stream = TcpStream::connect((self.relay(), RELAY_PORT)).await.ok()?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.ok()?;
         tokio::task::spawn_local(connection);
+        let response = sender.send_request(self.request()).await.ok()?;
+        Some((sender, response))
+    }
+
+    fn relay(&self) -> String {
+        format!("relay-{}", self.plan.relay)
+    }
+
+    fn request(&self) -> Request<Full<Bytes>> {
+        let key = self.plan.key.map_or_else(|| secrets::CLIENT_KEY.to_owned(), keys::text);
         let request = Request::post("/v1/chat/completions")
-            .header("host", relay)
+            .header("host", self.relay())
             .header("content-type", "application/json")
-            .header("authorization", format!("Bearer {}", secrets::CLIENT_KEY))
+            .header("authorization", format!("Bearer {key}"))
             .header("x-request-id", id(self.plan.nonce))
             .body(Full::new(answer::prompt(self.plan)));
-        sender.send_request(request.expect("a fixed head")).await.ok()
+        request.expect("a fixed head")
     }
 
     /// Whether it came to its end.
@@ -183,7 +220,7 @@ pub async fn probe(plan: &RequestPlan, patience: Duration) -> Result<(), Ending>
     let trying = async {
         loop {
             let ledger = Ledger::default();
-            let mut exchange = Exchange { plan, ledger: &ledger, received: Vec::new() };
+            let mut exchange = Exchange { plan, ledger: &ledger, kept: &mut None, received: Vec::new() };
             last = exchange.run().await;
             if last == Ending::Answered {
                 return;

@@ -9,6 +9,7 @@ pub mod backend;
 pub mod check;
 pub mod client;
 pub mod determinism;
+pub mod keys;
 pub mod ledger;
 pub mod log;
 pub mod plan;

@@ -27,6 +27,8 @@ pub struct Plan {
     pub workers: Vec<WorkerPlan>,
     /// Settings of the relays.
     pub settings: Settings,
+    /// The API keys that the relays ask for; none of them: they ask for none.
+    pub keys: Vec<KeyPlan>,
     /// What clients ask for.
     pub requests: Vec<RequestPlan>,
     /// What is asked in the end: one request for each model that somebody serves, at each relay.
@@ -55,6 +57,17 @@ pub struct SlotPlan {
     pub fails_each: usize,
     /// `drainTimeout`, in seconds.
     pub drain_timeout: u64,
+}
+
+/// An API key.
+#[derive(Debug, Default)]
+pub struct KeyPlan {
+    /// The only models that it may use.
+    pub models: Option<Vec<&'static str>>,
+    /// How many requests it may have in flight at each relay.
+    pub max_in_flight: Option<u32>,
+    /// Whether it was revoked.
+    pub revoked: bool,
 }
 
 /// Settings of the relays.
@@ -93,6 +106,10 @@ pub struct RequestPlan {
     pub leaves_after: Option<Duration>,
     /// The client reads a piece each so often, instead of at once.
     pub reads_each: Option<Duration>,
+    /// The place in [`Plan::keys`] of the key that the client shows; `None`: one that no relay knows.
+    pub key: Option<usize>,
+    /// The client that sends it, of those that keep their connection and send one after the other; `None`: one of its own.
+    pub client: Option<usize>,
 }
 
 /// What a backend does with a request.
@@ -164,7 +181,7 @@ pub enum FaultKind {
 }
 
 impl Plan {
-    /// What `seed` means. Of odd seeds some workers swap models.
+    /// What `seed` means. Of odd seeds some workers swap models; each third has API keys, and clients that keep their connections.
     pub fn new(seed: u64) -> Self {
         let mut plan = Self::without_slots(seed);
         if !seed.is_multiple_of(2) {
@@ -175,7 +192,32 @@ impl Plan {
             }
             plan.settings.cold_timeout = rng.random_range(5..=20);
         }
+        if seed.is_multiple_of(3) {
+            let mut rng = SmallRng::seed_from_u64(seed.rotate_left(32));
+            plan.add_keys(&mut rng);
+            plan.keep_connections(&mut rng);
+        }
         plan
+    }
+
+    /// The first key may do all, and asks in the end.
+    fn add_keys(&mut self, rng: &mut SmallRng) {
+        let limited = (0..rng.random_range(1..=3)).map(|_| KeyPlan::new(rng));
+        self.keys = [KeyPlan::default()].into_iter().chain(limited).collect();
+        for request in &mut self.requests {
+            request.key = rng.random_bool(0.95).then(|| rng.random_range(0..self.keys.len()));
+        }
+        self.probes.iter_mut().for_each(|probe| probe.key = Some(0));
+    }
+
+    fn keep_connections(&mut self, rng: &mut SmallRng) {
+        let relays = self.relays;
+        let clients = (self.requests.len() / 3).next_multiple_of(relays);
+        for request in &mut self.requests {
+            // Each has one relay.
+            let client = rng.random_range(0..clients / relays) * relays + request.relay;
+            request.client = rng.random_bool(0.8).then_some(client);
+        }
     }
 
     fn without_slots(seed: u64) -> Self {
@@ -199,6 +241,7 @@ impl Plan {
             relays,
             workers,
             settings: Settings::new(&mut rng),
+            keys: Vec::new(),
             requests,
             faults,
         }
@@ -247,6 +290,17 @@ impl SlotPlan {
     }
 }
 
+impl KeyPlan {
+    fn new(rng: &mut SmallRng) -> Self {
+        let some = |rng: &mut SmallRng| vec![*MODELS.choose(rng).expect("three")];
+        Self {
+            models: rng.random_bool(0.3).then(|| some(rng)),
+            max_in_flight: rng.random_bool(0.5).then(|| rng.random_range(1..=3)),
+            revoked: rng.random_bool(0.1),
+        }
+    }
+}
+
 impl Settings {
     fn new(rng: &mut SmallRng) -> Self {
         let queue_len = *[2, 10, 100].choose(rng).expect("three");
@@ -273,6 +327,8 @@ impl RequestPlan {
             answer: Answer::new(rng),
             leaves_after: rng.random_bool(0.15).then(|| within(rng, Duration::from_secs(4))),
             reads_each: rng.random_bool(0.1).then(|| within(rng, Duration::from_millis(200))),
+            key: None,
+            client: None,
         }
     }
 }

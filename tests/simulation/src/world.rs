@@ -25,14 +25,14 @@ use turmoil::Sim;
 use crate::backend::{Backend, FIRST_PORT};
 use crate::ledger::{Entry, Event, Ledger};
 use crate::log::{self, Line};
-use crate::plan::{Fault, FaultKind, Plan, SlotPlan, WorkerPlan};
-use crate::{check, client, determinism, secrets};
+use crate::plan::{Fault, FaultKind, Plan, RequestPlan, SlotPlan, WorkerPlan};
+use crate::{check, client, determinism, keys, secrets};
 
 /// After the last fault every model of every relay is served again within this time.
 const HEALING: Duration = Duration::from_secs(60);
 
 /// A simulation that is not over by then never ends.
-const LIMIT: Duration = Duration::from_secs(400);
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// What came of a seed.
 #[derive(Debug, Serialize, Deserialize)]
@@ -130,8 +130,11 @@ impl World {
         };
         world.start_backends(&mut sim);
         for relay in 0..world.plan.relays {
-            let keys = folder.path().join(format!("keys-{relay}.json")).display().to_string();
-            world.start_relay(&mut sim, relay, keys);
+            let path = folder.path().join(format!("keys-{relay}.json"));
+            if !world.plan.keys.is_empty() {
+                fs::write(&path, keys::file(&world.plan.keys)).expect("a folder that can be written");
+            }
+            world.start_relay(&mut sim, relay, path.display().to_string());
         }
         for worker in 0..world.plan.workers.len() {
             world.start_worker(&mut sim, worker, folder.path().join(format!("worker-{worker}.yaml")));
@@ -218,12 +221,8 @@ impl World {
         let (plan, ledger, probed) = (Rc::clone(&self.plan), self.ledger.clone(), Rc::clone(&self.probed));
         sim.client("clients", async move {
             let mut clients = Vec::new();
-            for request in &plan.requests {
-                let (request, ledger) = (Rc::new(request.clone()), ledger.clone());
-                clients.push(tokio::task::spawn_local(async move {
-                    tokio::time::sleep(request.at).await;
-                    client::ask(request, ledger).await;
-                }));
+            for requests in by_client(&plan.requests) {
+                clients.push(tokio::task::spawn_local(client::ask_in_turn(requests, ledger.clone())));
             }
             for client in clients {
                 client.await?;
@@ -382,6 +381,19 @@ impl Host {
     }
 }
 
+/// What each client asks for, in the order of their first requests.
+fn by_client(requests: &[RequestPlan]) -> Vec<Vec<RequestPlan>> {
+    let mut clients: Vec<Vec<RequestPlan>> = Vec::new();
+    for request in requests {
+        let known = clients.iter_mut().find(|known| request.client.is_some() && known[0].client == request.client);
+        match known {
+            Some(known) => known.push(request.clone()),
+            None => clients.push(vec![request.clone()]),
+        }
+    }
+    clients
+}
+
 fn relay_arguments(plan: &Plan, keys: &str) -> Vec<String> {
     let settings = &plan.settings;
     let mut arguments = vec!["modelrelay-relay".to_owned()];
@@ -390,6 +402,7 @@ fn relay_arguments(plan: &Plan, keys: &str) -> Vec<String> {
     set("worker-secret", secrets::WORKER_SECRET.to_owned());
     set("admin-token", secrets::ADMIN_TOKEN.to_owned());
     set("api-keys-file", keys.to_owned());
+    set("require-api-keys", (!plan.keys.is_empty()).to_string());
     set("heartbeat-interval", "1".to_owned());
     set("max-queue-len", settings.queue_len.to_string());
     set("queue-timeout-secs", settings.queue_timeout.to_string());

@@ -1,0 +1,67 @@
+//! What API keys let in.
+
+use std::time::Duration;
+
+use super::{GRACE, History};
+use crate::ledger::Ending;
+use crate::plan::RequestPlan;
+
+/// Codes for what a key may not do at all.
+const REFUSALS: [&str; 2] = ["invalid_api_key", "model_forbidden"];
+
+impl History<'_> {
+    /// The code of the refusal that a request's key must get.
+    pub(super) fn refusal(&self, request: &RequestPlan) -> Option<&'static str> {
+        if self.plan.keys.is_empty() {
+            return None;
+        }
+        let Some(key) = request.key.map(|key| &self.plan.keys[key]).filter(|key| !key.revoked) else {
+            return Some("invalid_api_key");
+        };
+        let may_use = key.models.as_ref().is_none_or(|models| models.contains(&request.model));
+        (!may_use).then_some("model_forbidden")
+    }
+
+    /// 6: what a key may not do is refused, for the right reason, and is nobody's work. A relay that drains does not look at keys,
+    /// and one that looks at a key does so before it looks at the model.
+    pub(super) fn check_refusal(&self, request: &RequestPlan, how: &Ending) -> Option<String> {
+        let expected = self.refusal(request);
+        if expected.is_some() && self.executions.contains_key(&request.nonce) {
+            return Some(format!("was worked on, and its key may expect {expected:?}"));
+        }
+        let code = match how {
+            Ending::Failed(code) | Ending::BrokenStream(code) => code.as_str(),
+            Ending::Answered | Ending::BackendError => "",
+            Ending::BrokenOff | Ending::Left | Ending::Unconnected | Ending::Hung => return None,
+        };
+        let is_limited = request.key.is_some_and(|key| self.plan.keys[key].max_in_flight.is_some());
+        let is_right = match expected {
+            Some(expected) => code == expected || code == "draining" || (code == "key_limit" && is_limited),
+            None => !REFUSALS.contains(&code) && (code != "key_limit" || is_limited),
+        };
+        (!is_right).then(|| format!("ended with {how:?}, and its key may expect {expected:?}"))
+    }
+
+    /// A key has no more answers at once at a relay than it may have in flight. A client sees the end of one a little later
+    /// than the relay does, which may have begun another by then.
+    pub(super) fn check_key_limit(&self, request: &RequestPlan) -> Option<String> {
+        let most = self.plan.keys.get(request.key?)?.max_in_flight?;
+        let begin = *self.first_byte.get(&request.nonce)?;
+        let later = begin + GRACE + self.plan.tick * 4 + self.plan.latency * 4;
+        if self.is_hard_to_reach(request.relay) || self.relay_went(request.relay, Duration::ZERO, later) {
+            return None;
+        }
+        let at_once = self.plan.requests.iter().filter(|other| {
+            let is_running = || {
+                let began = self.first_byte.get(&other.nonce).is_some_and(|began| *began <= begin);
+                let ends = self.ended.get(&other.nonce).and_then(|ends| ends.first());
+                began && ends.is_some_and(|(end, _)| *end > later)
+            };
+            // What is read slowly may have been sent long ago.
+            (other.key, other.relay, other.reads_each) == (request.key, request.relay, None) && is_running()
+        });
+        let count = at_once.count();
+        (count > most as usize)
+            .then(|| format!("relay-{} ran {count} requests of a key that may have {most}", request.relay))
+    }
+}

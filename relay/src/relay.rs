@@ -115,6 +115,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
     }
     tokio::spawn(Arc::clone(&relay).follow_settings());
     tokio::spawn(dashboard::record(Arc::downgrade(&relay)));
+    tell_service_manager();
     let stop = signal.recv().await;
     relay.drain(stop, connections).await;
     relay.audit.close();
@@ -122,6 +123,14 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
         traces.shutdown().await;
     }
     Ok(())
+}
+
+/// `systemctl start` returns here, and not before there is somebody to ask.
+fn tell_service_manager() {
+    #[cfg(target_os = "linux")]
+    if let Err(problem) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        error!(%problem, "the service manager cannot be told that the relay is ready");
+    }
 }
 
 fn start_traces(target: &Target, relay_id: &str) -> Result<Traces, ConfigError> {

@@ -115,17 +115,20 @@ function intoPlace({ secret }) {
   };
 }
 
-// systemd hands the secret over, so that no other user of the machine can read it, and the service needs no user of its own.
+// systemd hands the secret over, so that no other user of the machine can read it, and the service needs no user of its own. Where it puts the secret is
+// spelled out, because the %d for it is newer than Ubuntu 22.04's systemd. A restart, and not a start: pasted again, it has to count.
+// Of servers only Ollama installs a unit; after it is before it, when the machine goes down.
 function unit(settings) {
   return `sudo tee /etc/systemd/system/modelrelay-worker.service > /dev/null <<'END'
 [Unit]
 Description=ModelRelay worker
 Wants=network-online.target
-After=network-online.target
+After=network-online.target${settings.backend.engine === 'ollama' ? ' ollama.service' : ''}
 
 [Service]
+Type=notify
 ${withoutSecret(settings).map(([name, value]) => `Environment=${systemd(`${name}=${value}`)}`).join('\n')}
-Environment=WORKER_SECRET_FILE=%d/worker-secret
+Environment=WORKER_SECRET_FILE=/run/credentials/%n/worker-secret
 LoadCredential=worker-secret:/etc/modelrelay/worker-secret
 ExecStart=/usr/local/bin/modelrelay-worker
 DynamicUser=yes
@@ -137,7 +140,8 @@ TimeoutStopSec=45
 WantedBy=multi-user.target
 END
 sudo systemctl daemon-reload
-sudo systemctl enable --now modelrelay-worker`;
+sudo systemctl enable modelrelay-worker
+sudo systemctl restart modelrelay-worker`;
 }
 
 function wslAtLogon() {

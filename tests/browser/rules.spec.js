@@ -60,6 +60,12 @@ test('a chart shows an hour, or as much of it as there is', () => {
   expect(ticks(60)).toEqual([1.5, 16.5, 31.5, 46.5]);
 });
 
+test('a machine that goes down stops the worker before its Ollama', () => {
+  const unit = (engine) => lasting({ system: 'linux', relay: 'http://r', provider: 'local', secret: 's', backend: { url: 'http://b', engine }, atOnce: 2 })[1].text;
+  expect(unit('ollama')).toContain('\nAfter=network-online.target ollama.service\n');
+  expect(unit('vllm')).toContain('\nAfter=network-online.target\n');
+});
+
 test('nothing that is filled in leaves its quotes', () => {
   const odd = `a'b"c$(d)\`e\`%f<g>&\\`;
   const settings = { relay: 'http://r', provider: odd, secret: odd, backend: { url: 'http://b', engine: 'vllm' }, atOnce: 2, name: odd };

@@ -130,11 +130,20 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
             config::watch(args, path, |settings| apply.apply(settings), |error| refuse.refuse(error)).await;
         });
     }
+    tell_service_manager();
     worker.work(first_signal).await;
     if let Some(traces) = worker.traces.clone() {
         traces.shutdown().await;
     }
     Ok(())
+}
+
+/// `systemctl start` returns here, and fails where the settings are wrong. A relay that is away is waited for afterwards.
+fn tell_service_manager() {
+    #[cfg(target_os = "linux")]
+    if let Err(problem) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::error!(%problem, "the service manager cannot be told that the worker is ready");
+    }
 }
 
 impl Worker {

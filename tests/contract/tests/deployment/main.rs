@@ -1,5 +1,7 @@
 //! What `deploy/` has for machines without Kubernetes, with the programs that it is written for.
 
+mod booted;
+mod machine;
 mod proxies;
 mod units;
 

@@ -1,0 +1,242 @@
+//! Relay and workers as services of a systemd that runs: installed by the very commands of the documentation and of the relay's page.
+
+use std::path::Path;
+use std::process::Command;
+
+use modelrelay_harness::cannot_run;
+use modelrelay_harness::process::{Process, on_path};
+use modelrelay_harness::tls::Certificates;
+use serde_json::{Value, json};
+
+use crate::machine::Machine;
+use crate::replaced;
+
+const SERVICES: &str = "docs/how-to/services.md";
+
+/// What a person types into the editor, into relay.env first.
+const EDIT_RELAY: &str =
+    "sed -i -e \"s/^WORKER_SECRET=$/&a-secret-of-workers/; s/^MODELRELAY_ADMIN_TOKEN=$/&a-token-of-admins/\"";
+const EDIT_WORKER: &str =
+    "sed -i -e \"s/^WORKER_SECRET=$/&a-secret-of-workers/; s|^PROXY_URL=.*|PROXY_URL=http://127.0.0.1:8080|\"";
+
+/// Backends of the machine: one that answers at once, one whose answers last. Neither finishes anything when it is stopped.
+const BACKENDS: &str = "for backend in '8000 demo 0ms' '8001 slow 200ms'; do set -- $backend
+  systemd-run --quiet --unit=backend-$2 --property=KillSignal=KILL target/release/modelrelay-worker demo --listen 127.0.0.1:$1 --model $2 --delay $3
+done";
+
+/// The block of a page that has this line in it.
+fn block(page: &str, line: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let blocks = text.split("\n```").skip(1).step_by(2).filter_map(|block| Some(block.split_once('\n')?.1));
+    let found: Vec<_> = blocks.filter(|block| block.contains(line)).collect();
+    assert_eq!(found.len(), 1, "blocks of {page} with {line:?}");
+    found[0].to_owned()
+}
+
+/// A machine with a relay that was installed by `docs/how-to/services.md`, and the key that was made by it.
+async fn with_relay() -> Option<(Machine, String)> {
+    let machine = Machine::boot().await?;
+    machine.run(BACKENDS).await;
+    let install = block(SERVICES, "enable --now modelrelay-relay");
+    machine.run(&replaced(install, &[("sudoedit", EDIT_RELAY.to_owned())])).await;
+    // At once: the start has waited for the relay.
+    let said = machine.run(&block(SERVICES, "keys create laptop")).await;
+    let key = said.lines().find(|line| line.starts_with("mr-")).unwrap_or_else(|| panic!("no key: {said}")).to_owned();
+    Some((machine, key))
+}
+
+/// A stream of the slow model, of which the first piece is there.
+async fn begin_stream(machine: &Machine, key: &str) -> Process {
+    let stream = machine.spawn(&ask(key, "slow", true));
+    stream.wait_for_line("data: {").await;
+    assert!(!stream.log().contains("[DONE]"), "it has ended already");
+    stream
+}
+
+/// The stream, after what began while it ran: all of it came.
+async fn is_whole(mut stream: Process) {
+    assert!(stream.wait_exit().await.success(), "{}", stream.log().dump());
+    assert!(stream.log().contains("data: [DONE]"), "{}", stream.log().dump());
+}
+
+fn ask(key: &str, model: &str, stream: bool) -> String {
+    let body = json!({"model": model, "stream": stream, "messages": [{"role": "user", "content": "hello"}]});
+    format!(
+        "curl --silent --show-error --fail-with-body --no-buffer --max-time 50 --header 'Authorization: Bearer {key}' \
+         --json '{body}' http://127.0.0.1:8080/v1/chat/completions"
+    )
+}
+
+/// A request waits for a worker, as long as it takes one to come back.
+async fn answers(machine: &Machine, key: &str, model: &str) {
+    let said = machine.run(&ask(key, model, false)).await;
+    let answer: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+    assert_eq!(answer["model"], model, "{said}");
+}
+
+/// `systemctl stop` while an answer runs: it ends whole, and so does the service.
+async fn a_stop_drains(machine: &Machine, key: &str, unit: &str) {
+    let stream = begin_stream(machine, key).await;
+    let said =
+        machine.run(&format!("systemctl stop {unit}\nsystemctl show --property Result,ActiveState {unit}")).await;
+    is_whole(stream).await;
+    assert_eq!(said, "Result=success\nActiveState=inactive", "{unit}");
+}
+
+/// A unit that was killed runs again, without anybody's doing.
+async fn a_killed_one_is_restarted(machine: &Machine, unit: &str) {
+    let restarted = format!(
+        "systemctl kill --signal KILL {unit}
+         until [ \"$(systemctl show --property NRestarts,ActiveState --value {unit})\" = $'1\\nactive' ]; do sleep 0.05; done"
+    );
+    machine.run(&restarted).await;
+}
+
+#[tokio::test]
+async fn relay_and_worker_of_the_documentation_come_up_drain_and_come_back() {
+    let Some((machine, key)) = with_relay().await else { return };
+    let install = block(SERVICES, "enable --now modelrelay-worker@vllm");
+    let edit = replaced(install, &[("sudoedit", format!("{EDIT_WORKER} -e s/:8000/:8001/"))]);
+    machine.run(&edit).await;
+    answers(&machine, &key, "slow").await;
+
+    let worker = "modelrelay-worker@vllm";
+    a_stop_drains(&machine, &key, worker).await;
+    machine.run(&format!("systemctl start {worker}")).await;
+    answers(&machine, &key, "slow").await;
+    a_killed_one_is_restarted(&machine, worker).await;
+    answers(&machine, &key, "slow").await;
+    a_stop_drains(&machine, &key, "modelrelay-relay").await;
+    // With what it kept.
+    machine.run("systemctl start modelrelay-relay").await;
+    a_killed_one_is_restarted(&machine, "modelrelay-relay").await;
+    answers(&machine, &key, "slow").await;
+    let kept = machine.run("stat --format %a /var/lib/modelrelay/api-keys.json").await;
+    assert_eq!(kept, "600");
+    let look = block("charts/modelrelay/RUNBOOKS.md", "journalctl -u modelrelay-relay");
+    let said = machine.run(&format!("export MODELRELAY_ADMIN_TOKEN=a-token-of-admins\n{look}")).await;
+    assert!(said.contains("worker registered") && said.contains("connected to proxy"), "{said}");
+
+    // As the table says, for a server that would be stopped at once.
+    machine.run(&edit_unit(worker, "[Unit]\nAfter=backend-slow.service")).await;
+    let stream = begin_stream(&machine, &key).await;
+    machine.run("systemctl poweroff").await;
+    is_whole(stream).await;
+}
+
+#[tokio::test]
+async fn a_worker_of_the_page_setup_comes_up_drains_and_comes_back() {
+    let Some(node) = on_path("node") else { return cannot_run("node is not installed") };
+    let lasting = |backend: &str, secret: &str| {
+        let commands = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../relay/web/commands.js");
+        let settings = json!({
+            "system": "linux", "relay": "http://127.0.0.1:8080", "provider": "local", "secret": secret, "atOnce": 2,
+            "backend": {"url": backend, "engine": "openai"}, "name": r#"the 100% "garage" \ $HOME's"#,
+        });
+        let print = format!(
+            "import {{ lasting }} from {:?};\nfor (const block of lasting({settings})) console.log(block.text);",
+            commands.display()
+        );
+        let printed = Command::new(&node).args(["--input-type=module", "--eval", &print]).output().expect("it starts");
+        assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
+        // Where the page has people build it, and stay.
+        format!("cd target/release\n{}", String::from_utf8_lossy(&printed.stdout))
+    };
+    let Some((machine, key)) = with_relay().await else { return };
+    let unit = "modelrelay-worker";
+
+    let (succeeded, said) = machine.attempt(&lasting("127.0.0.1:8000", "a-secret-of-workers")).await;
+    assert!(!succeeded && said.contains("Job for modelrelay-worker.service failed"), "{said}");
+    // Pasted again, with what was missing: http://.
+    machine.run(&lasting("http://127.0.0.1:8000", "a-secret-of-workers")).await;
+    answers(&machine, &key, "demo").await;
+    // And again, for another server: what runs is not what counts.
+    machine.run(&lasting("http://127.0.0.1:8001", "a-secret-of-workers")).await;
+    answers(&machine, &key, "slow").await;
+    let workers = "MODELRELAY_ADMIN_TOKEN=a-token-of-admins modelrelay-relay workers --output json";
+    let workers: Value = serde_json::from_str(&machine.run(workers).await).expect("it is JSON");
+    assert!(workers.to_string().contains(r#"the 100% \"garage\" \\ $HOME's"#), "{workers}");
+
+    a_stop_drains(&machine, &key, unit).await;
+    machine.run(&format!("systemctl start {unit}")).await;
+    a_killed_one_is_restarted(&machine, unit).await;
+    answers(&machine, &key, "slow").await;
+}
+
+#[tokio::test]
+async fn a_worker_with_a_worker_yaml_gets_its_files_and_lets_its_servers_finish() {
+    let Some((machine, key)) = with_relay().await else { return };
+    machine
+        .run(
+            "install -m 755 target/release/modelrelay-worker /usr/local/bin/
+             cp deploy/systemd/modelrelay-worker@.service /etc/systemd/system/
+             export WORKER_SECRET=a-secret-of-workers
+             cd /root && modelrelay-worker connect --yes --backend http://127.0.0.1:8000 http://127.0.0.1:8080",
+        )
+        .await;
+    let typed = block(SERVICES, "LoadCredential=worker.yaml");
+    let (of_any_worker, _) =
+        typed.split_once("\n# Only where the worker starts servers.").expect("the rest is for those");
+    let unit = "modelrelay-worker@gpu";
+    let edited = edit_block("sudo systemctl edit modelrelay-worker@gpu", unit, of_any_worker);
+    machine.run(&format!("cd /root\n{edited}")).await;
+    let start = replaced(block(SERVICES, "journalctl -u modelrelay-worker@gpu -f"), &[(" -f", String::new())]);
+    let said = machine.run(&start).await;
+    assert!(said.contains("probe server listening"), "{said}");
+    answers(&machine, &key, "demo").await;
+
+    // A server that does what most do when they are told to end: at once, whatever runs.
+    let server = "modelrelay-worker demo --listen 127.0.0.1:${PORT} --model slow --delay 200ms & trap \"kill -KILL $!\" TERM; wait";
+    let file = json!({"relay": "http://127.0.0.1:8080", "multiplexer": {"slots": [
+        {"id": "gpu0", "driver": "process", "models": [{"id": "slow", "command": ["bash", "-c", server]}]}
+    ]}});
+    let all = edit_unit(unit, &replaced(typed, &[("YOU", "you".to_owned())]));
+    machine
+        .run(&format!(
+            "useradd --create-home you\ncat > /etc/modelrelay/worker.yaml <<'END'\n{file}\nEND\n{all}\nsystemctl restart {unit}"
+        ))
+        .await;
+    answers(&machine, &key, "slow").await;
+    a_stop_drains(&machine, &key, unit).await;
+}
+
+#[tokio::test]
+async fn a_relay_reads_and_writes_where_the_documentation_says() {
+    let Some((machine, _)) = with_relay().await else { return };
+    let certificates = Certificates::make();
+    let unit = "modelrelay-relay";
+    let edited = edit_block("sudo groupadd --system modelrelay", unit, &block(SERVICES, "SupplementaryGroups="));
+    let (certificate, private_key) = (certificates.certificate(), certificates.key());
+    machine
+        .run(&format!(
+            "cd /root
+cat > tls.crt <<'END'
+{certificate}
+END
+cat > tls.key <<'END'
+{private_key}
+END
+{edited}
+cat >> /etc/modelrelay/relay.env <<'END'
+TLS_CERT_FILE=/etc/modelrelay/tls.crt
+TLS_KEY_FILE=/etc/modelrelay/tls.key
+AUDIT_LOG_FILE=/var/lib/modelrelay/audit.log
+END
+systemctl restart {unit}
+curl --silent --fail --cacert tls.crt https://localhost:8080/health
+test -f /var/lib/modelrelay/audit.log"
+        ))
+        .await;
+}
+
+/// The block of the documentation that edits a unit, with this typed there.
+fn edit_block(line: &str, unit: &str, typed: &str) -> String {
+    replaced(block(SERVICES, line), &[(&format!("sudo systemctl edit {unit}"), edit_unit(unit, typed))])
+}
+
+/// What `systemctl edit` does, which wants a terminal: the file is written, and systemd reads it.
+fn edit_unit(unit: &str, typed: &str) -> String {
+    let folder = format!("/etc/systemd/system/{unit}.service.d");
+    format!("mkdir -p {folder}\ncat > {folder}/override.conf <<'END'\n{typed}\nEND\nsystemctl daemon-reload")
+}

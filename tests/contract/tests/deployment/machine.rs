@@ -1,0 +1,124 @@
+//! A machine that systemd runs, for units: booted beside this one's own, with its programs and none of its services.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use modelrelay_harness::cannot_run;
+use modelrelay_harness::process::{Process, Spawn, path_of};
+use tempfile::TempDir;
+
+/// How long a boot, or a command with a stop or a start in it, may take. A stop waits for what runs, a restart for `RestartSec`.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Boots when made, and is gone when dropped.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    supervisor: Child,
+    pid: String,
+    folder: TempDir,
+}
+
+impl Machine {
+    /// `None` where this machine has no systemd, or does not let us have namespaces.
+    pub(crate) async fn boot() -> Option<Self> {
+        let wanted = ["/lib/systemd/systemd", "/usr/bin/unshare", "/usr/bin/nsenter"];
+        if let Some(missing) = wanted.iter().find(|file| !Path::new(file).exists()) {
+            cannot_run(&format!("{missing} is missing: of Debian's packages systemd and util-linux"));
+            return None;
+        }
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/deployment/machine.sh");
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let programs = path_of("modelrelay-relay").parent().expect("it is in a folder").to_owned();
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "bash"]).arg(script).arg(folder.path()).arg(repository).arg(programs);
+        let log = std::fs::File::create(folder.path().join("log")).expect("the folder is ours");
+        let supervisor = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(log).spawn();
+        let mut machine = Self { supervisor: supervisor.expect("unshare is there"), pid: String::new(), folder };
+        if let Err(why) = machine.await_start().await {
+            cannot_run(&format!("systemd cannot be booted beside this machine's own, which needs root: {why}"));
+            return None;
+        }
+        // It can be asked a moment after it began, and then says when all is up, or what is not.
+        let up = "until state=$(systemctl is-system-running --wait 2> /dev/null) || [ \"$state\" = degraded ]; do sleep 0.05; done";
+        machine.run(up).await;
+        Some(machine)
+    }
+
+    /// Until systemd is what the script became, which sees nothing but the new machine; else what the script said.
+    async fn await_start(&mut self) -> Result<(), String> {
+        let file = self.folder.path().join("pid");
+        let start = Instant::now();
+        loop {
+            let pid = std::fs::read_to_string(&file).unwrap_or_default();
+            let program = std::fs::read_to_string(format!("/proc/{}/comm", pid.trim())).unwrap_or_default();
+            if program.trim() == "systemd" {
+                self.pid = pid.trim().to_owned();
+                return Ok(());
+            }
+            let said = self.said();
+            let has_ended = self.supervisor.try_wait().is_ok_and(|status| status.is_some());
+            if has_ended || !said.is_empty() || start.elapsed() > LONG {
+                return Err(said.trim().replace('\n', "; "));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn said(&self) -> String {
+        let mut said = String::new();
+        let log = std::fs::File::open(self.folder.path().join("log"));
+        let _ = log.and_then(|mut log| log.read_to_string(&mut said));
+        said
+    }
+
+    /// Begins this as root's shell does, in the clone of the repository, and ending at the first command that fails.
+    #[must_use]
+    pub(crate) fn spawn(&self, script: &str) -> Process {
+        let [program, args @ ..] = &self.command(script)[..] else { unreachable!("it names a program") };
+        args.iter().fold(Spawn::program(program), Spawn::arg).start()
+    }
+
+    /// Runs this to its end, which has to be a good one, and returns what it printed.
+    pub(crate) async fn run(&self, script: &str) -> String {
+        let (succeeded, said) = self.attempt(script).await;
+        assert!(succeeded, "in the machine:\n{script}\n{said}\n{}", self.journal().await);
+        said
+    }
+
+    /// Runs this to its end: whether that was good, and what was printed.
+    pub(crate) async fn attempt(&self, script: &str) -> (bool, String) {
+        let command = self.command(script);
+        let output = tokio::process::Command::new(&command[0]).args(&command[1..]).kill_on_drop(true).output();
+        let output = tokio::time::timeout(LONG, output).await.unwrap_or_else(|_| panic!("{LONG:?} in vain:\n{script}"));
+        let output = output.expect("nsenter is there");
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&said).trim().to_owned())
+    }
+
+    fn command(&self, script: &str) -> Vec<String> {
+        let enter = ["/usr/bin/nsenter", "--target", &self.pid];
+        let kinds = ["--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--root", "--wd"];
+        let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        let shell = ["env", "-i", path, "HOME=/root", "bash", "-euo", "pipefail", "-c"];
+        let words = enter.iter().chain(&kinds).chain(&shell).map(ToString::to_string);
+        words.chain([format!("cd /clone\n{script}")]).collect()
+    }
+
+    async fn journal(&self) -> String {
+        self.attempt("journalctl --no-pager --lines 60").await.1
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Its end of the pipe is what the machine lasts for.
+        drop(self.supervisor.stdin.take());
+        let status = self.supervisor.wait();
+        if !self.pid.is_empty() && !std::thread::panicking() {
+            assert!(status.is_ok_and(|status| status.success()), "the machine is not cleared away: {}", self.said());
+        }
+    }
+}

@@ -287,11 +287,6 @@ pub struct Setting {
 }
 
 impl Args {
-    /// Reads the program's own arguments and environment.
-    pub fn load() -> Result<Self, CliError> {
-        Self::load_from(std::env::args_os())
-    }
-
     /// Reads the given arguments (the first is the program's name) and the environment.
     pub fn load_from<I, T>(arguments: I) -> Result<Self, CliError>
     where

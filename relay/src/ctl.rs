@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
 use modelrelay_manual::{CompletionsArgs, ManArgs};
+use modelrelay_platform::service::ServiceArgs;
 use serde_json::{Value, json};
 
 use crate::cli::SecretText;
@@ -27,6 +28,9 @@ pub enum Command {
     Completions(CompletionsArgs),
     /// Print the manual page
     Man(ManArgs),
+    /// Install the relay as a service of Windows, or remove it
+    #[cfg_attr(not(windows), command(hide = true))]
+    Service(ServiceArgs),
     /// How the relay and its providers do, and what is wrong
     Status(Relay),
     /// Workers that are connected
@@ -156,7 +160,7 @@ pub struct CtlError(String);
 /// Asks a relay. What has none to ask is not done here.
 pub async fn run(command: Command) -> Result<(), CtlError> {
     match command {
-        Command::Check | Command::Completions(_) | Command::Man(_) => Ok(()),
+        Command::Check | Command::Completions(_) | Command::Man(_) | Command::Service(_) => Ok(()),
         Command::Status(relay) => {
             let api = Api::new(&relay)?;
             let (state, stats) = (api.get("/admin/state").await?, api.get("/admin/stats").await?);

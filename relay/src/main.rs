@@ -1,11 +1,15 @@
 //! The relay's program: read the settings, run, and say in one line what is wrong with them.
 
+use std::ffi::OsString;
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::num::NonZero;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::CommandFactory;
+use modelrelay_platform::log;
+use modelrelay_platform::service::{self, Program};
 use modelrelay_relay::cli::{Args, CliError};
 use modelrelay_relay::config::Config;
 use modelrelay_relay::ctl::{self, Command};
@@ -15,11 +19,23 @@ use tokio::runtime::{Builder, Runtime};
 /// How long a thread may take that cannot be stopped. Looking up a collector's name in a dead DNS takes half a minute.
 const LAST_BLOCKING: Duration = Duration::from_secs(2);
 
+#[cfg(unix)]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+static SERVICE: Program = Program {
+    service: "ModelRelayServer",
+    title: "ModelRelay relay",
+    about: "One stable address for OpenAI and Anthropic clients, in front of workers that dial out",
+    run: program,
+};
+
 fn main() -> ExitCode {
-    let args = match Args::load() {
+    program(std::env::args_os().collect())
+}
+
+fn program(words: Vec<OsString>) -> ExitCode {
+    let args = match Args::load_from(words) {
         Ok(args) => args,
         Err(error) => return refuse_arguments(&error),
     };
@@ -29,15 +45,13 @@ fn main() -> ExitCode {
             return say(Ok(modelrelay_manual::completions(&Args::command(), &args).into_bytes()));
         }
         Some(Command::Man(args)) => return say(modelrelay_manual::man(Args::command(), &args)),
+        Some(Command::Service(args)) => return say(service::run(&SERVICE, &args).map(String::into_bytes)),
         Some(command) => return ask(command),
         None => {}
     }
     match start(args) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("modelrelay-relay: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(&error),
     }
 }
 
@@ -50,11 +64,14 @@ fn check(args: &Args) -> ExitCode {
             let _ = writeln!(io::stdout(), "the settings are right; providers: {}", names.join(", "));
             ExitCode::SUCCESS
         }
-        Err(error) => {
-            eprintln!("modelrelay-relay: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(&error),
     }
+}
+
+/// One line; a service has it in its log.
+fn fail(error: &impl Display) -> ExitCode {
+    log::complain(&format!("modelrelay-relay: {error}"));
+    ExitCode::FAILURE
 }
 
 /// Whoever reads it may have seen enough before its end.
@@ -64,10 +81,7 @@ fn say(text: Result<Vec<u8>, String>) -> ExitCode {
             let _ = io::stdout().write_all(&text);
             ExitCode::SUCCESS
         }
-        Err(error) => {
-            eprintln!("modelrelay-relay: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(&error),
     }
 }
 
@@ -77,10 +91,7 @@ fn ask(command: Command) -> ExitCode {
         .and_then(|runtime| Ok(runtime.block_on(ctl::run(command))?));
     match asked {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("modelrelay-relay: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(&error),
     }
 }
 
@@ -126,7 +137,9 @@ fn refuse_arguments(error: &CliError) -> ExitCode {
             // Whoever reads it may have seen enough before its end.
             let _ = writeln!(io::stdout(), "{text}");
         }
-        CliError::Invalid(text) => eprintln!("modelrelay-relay: {text}"),
+        CliError::Invalid(text) => {
+            fail(text);
+        }
     }
     ExitCode::from(error.exit_code())
 }

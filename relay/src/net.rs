@@ -11,8 +11,6 @@ mod kernel {
     use std::io;
     use std::net::SocketAddr;
 
-    use modelrelay_protocol::limits::NOTSENT_LOWAT_BYTES;
-    use socket2::SockRef;
     use tokio::net::TcpSocket;
     pub use tokio::net::{TcpListener, TcpStream};
     use tracing::debug;
@@ -26,8 +24,9 @@ mod kernel {
     #[allow(clippy::unused_async)]
     pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        // Otherwise the port of a relay that just ended could not be taken for a minute.
-        socket.set_reuseaddr(true)?;
+        // Otherwise the port of a relay that just ended could not be taken for a minute. On Windows it can, and this would let
+        // others take it while we listen.
+        socket.set_reuseaddr(cfg!(unix))?;
         socket.bind(address)?;
         socket.listen(BACKLOG)
     }
@@ -37,9 +36,12 @@ mod kernel {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "TCP_NODELAY could not be set");
         }
-        // Best effort. Without it a cancel may sit behind megabytes on a worker's socket, and a client's kernel buffers look
-        // like a client that reads fast: its window grows, and it stops with all of that unread.
-        if let Err(error) = SockRef::from(stream).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES) {
+        // Best effort, and not on Windows. Without it a cancel may sit behind megabytes on a worker's socket, and a client's
+        // kernel buffers look like a client that reads fast: its window grows, and it stops with all of that unread.
+        #[cfg(unix)]
+        if let Err(error) =
+            socket2::SockRef::from(stream).set_tcp_notsent_lowat(modelrelay_protocol::limits::NOTSENT_LOWAT_BYTES)
+        {
             debug!(%error, "TCP_NOTSENT_LOWAT is not available");
         }
     }

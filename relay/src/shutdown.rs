@@ -1,39 +1,15 @@
 //! The first signal asks, the second ends.
 //!
-//! SIGTERM and SIGINT both begin the orderly exit of `main`. A second one, of either kind, ends the process at once with
-//! the code that a shell gives for it: somebody is waiting, and what was not finished by then gets no more time.
+//! SIGTERM and SIGINT, or what Windows has in their place, both begin the orderly exit of `main`. A second one, of either
+//! kind, ends the process at once with the code that a shell gives for it: somebody is waiting, and what was not finished by
+//! then gets no more time.
 
 use std::io;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use modelrelay_platform::signals::Signals;
 use tokio::sync::watch;
 
-/// What was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopSignal {
-    /// SIGINT: Ctrl-C.
-    Interrupt,
-    /// SIGTERM: an init system, a kubelet.
-    Terminate,
-}
-
-impl StopSignal {
-    /// The signal's name, for the log.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Interrupt => "SIGINT",
-            Self::Terminate => "SIGTERM",
-        }
-    }
-
-    /// What a process that this signal ended is said to have returned: 128 + its number.
-    pub fn exit_code(self) -> i32 {
-        match self {
-            Self::Interrupt => 130,
-            Self::Terminate => 143,
-        }
-    }
-}
+pub use modelrelay_platform::signals::StopSignal;
 
 /// Resolves at the first signal; clones all see the same one, also when it came before they asked.
 #[derive(Debug, Clone)]
@@ -43,8 +19,7 @@ pub struct ShutdownSignal {
 
 /// Begins to listen, before anything else is started, so that no signal is lost. Needs a tokio runtime.
 pub fn listen() -> io::Result<ShutdownSignal> {
-    let mut signals =
-        Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? };
+    let mut signals = Signals::listen()?;
     let (sender, seen) = watch::channel(None);
     tokio::spawn(async move {
         let first = signals.next().await;
@@ -82,28 +57,9 @@ impl ShutdownSignal {
     }
 }
 
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    async fn next(&mut self) -> StopSignal {
-        tokio::select! {
-            _ = self.interrupt.recv() => StopSignal::Interrupt,
-            _ = self.terminate.recv() => StopSignal::Terminate,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn exit_codes_are_those_of_a_shell() {
-        assert_eq!((StopSignal::Interrupt.exit_code(), StopSignal::Terminate.exit_code()), (130, 143));
-    }
 
     #[tokio::test]
     async fn a_clone_made_late_sees_the_signal_too() {

@@ -1,11 +1,11 @@
-//! Where log lines go: standard error, as text or as JSON, filtered by `LOG_LEVEL`.
+//! Where log lines go: standard error, or the file of a service of Windows, as text or as JSON, filtered by `LOG_LEVEL`.
 //!
 //! Colours only where somebody looks at a terminal: an escape sequence in a log file breaks every search for a phrase.
 
 use std::fmt;
-use std::io::IsTerminal;
 use std::str::FromStr;
 
+use modelrelay_platform::log;
 use tracing::subscriber::{SetGlobalDefaultError, set_global_default};
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
@@ -34,8 +34,7 @@ pub struct LogFilter(String);
 pub fn init(filter: &LogFilter, format: LogFormat) -> Result<Journal, SetGlobalDefaultError> {
     let journal = Journal::default();
     let registry = tracing_subscriber::registry().with(journal.clone().with_filter(filter_fn(Journal::keeps)));
-    let lines =
-        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    let lines = tracing_subscriber::fmt::layer().with_writer(log::writer).with_ansi(log::is_terminal());
     match format {
         LogFormat::Text => set_global_default(registry.with(lines.with_filter(filter.to_env_filter())))?,
         LogFormat::Json => {

@@ -21,7 +21,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::headers::{is_own_key, is_request_header};
 use modelrelay_protocol::paths::BackendPath;
-use rustix::io::Errno;
 use url::Url;
 
 use crate::config::BackendSettings;
@@ -185,7 +184,16 @@ impl Backend {
 
 /// Whether it is this process, or its machine, that has no descriptor left.
 fn is_out_of_files(error: &std::io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
+    #[cfg(unix)]
+    {
+        use rustix::io::Errno;
+        matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
+    }
+    #[cfg(not(unix))]
+    {
+        const WSAEMFILE: i32 = 10024;
+        error.raw_os_error() == Some(WSAEMFILE)
+    }
 }
 
 fn insert_sensitive(headers: &mut HeaderMap, name: HeaderName, value: &str) {

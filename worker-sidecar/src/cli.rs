@@ -10,6 +10,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use modelrelay_manual::{CompletionsArgs, ManArgs};
+use modelrelay_platform::service::ServiceArgs;
 use modelrelay_protocol::secret::Secret;
 
 use crate::connect::ConnectArgs;
@@ -37,6 +38,8 @@ pub enum Command {
     Convert(ConvertArgs),
     /// Copy this program for a container of another image.
     Install(InstallArgs),
+    /// Install or remove a service of Windows.
+    Service(ServiceArgs),
     /// Stand between a worker and a backend that it has started.
     Supervise(SuperviseArgs),
 }
@@ -74,6 +77,9 @@ enum Instead {
     Convert(ConvertArgs),
     /// Copy this program into a folder, for a container of another image that mounts it
     Install(InstallArgs),
+    /// Install the worker as a service of Windows, or remove it
+    #[cfg_attr(not(windows), command(hide = true))]
+    Service(ServiceArgs),
     /// Run a backend for a worker, and end it when standard input closes
     #[command(hide = true)]
     Supervise(SuperviseArgs),
@@ -203,6 +209,7 @@ where
                 Some(Instead::Man(args)) => Command::Man(args),
                 Some(Instead::Convert(convert)) => Command::Convert(convert),
                 Some(Instead::Install(install)) => Command::Install(install),
+                Some(Instead::Service(service)) => Command::Service(service),
                 Some(Instead::Supervise(supervise)) => Command::Supervise(supervise),
             })
         }

@@ -394,9 +394,11 @@ fn probe_addr(args: &Args, file: &File) -> Result<ProbeAddr, SettingError> {
 /// The box's own name tells people which box it is.
 pub(crate) fn host_name() -> String {
     let from_file = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let of_windows = || std::env::var("COMPUTERNAME").ok();
     std::env::var("HOSTNAME")
         .ok()
         .or_else(from_file)
+        .or_else(of_windows)
         .map(|name| name.trim().to_owned())
         .filter(|name| !name.is_empty())
         .unwrap_or_else(|| "worker".to_owned())

@@ -3,11 +3,14 @@
 //! A worker that starts its engines itself runs in the engines' image, which has no worker; and the worker's own image has no
 //! shell that could copy a file.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+#[cfg(unix)]
+use std::path::Path;
+use std::path::PathBuf;
+#[cfg(unix)]
 use std::{fs, io};
 
 /// The program's name there.
+#[cfg(unix)]
 const NAME: &str = "modelrelay-worker";
 
 /// Arguments of the subcommand.
@@ -19,13 +22,24 @@ pub struct InstallArgs {
 }
 
 /// Copies the running program. An error is one line that names the file.
+#[cfg(unix)]
 pub fn run(args: &InstallArgs) -> Result<PathBuf, String> {
     let program = std::env::current_exe().map_err(|error| format!("this program's own file is not known: {error}"))?;
     copy(&program, &args.folder)
 }
 
+/// Containers of Linux cannot run it.
+#[cfg(not(unix))]
+pub fn run(args: &InstallArgs) -> Result<PathBuf, String> {
+    let folder = args.folder.display();
+    Err(format!("{folder}: install is for containers of Linux, which cannot run this program; copy the .exe by hand"))
+}
+
 /// Under another name first: a file that is half there must not be run, and one that runs cannot be written to.
+#[cfg(unix)]
 fn copy(program: &Path, folder: &Path) -> Result<PathBuf, String> {
+    use std::os::unix::fs::PermissionsExt;
+
     let (target, new) = (folder.join(NAME), folder.join(format!(".{NAME}.new")));
     let fail = |error: io::Error| format!("{} cannot be written: {error}", target.display());
     fs::copy(program, &new).map_err(fail)?;
@@ -36,6 +50,8 @@ fn copy(program: &Path, folder: &Path) -> Result<PathBuf, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

@@ -1,21 +1,35 @@
 //! The worker program: reads its settings, runs until a signal, exits.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
+use modelrelay_platform::log;
+use modelrelay_platform::service::{self, Program};
 use modelrelay_worker::cli::{self, Args, Command};
 use modelrelay_worker::multiplexer::driver::supervisor;
 use modelrelay_worker::{check, connect, convert, install};
-use tikv_jemallocator::Jemalloc;
 
 /// Returns memory after a burst, which glibc's allocator does not.
+#[cfg(unix)]
 #[global_allocator]
-static ALLOCATOR: Jemalloc = Jemalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+static SERVICE: Program = Program {
+    service: "ModelRelayWorker",
+    title: "ModelRelay worker",
+    about: "Brings the models of this machine to a relay",
+    run: program,
+};
 
 fn main() -> ExitCode {
     // Before anything may open a TLS connection; it fails only if somebody did it already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    match cli::parse(std::env::args_os()) {
+    program(std::env::args_os().collect())
+}
+
+fn program(words: Vec<OsString>) -> ExitCode {
+    match cli::parse(words) {
         Ok(Command::Say(text)) => say(&text),
         Ok(Command::Run(args)) => modelrelay_worker::run(&args),
         Ok(Command::Check(args)) => check(&args),
@@ -32,6 +46,10 @@ fn main() -> ExitCode {
         Ok(Command::Install(args)) => match install::run(&args) {
             Ok(target) => say(&format!("installed {}\n", target.display())),
             Err(error) => fail(&error),
+        },
+        Ok(Command::Service(args)) => match service::run(&SERVICE, &args) {
+            Ok(text) => say(&text),
+            Err(error) => fail(&format!("modelrelay-worker: {error}")),
         },
         Ok(Command::Supervise(args)) => supervisor::run(&args),
         Err(error) => fail(&error.to_string()),
@@ -59,9 +77,8 @@ fn say(text: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// One line, exit code 1, whatever was wrong.
-#[allow(clippy::print_stderr)]
+/// One line, exit code 1, whatever was wrong; a service has it in its log.
 fn fail(line: &str) -> ExitCode {
-    eprintln!("{line}");
+    log::complain(line);
     ExitCode::FAILURE
 }

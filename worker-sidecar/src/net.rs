@@ -145,8 +145,6 @@ mod network {
     use std::io;
     use std::net::SocketAddr;
 
-    use modelrelay_protocol::limits::NOTSENT_LOWAT_BYTES;
-    use socket2::SockRef;
     pub use tokio::net::TcpStream;
 
     /// Every address behind a name.
@@ -155,9 +153,16 @@ mod network {
     }
 
     /// A cancel must not sit behind megabytes in the kernel. Not every system knows the option.
+    #[cfg(unix)]
     pub fn tune_for_relay(stream: &TcpStream) {
-        let _ = SockRef::from(stream).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES);
+        use modelrelay_protocol::limits::NOTSENT_LOWAT_BYTES;
+
+        let _ = socket2::SockRef::from(stream).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES);
     }
+
+    /// Windows does not.
+    #[cfg(not(unix))]
+    pub fn tune_for_relay(_: &TcpStream) {}
 }
 
 #[cfg(feature = "simulation")]

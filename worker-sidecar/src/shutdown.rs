@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::signal::unix::{SignalKind, signal};
+use modelrelay_platform::signals::Signals;
 use tokio::sync::watch;
 
 /// No drain takes longer. A relay may say any number, and a clock has an end.
@@ -117,25 +117,18 @@ impl DrainState {
     }
 }
 
-/// Hears of SIGTERM and SIGINT from now on, and waits for the first of them. From then on a second one ends the process at
-/// once, with the code that a shell gives for it.
+/// Hears of SIGTERM and SIGINT, or what Windows has in their place, from now on, and waits for the first of them. From then
+/// on a second one ends the process at once, with the code that a shell gives for it.
 pub fn first_signal() -> std::io::Result<impl Future<Output = &'static str>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut signals = Signals::listen()?;
     Ok(async move {
-        let first = tokio::select! {
-            _ = terminate.recv() => "SIGTERM",
-            _ = interrupt.recv() => "SIGINT",
-        };
+        let first = signals.next().await;
         tokio::spawn(async move {
-            let code = tokio::select! {
-                _ = terminate.recv() => 143,
-                _ = interrupt.recv() => 130,
-            };
+            let second = signals.next().await;
             tracing::warn!("second signal, ending at once");
-            std::process::exit(code);
+            std::process::exit(second.exit_code());
         });
-        first
+        first.as_str()
     })
 }
 

@@ -1,7 +1,7 @@
-//! Log lines, on standard error. What is logged never holds a prompt, an answer, a key, a secret or a query string.
+//! Log lines, on standard error, or in the file of a service of Windows. What is logged never holds a prompt, an answer, a key,
+//! a secret or a query string.
 
-use std::io::IsTerminal;
-
+use modelrelay_platform::log;
 use tracing::subscriber::set_global_default;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
@@ -47,10 +47,10 @@ impl LogFilter {
 pub fn init(filter: &LogFilter, format: LogFormat) {
     let registry = tracing_subscriber::registry().with(EnvFilter::new(&filter.0));
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(log::writer)
         .with_target(false)
         // An escape sequence in a log file breaks every search for a phrase.
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_ansi(log::is_terminal());
     let _ = match format {
         LogFormat::Text => set_global_default(registry.with(lines)),
         LogFormat::Json => set_global_default(registry.with(lines.json().flatten_event(true).with_current_span(false))),

@@ -112,9 +112,8 @@ fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode 
     }
 }
 
-#[allow(clippy::print_stderr)]
 fn fail(error: &SettingError) -> ExitCode {
-    eprintln!("{error}");
+    modelrelay_platform::log::complain(&error.to_string());
     ExitCode::FAILURE
 }
 

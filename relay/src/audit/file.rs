@@ -6,13 +6,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use modelrelay_platform::files;
 use tracing::{error, info};
 
 use super::Event;
@@ -23,9 +23,6 @@ const MAX_WAITING: usize = 4096;
 
 /// How long the end of the process waits for them.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
-
-/// For its owner alone: it tells who did what from where.
-const MODE: u32 = 0o600;
 
 #[derive(Debug)]
 pub(super) struct AuditFile {
@@ -101,7 +98,7 @@ impl Writer {
     }
 
     fn write(&mut self, line: &[u8]) -> io::Result<()> {
-        if !self.is_in_place() {
+        if !files::is_in_place(&self.path, &self.file) {
             self.file = open(&self.path)?;
             self.is_torn = false;
         }
@@ -114,17 +111,9 @@ impl Writer {
             self.is_torn = self.file.metadata().is_ok_and(|now| now.len() > before);
         })
     }
-
-    /// Whether the path still leads to the file.
-    fn is_in_place(&self) -> bool {
-        let name = |file: std::fs::Metadata| (file.dev(), file.ino());
-        match (std::fs::metadata(&self.path), self.file.metadata()) {
-            (Ok(there), Ok(here)) => name(there) == name(here),
-            _ => false,
-        }
-    }
 }
 
+/// For its owner alone: it tells who did what from where.
 fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(MODE).open(path)
+    files::with_mode(OpenOptions::new().append(true).create(true), files::OWNER_ONLY).open(path)
 }

@@ -7,13 +7,13 @@
 //! is taken in, not lost; the regular [`KeyStore::flush`] reads it too, so that a key revoked elsewhere dies here within a
 //! minute.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use modelrelay_platform::files;
 
 use super::{CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, stored};
 use crate::blocking;
@@ -156,8 +156,7 @@ struct Renamed;
 
 impl Renamed {
     fn sync_folder(self, path: &Path) -> Result<(), KeyStoreError> {
-        let folder = folder_of(path);
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| {
+        files::sync_folder(folder_of(path)).map_err(|error| {
             KeyStoreError::Unavailable(format!(
                 "{}: the API keys were written but may not survive a crash: {error}",
                 path.display()
@@ -200,7 +199,8 @@ fn write_new(temporary: &Path, text: &[u8]) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Err(_) | Ok(()) => {}
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(temporary)?;
+    let mut options = OpenOptions::new();
+    let mut file = files::with_mode(options.write(true).create_new(true), files::OWNER_ONLY).open(temporary)?;
     file.write_all(text)?;
     file.sync_all()
 }

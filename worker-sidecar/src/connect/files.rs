@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use modelrelay_platform::files;
 use modelrelay_protocol::secret::Secret;
 
 use crate::config::Engine;
@@ -43,7 +43,7 @@ pub(super) fn write(output: &Path, answers: &Answers) -> Result<(), String> {
     let secret = match &answers.secret {
         SecretPlace::New(secret) => {
             let file = secret_file(output);
-            replace(&file, &format!("{}\n", secret.expose()), 0o600)?;
+            replace(&file, &format!("{}\n", secret.expose()), files::OWNER_ONLY)?;
             file
         }
         SecretPlace::File(file) => file.clone(),
@@ -98,7 +98,7 @@ fn unused(file: &Path, mode: u32) -> io::Result<(PathBuf, File)> {
     loop {
         let mut new = file.as_os_str().to_owned();
         new.push(format!(".new{number}"));
-        match OpenOptions::new().write(true).create_new(true).mode(mode).open(&new) {
+        match files::with_mode(OpenOptions::new().write(true).create_new(true), mode).open(&new) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
             opened => return Ok((PathBuf::from(new), opened?)),
         }

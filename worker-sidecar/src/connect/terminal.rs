@@ -2,19 +2,19 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use hidden::Modes;
 
 /// A terminal, and how it was when we came.
 #[derive(Debug)]
 pub(super) struct Terminal {
-    modes: Termios,
+    modes: Modes,
 }
 
 impl Terminal {
     /// Where there is somebody to ask.
     pub(super) fn open() -> Option<Self> {
         let stdin = io::stdin();
-        let modes = tcgetattr(&stdin).ok()?;
+        let modes = Modes::now()?;
         (stdin.is_terminal() && io::stderr().is_terminal()).then_some(Self { modes })
     }
 
@@ -33,16 +33,7 @@ impl Terminal {
 
     /// A line that does not appear on the screen.
     pub(super) fn ask_hidden(&self, question: &str) -> Result<String, String> {
-        let mut modes = self.modes.clone();
-        modes.local_modes.remove(LocalModes::ECHO);
-        // The end of the line alone is shown, or the next words would stand behind the question.
-        modes.local_modes.insert(LocalModes::ECHONL);
-        let failed = |error| format!("the terminal cannot hide what is typed: {error}");
-        // What was typed before the question was not meant for it, and may be on the screen already.
-        tcsetattr(io::stdin(), OptionalActions::Flush, &modes).map_err(failed)?;
-        let line = read_line(&format!("{question}: "));
-        self.restore();
-        line.map(|line| line.trim().to_owned())
+        self.modes.read_hidden(&format!("{question}: ")).map(|line| line.trim().to_owned())
     }
 
     /// Yes or no; no for an empty line.
@@ -53,7 +44,7 @@ impl Terminal {
 
     /// As it was when we came: also when somebody leaves in the middle of a question.
     pub(super) fn restore(&self) {
-        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.modes);
+        self.modes.restore();
     }
 }
 
@@ -65,5 +56,62 @@ fn read_line(question: &str) -> Result<String, String> {
     match io::stdin().read_line(&mut line).map_err(failed)? {
         0 => Err("the input ended before the last answer; nothing was written".to_owned()),
         _ => Ok(line),
+    }
+}
+
+#[cfg(unix)]
+mod hidden {
+    use std::io;
+
+    use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+
+    #[derive(Debug)]
+    pub(super) struct Modes(Termios);
+
+    impl Modes {
+        pub(super) fn now() -> Option<Self> {
+            tcgetattr(io::stdin()).ok().map(Self)
+        }
+
+        pub(super) fn read_hidden(&self, question: &str) -> Result<String, String> {
+            let mut modes = self.0.clone();
+            modes.local_modes.remove(LocalModes::ECHO);
+            // The end of the line alone is shown, or the next words would stand behind the question.
+            modes.local_modes.insert(LocalModes::ECHONL);
+            let failed = |error| format!("the terminal cannot hide what is typed: {error}");
+            // What was typed before the question was not meant for it, and may be on the screen already.
+            tcsetattr(io::stdin(), OptionalActions::Flush, &modes).map_err(failed)?;
+            let line = super::read_line(question);
+            self.restore();
+            line
+        }
+
+        pub(super) fn restore(&self) {
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
+        }
+    }
+}
+
+/// A console's modes are asked for with unsafe code only, so a library hides what is typed.
+#[cfg(windows)]
+mod hidden {
+    #[derive(Debug)]
+    pub(super) struct Modes;
+
+    impl Modes {
+        #[allow(clippy::unnecessary_wraps)] // Elsewhere there may be none.
+        pub(super) fn now() -> Option<Self> {
+            Some(Self)
+        }
+
+        #[allow(clippy::unused_self)]
+        pub(super) fn read_hidden(&self, question: &str) -> Result<String, String> {
+            rpassword::prompt_password(question)
+                .map_err(|error| format!("the console cannot hide what is typed: {error}"))
+        }
+
+        /// A shell sets its console's modes itself, before each line.
+        #[allow(clippy::unused_self)]
+        pub(super) fn restore(&self) {}
     }
 }

@@ -14,7 +14,7 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::supervisor::{LEAVE_ON_SUCCESS, SUBCOMMAND};
+use super::supervisor::{self, LEAVE_ON_SUCCESS, SUBCOMMAND};
 use super::{DriverError, Model};
 
 /// From SIGTERM to SIGKILL.
@@ -172,17 +172,17 @@ impl Children {
 }
 
 impl Running {
-    fn start(supervisor: &PathBuf, model: &Model, launch: &Launch, port: u16) -> Result<Self, DriverError> {
+    fn start(program: &PathBuf, model: &Model, launch: &Launch, port: u16) -> Result<Self, DriverError> {
         let with_port = |text: &String| text.replace(PORT, &port.to_string());
-        let mut command = Command::new(supervisor);
+        let mut command = Command::new(program);
         command.arg(SUBCOMMAND).args(launch.leave_on_success.then_some(LEAVE_ON_SUCCESS)).arg("--");
         command.args(launch.command.iter().map(with_port));
         for secret in OWN_SECRETS {
             command.env_remove(secret);
         }
         command.envs(launch.env.iter().map(|(name, value)| (name, with_port(value))));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        let cannot = |error: io::Error| DriverError::CannotStart(format!("{}: {error}", supervisor.display()));
+        supervisor::set_apart(&mut command).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let cannot = |error: io::Error| DriverError::CannotStart(format!("{}: {error}", program.display()));
         let child = command.spawn().map_err(cannot)?;
 
         let tail = Arc::new(Tail::default());

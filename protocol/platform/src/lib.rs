@@ -1,0 +1,7 @@
+//! What differs between operating systems and is the same in both programs: how a process is asked to stop, who may read a
+//! file, where log lines go when nobody has a terminal, and what a service of Windows is.
+
+pub mod files;
+pub mod log;
+pub mod service;
+pub mod signals;

@@ -1,0 +1,105 @@
+//! `PROGRAM service install|uninstall`: the program as a service of Windows, which starts with the machine and without
+//! anybody's session.
+//!
+//! The service manager's stop is a [signal](crate::signals) like SIGTERM; until what runs has ended it is told that this
+//! takes a while, and waits. A service has no terminal, so its log lines go to a [file](crate::log). Other systems have
+//! managers of their own, which need nothing from a program.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+#[cfg(windows)]
+mod installed;
+#[cfg(windows)]
+mod running;
+
+#[cfg(windows)]
+pub(crate) use running::stop_asked;
+
+/// The subcommand's name.
+pub const SUBCOMMAND: &str = "service";
+
+/// What a program is called as a service.
+#[derive(Debug)]
+pub struct Program {
+    /// Its name there.
+    pub service: &'static str,
+    /// What lists show.
+    pub title: &'static str,
+    /// What it is for.
+    pub about: &'static str,
+    /// Runs the program with these words, of which the first is its name.
+    pub run: fn(Vec<OsString>) -> ExitCode,
+}
+
+/// Arguments of `service`.
+#[derive(Debug, Clone, Args)]
+pub struct ServiceArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: Action,
+}
+
+/// What to do about the service.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Action {
+    /// Have Windows run this program from now on, and start it again when it fails
+    Install(InstallArgs),
+    /// Stop the service, which lets running requests end, and remove it
+    Uninstall,
+    /// What the service manager starts
+    #[command(hide = true)]
+    Run(RunArgs),
+}
+
+/// Arguments of `service install`.
+#[derive(Debug, Clone, Args)]
+pub struct InstallArgs {
+    /// The program's configuration file; the service works in its folder
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// File for the log [default: the configuration file's name, ending in .log]
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+    /// Account without a password to run as, such as "NT AUTHORITY\LocalService"; it must be able to read the configuration
+    /// and what that names, and to write the log [default: LocalSystem]
+    #[arg(long, value_name = "NAME")]
+    pub account: Option<OsString>,
+    /// More flags for the program; others can read them, so secrets belong into files
+    #[arg(last = true, value_name = "FLAGS")]
+    pub flags: Vec<OsString>,
+}
+
+/// Arguments of `service run`.
+#[derive(Debug, Clone, Args)]
+pub struct RunArgs {
+    /// Where log lines go
+    #[arg(long, value_name = "FILE")]
+    pub log: PathBuf,
+    /// The folder to work in
+    #[arg(long, value_name = "DIR")]
+    pub folder: PathBuf,
+    /// Flags for the program
+    #[arg(last = true, value_name = "FLAGS")]
+    pub flags: Vec<OsString>,
+}
+
+/// Does it, and says what was done; nothing after the service has run to its end.
+#[cfg(windows)]
+pub fn run(program: &'static Program, args: &ServiceArgs) -> Result<String, String> {
+    match &args.action {
+        Action::Install(args) => installed::install(program, args),
+        Action::Uninstall => installed::uninstall(program),
+        Action::Run(args) => running::run(program, args),
+    }
+}
+
+/// Says what there is instead.
+#[cfg(not(windows))]
+pub fn run(_: &'static Program, _: &ServiceArgs) -> Result<String, String> {
+    Err("services of this kind are Windows'; systemd and launchd start this program as it is: see docs/how-to/services.md"
+        .to_owned())
+}

@@ -1,0 +1,121 @@
+//! The service while it runs.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use windows_service::service::{
+    ServiceControl, ServiceControlAccept, ServiceExitCode, ServiceState, ServiceStatus, ServiceType,
+};
+use windows_service::service_control_handler::{self, ServiceControlHandlerResult, ServiceStatusHandle};
+use windows_service::service_dispatcher;
+
+use super::{Program, RunArgs};
+use crate::log;
+
+/// How often the service manager hears that it still takes a while.
+const WAIT_STEP: Duration = Duration::from_secs(2);
+
+/// When it may think that nothing goes on any more.
+const WAIT_HINT: Duration = Duration::from_secs(20);
+
+static STOP: Notify = Notify::const_new();
+
+/// The service manager calls a bare function, on a thread of its own.
+static RUN: OnceLock<(&Program, Vec<OsString>)> = OnceLock::new();
+
+enum Event {
+    /// The service manager asks for it.
+    Stop,
+    /// The program has ended.
+    End,
+}
+
+/// Waits until the service manager asks this process to stop; never, where it is no service.
+pub(crate) async fn stop_asked() {
+    STOP.notified().await;
+}
+
+pub(super) fn run(program: &'static Program, args: &RunArgs) -> Result<String, String> {
+    log::to_file(&args.log).map_err(|error| format!("{} cannot be written: {error}", args.log.display()))?;
+    let refuse = |line: String| {
+        log::complain(&line);
+        line
+    };
+    std::env::set_current_dir(&args.folder)
+        .map_err(|error| refuse(format!("{} cannot be worked in: {error}", args.folder.display())))?;
+    let words = [OsString::from(program.service)].into_iter().chain(args.flags.iter().cloned()).collect();
+    let _ = RUN.set((program, words));
+    service_dispatcher::start(program.service, service_main).map(|()| String::new()).map_err(|_| {
+        refuse(
+            "this is what the service manager of Windows starts; to run the program, leave `service run` out"
+                .to_owned(),
+        )
+    })
+}
+
+extern "system" fn service_main(_: u32, _: *mut *mut u16) {
+    let Some((program, words)) = RUN.get() else { return };
+    let (events, received) = channel();
+    let asked = events.clone();
+    #[allow(clippy::wildcard_enum_match_arm)] // No other is asked for, and they grow with Windows.
+    let handle = move |control| match control {
+        ServiceControl::Stop | ServiceControl::Shutdown | ServiceControl::Preshutdown => {
+            let _ = asked.send(Event::Stop);
+            STOP.notify_one();
+            ServiceControlHandlerResult::NoError
+        }
+        ServiceControl::Interrogate => ServiceControlHandlerResult::NoError,
+        _ => ServiceControlHandlerResult::NotImplemented,
+    };
+    let manager = match service_control_handler::register(program.service, handle) {
+        Ok(manager) => manager,
+        Err(error) => return log::complain(&format!("the service manager does not listen: {error}")),
+    };
+    tell(manager, ServiceState::Running, 0, ServiceExitCode::NO_ERROR);
+    let waiting = thread::spawn(move || ask_for_patience(manager, &received));
+    let code = (program.run)(words.clone());
+    let _ = events.send(Event::End);
+    let _ = waiting.join();
+    let code = match code == ExitCode::SUCCESS {
+        true => ServiceExitCode::NO_ERROR,
+        false => ServiceExitCode::ServiceSpecific(1),
+    };
+    tell(manager, ServiceState::Stopped, 0, code);
+}
+
+/// From the stop to the end.
+fn ask_for_patience(manager: ServiceStatusHandle, events: &Receiver<Event>) {
+    if !matches!(events.recv(), Ok(Event::Stop)) {
+        return;
+    }
+    for step in 1.. {
+        tell(manager, ServiceState::StopPending, step, ServiceExitCode::NO_ERROR);
+        match events.recv_timeout(WAIT_STEP) {
+            Err(RecvTimeoutError::Timeout) | Ok(Event::Stop) => {}
+            Ok(Event::End) | Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+fn tell(manager: ServiceStatusHandle, state: ServiceState, checkpoint: u32, exit_code: ServiceExitCode) {
+    let is_pending = state == ServiceState::StopPending;
+    // Before Windows itself shuts down, and not while: that leaves less time.
+    let accepted = ServiceControlAccept::STOP | ServiceControlAccept::PRESHUTDOWN;
+    let status = ServiceStatus {
+        service_type: ServiceType::OWN_PROCESS,
+        current_state: state,
+        controls_accepted: if state == ServiceState::Running { accepted } else { ServiceControlAccept::empty() },
+        exit_code,
+        checkpoint,
+        wait_hint: if is_pending { WAIT_HINT } else { Duration::ZERO },
+        process_id: None,
+    };
+    if let Err(error) = manager.set_service_status(status) {
+        log::complain(&format!("the service manager cannot be told how the service is: {error}"));
+    }
+}

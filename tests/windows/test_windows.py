@@ -1,0 +1,211 @@
+"""relay.exe and worker.exe under Wine: what they do on Windows otherwise than elsewhere, seen from outside.
+
+`scripts/windows` builds them, and sets WINEPREFIX and MODELRELAY_BIN_DIR. Every test waits for what it expects.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+import urllib.request
+from pathlib import Path
+
+PROGRAMS = Path(os.environ["MODELRELAY_BIN_DIR"])
+RELAY, WORKER = PROGRAMS / "modelrelay-relay.exe", PROGRAMS / "modelrelay-worker.exe"
+SECRET = "a-secret-of-some-length"
+PATIENCE = 60
+# An answer of some twenty words takes so long that whatever a test does meanwhile comes before its end.
+SLOWLY = "200ms"
+
+
+def wait_for(what, ask):
+    """What `ask` gives as soon as it is neither empty nor false."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if answer := ask():
+            return answer
+        time.sleep(0.05)
+    raise AssertionError(f"{what}: not within {PATIENCE} s")
+
+
+class Console:
+    """A program with a log of its own, in the foreground of nobody's console."""
+
+    def __init__(self, test, *words):
+        self.log = tempfile.TemporaryFile("w+b")
+        self.process = subprocess.Popen(["wine", *words], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        test.addCleanup(self.kill)
+
+    def said(self):
+        return os.pread(self.log.fileno(), 1 << 20, 0).decode(errors="replace")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+def address(said):
+    """Where a program listens, once its log says so. `said` gives the log."""
+    pattern = re.compile(r"(?:listening on http://|address=)(127\.0\.0\.1:\d+)")
+    return wait_for("a port", lambda: pattern.search(said())).group(1)
+
+
+def run(*words):
+    """Runs it to its end; gives the exit code, and all that it said."""
+    ended = subprocess.run(["wine", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def ask(relay, model="demo", stream=False):
+    body = {"model": model, "stream": stream, "messages": [{"role": "user", "content": "one two three four five six seven"}]}
+    request = urllib.request.Request(
+        f"http://{relay}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    return urllib.request.urlopen(request, timeout=PATIENCE)
+
+
+def is_served(relay, *models):
+    with urllib.request.urlopen(f"http://{relay}/v1/models", timeout=PATIENCE) as listed:
+        return {model["id"] for model in json.load(listed)["data"]} >= set(models)
+
+
+def windows(path):
+    return f"Z:{path}"
+
+
+class Windows(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def write(self, name, text):
+        (self.folder / name).write_text(text)
+        return windows(self.folder / name)
+
+    def log(self, name):
+        log = self.folder / name
+        return log.read_text(errors="replace") if log.exists() else ""
+
+    def relay_yaml(self):
+        self.write("secret", SECRET)
+        return self.write("relay.yaml", "providers:\n- name: local\n  workerSecrets: [{file: secret}]\n")
+
+    def relay(self):
+        relay = Console(self, RELAY, "--config", self.relay_yaml(), "--listen-addr", "127.0.0.1:0")
+        return relay, address(relay.said)
+
+    def demo(self):
+        return address(Console(self, WORKER, "demo", "--listen", "127.0.0.1:0", "--delay", SLOWLY).said)
+
+    def worker_yaml(self, relay, rest):
+        self.write("secret", SECRET)
+        return self.write(
+            "worker.yaml",
+            f"relay: http://{relay}\nworkerSecretFile: '{windows(self.folder / 'secret')}'\nprobeListen: 127.0.0.1:0\n{rest}",
+        )
+
+    def test_ctrl_c_lets_a_stream_end_whole(self):
+        relay, at = self.relay()
+        config = self.worker_yaml(at, f"backend: {{url: 'http://{self.demo()}'}}\n")
+        worker = Console(self, WORKER, "--config", config)
+        wait_for("a worker", lambda: is_served(at, "demo"))
+        with ask(at) as answer:
+            self.assertIn("seven", json.load(answer)["choices"][0]["message"]["content"])
+        with ask(at, stream=True) as stream:
+            self.assertTrue(stream.readline().startswith(b"data: {"))
+            for program in worker, relay:
+                program.process.send_signal(signal.SIGINT)
+            wait_for("a drain", lambda: "graceful shutdown" in worker.said())
+            self.assertTrue(stream.read().rstrip().endswith(b"data: [DONE]"))
+        for program in worker, relay:
+            self.assertEqual(program.process.wait(PATIENCE), 0, program.said())
+        self.assertIn('signal="Ctrl-C"', worker.said())
+
+    def test_models_are_swapped_and_no_server_outlives_its_worker(self):
+        relay, at = self.relay()
+        mark = f"swapped-{os.getpid()}"
+        command = ["demo", "--listen", "127.0.0.1:${PORT}", "--model"]
+        program = windows(WORKER)
+        models = [
+            {"id": f"{mark}-a", "command": [program, *command, f"{mark}-a"]},
+            # What a server starts is part of it.
+            {"id": f"{mark}-b", "command": ["cmd", "/c", program.replace("/", "\\"), *command, f"{mark}-b"]},
+        ]
+        slots = json.dumps({"slots": [{"id": "gpu0", "driver": "process", "models": models}]})
+        worker = Console(self, WORKER, "--config", self.worker_yaml(at, f"multiplexer: {slots}\n"))
+        wait_for("a worker", lambda: is_served(at, f"{mark}-a", f"{mark}-b"))
+        for model in "aba":
+            with ask(at, f"{mark}-{model}") as answer:
+                self.assertEqual(json.load(answer)["model"], f"{mark}-{model}")
+        self.assertTrue(processes(f"{mark}-a") and not processes(f"{mark}-b"))
+        with ask(at, f"{mark}-b") as answer:
+            self.assertEqual(answer.status, 200)
+        self.assertGreaterEqual(len(processes(f"{mark}-b")), 3, "a supervisor, cmd and the server")
+        worker.kill()
+        wait_for("the servers' end", lambda: not processes(mark))
+
+    def test_a_service_starts_answers_and_stops_when_its_stream_has_ended(self):
+        self.install(RELAY, "ModelRelayServer", self.relay_yaml(), "--", "--listen-addr", "127.0.0.1:0")
+        self.start("ModelRelayServer")
+        at = address(lambda: self.log("relay.log"))
+        self.install(WORKER, "ModelRelayWorker", self.worker_yaml(at, f"backend: {{url: 'http://{self.demo()}'}}\n"))
+        self.start("ModelRelayWorker")
+        wait_for("a worker", lambda: is_served(at, "demo"))
+        with ask(at, stream=True) as stream:
+            self.assertTrue(stream.readline().startswith(b"data: {"))
+            run("net", "stop", "ModelRelayWorker")
+            wait_for("a stop that waits", lambda: "STOP_PENDING" in run("sc", "query", "ModelRelayWorker")[1])
+            self.assertTrue(stream.read().rstrip().endswith(b"data: [DONE]"))
+        wait_for("the stop", lambda: "STOPPED" in run("sc", "query", "ModelRelayWorker")[1])
+        self.assertIn("graceful shutdown complete", self.log("worker.log"))
+        # The relay runs still, and is stopped by it.
+        for program, service in (WORKER, "ModelRelayWorker"), (RELAY, "ModelRelayServer"):
+            self.assertIn(f"removed the service {service}", run(program, "service", "uninstall")[1])
+        self.assertIn("stopped", self.log("relay.log"))
+        code, said = run(RELAY, "service", "uninstall")
+        self.assertTrue(code == 1 and "ModelRelayServer cannot be removed: there is none" in said, said)
+
+    def test_a_service_that_would_not_run_is_not_installed(self):
+        config = self.write("worker.yaml", "provder: local\n")
+        code, said = run(WORKER, "service", "install", "--config", config)
+        self.assertTrue(code == 1 and "nothing was installed" in said and "provder" in said, said)
+        self.assertNotEqual(run("net", "start", "ModelRelayWorker")[0], 0)
+
+    def test_why_a_service_has_ended_is_in_its_log(self):
+        self.install(RELAY, "ModelRelayServer", self.relay_yaml(), "--", "--listen-addr", "127.0.0.1:0")
+        self.write("relay.yaml", "nonsense: 1\n")
+        run("net", "start", "ModelRelayServer")
+        wait_for("an error", lambda: "unknown field `nonsense`" in self.log("relay.log"))
+        wait_for("the stop", lambda: "STOPPED" in run("sc", "query", "ModelRelayServer")[1])
+
+    def start(self, service):
+        # Windows may have begun by itself to start what starts with it.
+        said = run("net", "start", service)[1]
+        self.assertRegex(said, "started successfully|already running")
+
+    def install(self, program, service, config, *flags):
+        code, said = run(program, "service", "install", "--config", config, *flags)
+        self.assertTrue(code == 0 and f"installed the service {service}" in said, said)
+        self.addCleanup(run, program, "service", "uninstall")
+
+
+def processes(word):
+    """Whose command line has the word."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if word in (folder / "cmdline").read_bytes().decode(errors="replace"):
+                found.append(int(folder.name))
+        except OSError:
+            pass  # It has ended meanwhile.
+    return found
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -67,6 +67,9 @@ impl FileWatch {
     }
 }
 
+/// What Windows' editors and shells may begin a text with; nobody means it.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// A file's content, if it is not larger than it may be.
 pub fn read_bounded(path: &Path, limit: u64) -> Content {
     let cannot_read = |error: std::io::Error| format!("the file cannot be read: {error}");
@@ -74,6 +77,9 @@ pub fn read_bounded(path: &Path, limit: u64) -> Content {
     File::open(path).map_err(cannot_read)?.take(limit + 1).read_to_end(&mut bytes).map_err(cannot_read)?;
     if bytes.len() as u64 > limit {
         return Err(format!("the file is larger than {limit} bytes"));
+    }
+    if bytes.starts_with(BYTE_ORDER_MARK) {
+        bytes.drain(..BYTE_ORDER_MARK.len());
     }
     Ok(bytes)
 }
@@ -107,6 +113,14 @@ mod tests {
         assert!(watch.look().is_some_and(|content| content.is_err_and(|why| why.contains("larger than 3 bytes"))));
         fs::write(&path, "one").expect("written");
         assert_eq!(watch.look(), Some(Ok(b"one".to_vec())));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_secret() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        fs::write(&path, "\u{feff}one").expect("written");
+        assert_eq!(read_bounded(&path, 9), Ok(b"one".to_vec()));
     }
 
     #[tokio::test]

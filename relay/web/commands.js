@@ -1,7 +1,7 @@
 // What to paste on the other machine. Pure: settings in, text out. The variables are those of `modelrelay-worker --help`.
 
 import { BACKENDS } from './machines.js';
-import { inHereDocument, quoted, shell, systemd, xml } from './quoting.js';
+import { inHereDocument, powershell, quoted, shell, systemd, xml } from './quoting.js';
 
 const PORTS = [...new Set(BACKENDS.map((backend) => backend.port))];
 
@@ -36,21 +36,36 @@ export function bringing(system) {
   if (system === 'container' || system === 'kubernetes') {
     return [{ title: 'Build the image, in this project’s folder', text: 'make images\ndocker build -f deploy/docker/Dockerfile.worker -t modelrelay-worker target/images/bin' }];
   }
+  if (system === 'windows') return [forWindows()];
   const build = { title: 'Build it, in this project’s folder', text: 'cargo build --release --locked -p modelrelay-worker\ncd target/release', note: 'It is one file: from a machine of the same kind target/release/modelrelay-worker can be copied instead.' };
-  if (system !== 'windows') return [build];
-  return [{ title: 'Open Linux on Windows, once (PowerShell)', text: 'wsl --install' }, { ...build, title: 'Build it inside WSL, in this project’s folder' }];
+  return [build];
+}
+
+// As scripts/windows does it, which is the way that is tested.
+function forWindows() {
+  return {
+    title: 'Build it on Linux or in WSL, in this project’s folder',
+    text: 'sudo apt-get install gcc-mingw-w64-x86-64\nrustup target add x86_64-pc-windows-gnu\ncargo build --release --locked --target x86_64-pc-windows-gnu -p modelrelay-worker',
+    note: 'It is one file: copy target/x86_64-pc-windows-gnu/release/modelrelay-worker.exe to the Windows machine, and open a PowerShell in its folder.',
+  };
 }
 
 /** What to paste to start it: [{title, text}]. */
 export function starting(settings) {
   if (settings.system === 'container') return [{ title: 'Start the worker', text: dockerRun(settings) }];
   if (settings.system === 'kubernetes') return [{ title: 'Start the worker', text: deployment(settings) }];
-  return [{ title: settings.system === 'windows' ? 'Start the worker, inside WSL' : 'Start the worker', text: line(settings) }];
+  if (settings.system === 'windows') return [{ title: 'Start the worker', text: inPowerShell(settings) }];
+  return [{ title: 'Start the worker', text: line(settings) }];
 }
 
 function line(settings) {
   const words = variables(settings).map(([name, value]) => `${name}=${shell(value)}`);
   return `${words.join(' \\\n')} \\\n./modelrelay-worker`;
+}
+
+function inPowerShell(settings) {
+  const words = variables(settings).map(([name, value]) => `$env:${name} = ${powershell(value)}`);
+  return `${words.join('\n')}\n.\\modelrelay-worker.exe`;
 }
 
 // The host's network: a server that listens on 127.0.0.1 can only be reached from there.
@@ -102,7 +117,7 @@ export function lasting(settings) {
     case 'kubernetes':
       return [{ title: 'The operator’s way', text: workerPool(settings), note: 'The Deployment above stays already. Where the operator runs this relay, a WorkerPool puts a worker beside each of your inference Pods instead.' }];
     case 'windows':
-      return [intoPlace(settings), { title: 'A service inside WSL', text: unit(settings) }, wslAtLogon()];
+      return [{ title: 'A service, in a PowerShell of an administrator', text: windowsService(settings), note: 'Go to the folder of modelrelay-worker.exe there first. Stop-Service ModelRelayWorker lets running requests end. The log is C:\\ProgramData\\ModelRelay\\worker.log.' }];
     default:
       return [intoPlace(settings), { title: 'A systemd service', text: unit(settings) }];
   }
@@ -144,12 +159,26 @@ sudo systemctl enable modelrelay-worker
 sudo systemctl restart modelrelay-worker`;
 }
 
-function wslAtLogon() {
-  return {
-    title: 'Start WSL when you log on (PowerShell)',
-    text: 'schtasks /create /tn ModelRelay /sc onlogon /tr "wsl.exe --exec sleep infinity"',
-    note: 'The worker has no Windows service of its own: it lives in WSL, and this keeps WSL running.',
-  };
+// Only administrators and the system get into the folder: the secret is there, and the service runs what is there. Groups are
+// named by their numbers, because their names are translated.
+function windowsService(settings) {
+  const { relay, provider, backend, atOnce, name, secret } = settings;
+  return `$folder = "$env:ProgramData\\ModelRelay"
+New-Item -ItemType Directory -Force $folder | Out-Null
+icacls $folder /inheritance:r /grant '*S-1-5-32-544:(OI)(CI)F' '*S-1-5-18:(OI)(CI)F' | Out-Null
+Copy-Item modelrelay-worker.exe $folder
+Set-Content -Encoding ascii "$folder\\worker.secret" ${powershell(secret)}
+Set-Content -Encoding utf8 "$folder\\worker.yaml" @'
+relay: ${quoted(relay)}
+provider: ${quoted(provider)}
+workerSecretFile: worker.secret
+${name ? `name: ${quoted(name)}\n` : ''}backend:
+  url: ${quoted(backend.url)}
+  engine: ${backend.engine}
+maxConcurrency: ${atOnce}
+'@
+& "$folder\\modelrelay-worker.exe" service install --config "$folder\\worker.yaml"
+Start-Service ModelRelayWorker`;
 }
 
 function launchd(settings) {

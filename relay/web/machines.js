@@ -3,7 +3,7 @@
 export const SYSTEMS = [
   { id: 'linux', name: 'Linux', icon: 'linux', detail: 'PC, server, WSL' },
   { id: 'macos', name: 'macOS', icon: 'macos', detail: 'Apple silicon' },
-  { id: 'windows', name: 'Windows', icon: 'windows', detail: 'through WSL 2' },
+  { id: 'windows', name: 'Windows', icon: 'windows', detail: '10, 11, Server' },
   { id: 'container', name: 'Container', icon: 'container', detail: 'Docker, Podman' },
   { id: 'kubernetes', name: 'Kubernetes', icon: 'kubernetes', detail: 'a Pod' },
 ];

@@ -5,6 +5,11 @@ export function shell(text) {
   return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 }
 
+/** For PowerShell, where curly quotes are quotes too. */
+export function powershell(text) {
+  return `'${text.replace(/['\u2018-\u201b]/g, '$&$&')}'`;
+}
+
 /** For JSON, and for what takes its strings: YAML, TOML, Python, TypeScript. */
 export function quoted(text) {
   return JSON.stringify(text).replaceAll('\u2028', '\\u2028').replaceAll('\u2029', '\\u2029');

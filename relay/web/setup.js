@@ -145,7 +145,7 @@ function commandStep() {
     setText(use, `Use ${setup.network_url}`);
     setHidden(noSecret, setup.providers.find((one) => one.name === settings.provider)?.has_secret ?? true);
     setText(show, secret.shown ? 'Hide the secret' : 'Show the secret');
-    setText(unsupported, { macos: 'macOS is untested.', windows: 'Windows is supported through WSL 2 only.' }[settings.system] ?? '');
+    setText(unsupported, { macos: 'macOS is untested.', windows: 'Tested under Wine, not on Windows yet.' }[settings.system] ?? '');
     setHidden(unsupported, !unsupported.textContent);
     drawBlocks(blocks, (given) => [...bringing(given.system), ...starting(given)]);
   });

@@ -76,6 +76,8 @@ test('nothing that is filled in leaves its quotes', () => {
   expect(text('macos')).toContain('<string>a\'b"c\\$(d)\\`e\\`%f&lt;g&gt;&amp;\\\\</string>');
   expect(text('container')).toContain(`WORKER_NAME: "a'b\\"c$$(d)\`e\`%f<g>&\\\\"`);
   expect(text('kubernetes')).toContain(`{name: WORKER_NAME, value: ${JSON.stringify(odd)}}`);
+  expect(text('windows')).toContain("$env:WORKER_NAME = 'a''b\"c$(d)`e`%f<g>&\\'");
+  expect(text('windows')).toContain(`\nname: ${JSON.stringify(odd)}\n`);
   for (const client of CLIENTS) {
     const whole = client.make({ base: 'http://r', key: odd, model: odd }).map((block) => block.text).join('\n');
     // Bare it stands nowhere: not the quotes that it has, not what a shell would run.

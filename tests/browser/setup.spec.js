@@ -1,6 +1,9 @@
 // Adding a machine: what is copied from the page is run as it is, and the page sees what comes of it.
 
-import { spawn } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 
 import { copied, expect, expectNoSidewaysScroll, inspect, logIn, test } from './lib/test.js';
 import { SECRET, Site } from './lib/site.js';
@@ -110,10 +113,32 @@ test('a loopback address is exchanged for one that another machine reaches', asy
   expect(await copied(page, 'Start the worker')).toContain('PROXY_URL=http://192.168.1.5:8080');
 });
 
+test('on Windows the service has a worker.yaml that a worker takes', async ({ page }) => {
+  await logIn(page, site, '/setup');
+  await page.getByRole('radio', { name: 'Windows' }).check();
+  await page.getByRole('radio', { name: 'Ollama' }).check();
+  await page.getByLabel('Name to show (optional)').fill("Ann’s 'box' $PATH");
+  expect(await copied(page, 'Start the worker')).toContain("$env:WORKER_NAME = 'Ann’’s ''box'' $PATH'\n.\\modelrelay-worker.exe");
+  const text = await copied(page, 'A service, in a PowerShell of an administrator');
+  expect(text).toContain(`worker.secret" '${SECRET}'\n`);
+  const folder = mkdtempSync(join(tmpdir(), 'windows-'));
+  try {
+    // As Windows' own PowerShell writes it: with a mark before, and its ends of lines.
+    const yaml = text.match(/@'\n([^]*?)\n'@/)[1];
+    writeFileSync(join(folder, 'worker.yaml'), `\ufeff${yaml.replaceAll('\n', '\r\n')}\r\n`);
+    writeFileSync(join(folder, 'worker.secret'), `${SECRET}\r\n`);
+    const said = execFileSync(`${process.env.MODELRELAY_BIN_DIR}/modelrelay-worker`, ['check', '--config', 'worker.yaml'], { cwd: folder, env: {}, encoding: 'utf8' });
+    expect(said).toContain("Ann’s 'box' $PATH, by the worker secret in worker.secret");
+    expect(said).toContain('backend: http://127.0.0.1:11434 (ollama)');
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
+});
+
 test('every way to run it has its commands', async ({ page }) => {
   await logIn(page, site, '/setup');
   const ways = {
-    Linux: 'A systemd service', macOS: 'Start it at login', Windows: 'Start WSL when you log on (PowerShell)',
+    Linux: 'A systemd service', macOS: 'Start it at login', Windows: 'A service, in a PowerShell of an administrator',
     Container: 'compose.yaml', Kubernetes: 'The operator’s way',
   };
   for (const [system, block] of Object.entries(ways)) {

@@ -58,7 +58,7 @@ class Step:
 def all_pages():
     """What people read: the book, the README, and what is written beside the chart and the deployed files."""
     others = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]
-    others += [ROOT / "charts/modelrelay/README.md", ROOT / "charts/modelrelay/RUNBOOKS.md", ROOT / "deploy/README.md"]
+    others += [ROOT / "charts/modelrelay/README.md", ROOT / "charts/modelrelay/RUNBOOKS.md", ROOT / "deploy/README.md", ROOT / "deploy/windows/README.md"]
     return sorted(DOCS.rglob("*.md")) + others
 
 

@@ -80,7 +80,7 @@ def windows(path):
 
 class Windows(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
+        folder = tempfile.TemporaryDirectory(prefix="with spaces ")
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
 

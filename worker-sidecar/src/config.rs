@@ -288,11 +288,16 @@ pub(crate) fn read_secret(setting: &str, path: &Path) -> Result<Secret, SettingE
     let shown = path.display().to_string();
     let text = std::fs::read_to_string(path)
         .map_err(|error| SettingError::new(setting, &shown, format!("the file cannot be read: {error}")))?;
-    let text = text.trim_end_matches(['\r', '\n']);
+    let text = without_mark(&text).trim_end_matches(['\r', '\n']);
     if text.is_empty() {
         return Err(SettingError::new(setting, shown, "the file is empty; it must hold one line"));
     }
     header_secret(setting, text)
+}
+
+/// Without the byte order mark that Windows' editors and shells may begin a text with; nobody means it.
+fn without_mark(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
 }
 
 /// A secret travels in a header.

@@ -130,3 +130,14 @@ fn a_relay_url_gives_the_sockets_url() {
         assert!(RelayUrl::parse("PROXY_URL", text).is_err(), "{text}");
     }
 }
+
+#[test]
+fn a_byte_order_mark_is_no_part_of_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, secret) = (folder.path().join("worker.yaml"), folder.path().join("secret"));
+    std::fs::write(&secret, "\u{feff}s3cret\r\n").unwrap();
+    std::fs::write(&config, format!("\u{feff}provider: q\r\nworkerSecretFile: {}\r\n", secret.display())).unwrap();
+    let settings = Settings::load(&Args { config: Some(config), ..Args::default() }).unwrap();
+    assert_eq!(settings.provider, "q");
+    assert_eq!(settings.live.credential.read().unwrap(), Credential::Secret(Secret::new("s3cret")));
+}

@@ -20,9 +20,11 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
-use http::{HeaderMap, Method, StatusCode};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use modelrelay_protocol::headers::bearer_token;
 use modelrelay_protocol::message::{ModelsRefresh, RelayToWorker};
+use modelrelay_protocol::secret::Secret;
 use serde_json::{Value, json};
 use tracing::info;
 
@@ -32,6 +34,7 @@ use crate::audit::Action;
 use crate::blocking;
 use crate::dashboard::{self, Refusal};
 use crate::dispatch::CancelReason;
+use crate::http::not_found;
 use crate::metrics::{CONTENT_TYPE, Realm};
 use crate::provider::Provider;
 use crate::relay::Relay;
@@ -82,34 +85,64 @@ pub(crate) fn problem_in(status: StatusCode, code: &str, message: impl Into<Stri
 async fn authenticate(State(relay): State<Arc<Relay>>, request: Request<Body>, next: Next) -> Response {
     match refusal(&relay, request.method(), request.headers()) {
         None => next.run(request).await,
-        // A page that was left open over night is nobody who tries tokens.
-        Some(LOGIN_OVER) => problem(StatusCode::FORBIDDEN, "forbidden", LOGIN_OVER),
-        Some(message) => {
-            relay.shared.metrics.login_failed(Realm::Admin);
-            let asker = Asker::of(&relay, &request);
-            asker.note(&relay, Action::Login, StatusCode::FORBIDDEN, Told::default());
-            problem(StatusCode::FORBIDDEN, "forbidden", message)
-        }
+        Some(message) => refuse(&relay, &request, message),
     }
+}
+
+/// Lets through what a page asks as a client does, for who is logged in: by the cookie alone, for `Authorization` is a
+/// client's key here. To programs nothing is there.
+pub(crate) async fn authenticate_page(
+    State(relay): State<Arc<Relay>>,
+    mut request: Request<Body>,
+    next: Next,
+) -> Response {
+    let token = relay.admin_token.current();
+    let check = |token: &Secret| dashboard::check(token, request.method(), request.headers(), SystemTime::now());
+    match token.as_deref().map_or(Err(Refusal::Absent), check) {
+        Ok(()) => {
+            // A browser adds to it what it told a proxy before us, which is for no backend.
+            if request.headers().get(AUTHORIZATION).is_some_and(is_basic) {
+                request.headers_mut().remove(AUTHORIZATION);
+            }
+            next.run(request).await
+        }
+        Err(Refusal::Absent) => not_found(request).await,
+        Err(why) => refuse(&relay, &request, in_words(&relay, why)),
+    }
+}
+
+fn refuse(relay: &Relay, request: &Request<Body>, message: &'static str) -> Response {
+    // A page that was left open over night is nobody who tries tokens.
+    if message != LOGIN_OVER {
+        relay.shared.metrics.login_failed(Realm::Admin);
+        Asker::of(relay, request).note(relay, Action::Login, StatusCode::FORBIDDEN, Told::default());
+    }
+    problem(StatusCode::FORBIDDEN, "forbidden", message)
 }
 
 /// Why a request is not let in: by its token, or, where it brings none, by the cookie of a login to the dashboard.
 pub(crate) fn refusal(relay: &Relay, method: &Method, headers: &HeaderMap) -> Option<&'static str> {
-    let presented = headers.get(http::header::AUTHORIZATION).map(|value| value.to_str().unwrap_or_default());
     // A browser sends along what it told a proxy before us, which is no try at our token.
-    let presented =
-        presented.filter(|value| !value.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("basic ")));
+    let presented = headers.get(AUTHORIZATION).filter(|value| !is_basic(value));
+    let presented = presented.map(|value| value.to_str().unwrap_or_default());
     match (presented, relay.admin_token.current()) {
-        (None, Some(token)) => match dashboard::check(&token, method, headers, SystemTime::now()) {
-            Ok(()) => None,
-            Err(Refusal::Absent) => relay.admin_token.refusal(""),
-            Err(Refusal::Ended) => Some(LOGIN_OVER),
-            Err(Refusal::Foreign) => Some("the login was made with another admin token: log in again"),
-            Err(Refusal::NotOurPage) => {
-                Some("a change with the cookie of a login has to carry the header x-modelrelay-dashboard")
-            }
-        },
+        (None, Some(token)) => {
+            dashboard::check(&token, method, headers, SystemTime::now()).err().map(|why| in_words(relay, why))
+        }
         (presented, _) => relay.admin_token.refusal(bearer_token(presented.unwrap_or_default())),
+    }
+}
+
+fn is_basic(authorization: &HeaderValue) -> bool {
+    authorization.as_bytes().get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"basic "))
+}
+
+fn in_words(relay: &Relay, refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::Absent => relay.admin_token.refusal("").unwrap_or_default(),
+        Refusal::Ended => LOGIN_OVER,
+        Refusal::Foreign => "the login was made with another admin token: log in again",
+        Refusal::NotOurPage => "a change with the cookie of a login has to carry the header x-modelrelay-dashboard",
     }
 }
 

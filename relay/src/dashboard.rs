@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use axum::extract::{Request, State};
+use axum::middleware;
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -31,8 +32,9 @@ pub use journal::Journal;
 pub(crate) use session::{Refusal, check};
 pub(crate) use setup::{overview, secret};
 
-use crate::admin::{Asker, Told, problem};
+use crate::admin::{Asker, Told, authenticate_page, problem};
 use crate::audit::Action;
+use crate::http::{inference, models};
 use crate::lockout::Lockout;
 use crate::metrics::Realm;
 use crate::relay::Relay;
@@ -70,6 +72,15 @@ pub fn router() -> Router<Arc<Relay>> {
         .merge(pages::router())
 }
 
+/// What the pages' test boxes ask for, where clients have a listener of their own. They ask as a client does, key and all, and
+/// are let in with a login besides: this listener is for admins.
+pub fn test_boxes(relay: &Arc<Relay>) -> Router<Arc<Relay>> {
+    Router::new()
+        .route("/v1/chat/completions", post(inference::by_model))
+        .route("/v1/models", get(models::list))
+        .layer(middleware::from_fn_with_state(Arc::clone(relay), authenticate_page))
+}
+
 /// `GET /admin/live`
 pub(crate) async fn live(State(relay): State<Arc<Relay>>, request: Request) -> Response {
     let (asked, asking) = (Arc::clone(&relay), request.into_parts().0);
@@ -89,10 +100,12 @@ async fn begin(request: Request) -> Response {
 async fn session(State(relay): State<Arc<Relay>>, headers: HeaderMap) -> Response {
     let token = relay.admin_token.current();
     let is_good = |token: &Secret| check(token, &Method::GET, &headers, SystemTime::now()).is_ok();
+    let config = relay.shared.config.load();
     Json(json!({
         "logged_in": token.as_deref().is_some_and(is_good),
         "admin_enabled": token.is_some(),
-        "require_api_keys": relay.shared.config.load().require_api_keys,
+        "require_api_keys": config.require_api_keys,
+        "clients_elsewhere": config.admin_listen_addr.is_some(),
         "version": env!("CARGO_PKG_VERSION"),
     }))
     .into_response()

@@ -60,6 +60,9 @@ pub fn router(relay: Arc<Relay>, parts: Parts) -> Router {
     }
     if parts.admin {
         router = router.merge(admin::router(Arc::clone(&relay))).merge(dashboard::router());
+        if !parts.clients {
+            router = router.merge(dashboard::test_boxes(&relay));
+        }
     }
     router
         .fallback(not_found)

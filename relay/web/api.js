@@ -40,6 +40,26 @@ async function send(method, path, body) {
   }
 }
 
+let clientsElsewhere = false;
+
+/** What the relay says of this browser, and of itself. */
+export async function session() {
+  const said = await get('/dashboard/session');
+  clientsElsewhere = said.clients_elsewhere;
+  return said;
+}
+
+/**
+ * Asks as a client does, with the key that it would have. The admin's cookie goes along only where clients have a listener of their own:
+ * that of the pages answers nobody then who is not logged in.
+ */
+export function fetchAsClient(path, key, { headers, ...init } = {}) {
+  const credentials = clientsElsewhere ? 'same-origin' : 'omit';
+  const ofKey = key ? { authorization: `Bearer ${key}` } : {};
+  const ofPage = clientsElsewhere ? { 'x-modelrelay-dashboard': '1' } : {};
+  return fetch(path, { ...init, credentials, headers: { ...headers, ...ofKey, ...ofPage } });
+}
+
 export async function problem(response) {
   const said = await response.json().catch(() => null);
   const message = said?.error?.message ?? `The relay answered ${response.status}.`;

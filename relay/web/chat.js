@@ -1,6 +1,6 @@
 // One streamed chat request, as any client makes it, with what it took.
 
-import { ApiError, problem } from './api.js';
+import { ApiError, fetchAsClient, problem } from './api.js';
 
 /**
  * Calls `onText` with each piece of the answer. Resolves to {text, firstMs, totalMs, tokens, pieces, stopped}; `tokens` is null where the
@@ -10,12 +10,10 @@ export async function streamChat({ model, prompt, key, signal, onText }) {
   const began = performance.now();
   const result = { text: '', firstMs: null, totalMs: 0, tokens: null, pieces: 0, stopped: false };
   try {
-    const response = await fetch('/v1/chat/completions', {
+    const response = await fetchAsClient('/v1/chat/completions', key, {
       method: 'POST',
-      headers: { 'content-type': 'application/json', ...(key ? { authorization: `Bearer ${key}` } : {}) },
+      headers: { 'content-type': 'application/json' },
       body: JSON.stringify({ model, stream: true, stream_options: { include_usage: true }, messages: [{ role: 'user', content: prompt }] }),
-      // The admin's cookie has no business in a client's request.
-      credentials: 'omit',
       signal,
     });
     if (!response.ok) throw await problem(response);

@@ -1,7 +1,7 @@
-// /integrate: a client of your choice, with address, key and model filled in. Needs no login: who has a key, or a relay that wants none, is
-// helped as well.
+// /integrate: a client of your choice, with address, key and model filled in. Needs no login where clients come to this address, too: who
+// has a key, or a relay that wants none, is helped as well.
 
-import { ApiError, get, post, problem } from './api.js';
+import { ApiError, fetchAsClient, get, post, problem } from './api.js';
 import { choice } from './choice.js';
 import { CLIENTS } from './snippets.js';
 import { codeBlock } from './copying.js';
@@ -107,10 +107,9 @@ function draw() {
   parts.box.setEnabled(Boolean(state.model));
 }
 
-/** As a client would ask: with the key that it would have, and without the admin's cookie. */
 async function listModels() {
   try {
-    const response = await fetch('/v1/models', { credentials: 'omit', headers: state.key ? { authorization: `Bearer ${state.key}` } : {} });
+    const response = await fetchAsClient('/v1/models', state.key);
     if (!response.ok) throw await problem(response);
     show((await response.json()).data.map((model) => model.id));
   } catch (error) {

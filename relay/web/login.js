@@ -5,7 +5,7 @@ import { h, setText } from './dom.js';
 import { logo } from './icons.js';
 
 export function loginForm(session, onDone) {
-  if (!session.admin_enabled) return withoutToken();
+  if (!session.admin_enabled) return withoutToken(session);
   const token = h('input', { type: 'password', id: 'token', name: 'token', autocomplete: 'current-password', required: true });
   const problem = h('p', { class: 'problem', role: 'alert' });
   const button = h('button', { type: 'submit', class: 'primary' }, 'Log in');
@@ -43,7 +43,7 @@ function inWords(error) {
   return `Too many wrong tokens. Try again ${error.retryAfter ? `in ${error.retryAfter} s` : 'in a minute'}.`;
 }
 
-function withoutToken() {
+function withoutToken(session) {
   return h(
     'section',
     { class: 'login' },
@@ -51,6 +51,6 @@ function withoutToken() {
     h('h1', {}, 'No admin token yet'),
     h('p', {}, 'This relay was started without one, so nobody can look inside. Start it again with a token of your own:'),
     h('pre', { tabindex: '0' }, h('code', {}, 'MODELRELAY_ADMIN_TOKEN=choose-a-long-one modelrelay-relay')),
-    h('p', { class: 'hint' }, 'Clients can be connected without it: ', h('a', { href: '/integrate' }, 'Connect a client'), '.'),
+    !session.clients_elsewhere && h('p', { class: 'hint' }, 'Clients can be connected without it: ', h('a', { href: '/integrate' }, 'Connect a client'), '.'),
   );
 }

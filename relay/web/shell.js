@@ -1,6 +1,6 @@
 // What all pages share: navigation, the state of the connection, login and logout. A page is what it puts into `main`.
 
-import { get, onLoginOver, post } from './api.js';
+import { onLoginOver, post, session as askSession } from './api.js';
 import { h, oncePerFrame, setAttribute, setHidden, setText } from './dom.js';
 import { count } from './format.js';
 import { icon, logo } from './icons.js';
@@ -28,7 +28,7 @@ const NAVIGATION = [
 
 /**
  * Builds the page around `page.mount(main, context)`, which is called once with `{store, session}`; `page.update(store)` is called after
- * each change, once a frame at most. A page with `open: true` shows itself without a login, too.
+ * each change, once a frame at most. A page with `open: true` shows itself without a login, too, except at an address for admins alone.
  */
 export async function start(page) {
   const store = new Store();
@@ -58,7 +58,7 @@ export async function start(page) {
       setHidden(parts.logout, !session.logged_in);
       setHidden(parts.state, !session.logged_in);
       setAttribute(parts.root, 'data-login', session.logged_in ? 'in' : 'out');
-      if (session.logged_in || page.open) {
+      if (session.logged_in || (page.open && !session.clients_elsewhere)) {
         // Again after a login or the end of one: a page may have other things to offer then.
         if (mounted !== session.logged_in) page.mount(parts.main, { store, session, login: () => showLogin(session) });
         mounted = session.logged_in;
@@ -155,7 +155,7 @@ function connection(parts, state) {
 async function sessionOrRetry(parts) {
   for (;;) {
     try {
-      return await get('/dashboard/session');
+      return await askSession();
     } catch (error) {
       setHidden(parts.state, false);
       connection(parts, 'lost');

@@ -29,7 +29,7 @@ pub(crate) async fn overview(State(relay): State<Arc<Relay>>, headers: HeaderMap
     let providers = config.providers.iter().map(|provider| {
         json!({ "name": provider.name, "enabled": provider.enabled, "has_secret": secret_of(provider).is_some() })
     });
-    let separate = config.admin_listen_addr.map(|_| config.listen_addr);
+    let separate = config.admin_listen_addr.and(relay.dashboard.clients_addr);
     let url = config.public_url.clone().unwrap_or_else(|| {
         let host = headers.get(http::header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
         address(host, is_encrypted(&relay, &headers), separate)

@@ -30,7 +30,10 @@ export class Site {
 
   async startRelay(listen) {
     this.relay = this.#spawn('relay', [], { LISTEN_ADDR: listen, ...this.relayEnv });
-    this.url = await this.relay.said(/listening on (http:\/\/127\.0\.0\.1:\d+)/);
+    const listener = (name) => this.relay.said(new RegExp(` ${name}listening on (http://127\\.0\\.0\\.1:\\d+)`));
+    this.url = await listener('');
+    /** Where the pages are. */
+    this.pages = this.relayEnv.ADMIN_LISTEN_ADDR ? await listener('admin ') : this.url;
   }
 
   /** The address of a demo backend. */
@@ -71,7 +74,7 @@ export class Site {
 
   async admin(method, route, body) {
     const headers = { authorization: `Bearer ${TOKEN}`, 'content-type': 'application/json' };
-    const response = await fetch(this.url + route, { method, headers, body: body && JSON.stringify(body) });
+    const response = await fetch(this.pages + route, { method, headers, body: body && JSON.stringify(body) });
     return response.status === 204 ? null : response.json();
   }
 

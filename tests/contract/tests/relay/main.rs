@@ -6,6 +6,7 @@
 mod support;
 
 mod admin;
+mod admin_listener;
 mod admin_token;
 mod aliases;
 mod api_keys;

@@ -1,0 +1,108 @@
+//! The pages where admins have a listener of their own: their test boxes ask there, and nobody else does.
+
+use std::net::SocketAddr;
+
+use modelrelay_harness::client::{Reply, Request};
+use modelrelay_harness::relay::{ADMIN_TOKEN, Relay, RelayBuilder};
+use serde_json::json;
+
+const CHAT: &str = "/v1/chat/completions";
+const ASKED: &str = r#"{"model": "m", "messages": []}"#;
+
+/// A relay with such a listener, and a browser that is logged in there.
+struct Site {
+    relay: Relay,
+    admin: SocketAddr,
+    cookie: String,
+}
+
+impl Site {
+    async fn start(builder: RelayBuilder) -> Self {
+        let relay = builder.env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").start().await;
+        let admin = relay.admin_addr().await;
+        let login = Request::post("/dashboard/login", &json!({ "token": ADMIN_TOKEN }));
+        let reply = login.header("x-modelrelay-dashboard", "1").fetch(admin, relay.log()).await.with_status(204);
+        let set = reply.header("set-cookie").expect("a login sets a cookie");
+        let cookie = set.split(';').next().expect("a name and a value").to_owned();
+        Self { relay, admin, cookie }
+    }
+
+    async fn ask(&self, request: Request) -> Reply {
+        request.fetch(self.admin, self.relay.log()).await
+    }
+
+    fn as_page(&self, method: &str, target: &str) -> Request {
+        Request::new(method, target).header("cookie", &self.cookie).header("x-modelrelay-dashboard", "1")
+    }
+}
+
+#[tokio::test]
+async fn a_pages_test_box_asks_for_who_is_logged_in() {
+    let site = Site::start(Relay::builder()).await;
+    let mut worker = site.relay.worker(&["m"], 1).await;
+    let session = site.ask(site.as_page("GET", "/dashboard/session")).await.with_status(200).json();
+    assert_eq!(session["clients_elsewhere"], true);
+    let listed = site.ask(site.as_page("GET", "/v1/models")).await.with_status(200).json();
+    assert_eq!(listed["data"][0]["id"], "m");
+    // A browser adds what it told a proxy before us, which no backend has to know.
+    let asked = site.as_page("POST", CHAT).header("authorization", "Basic dXNlcjpwYXNz").body(ASKED);
+    let asked = asked.start(site.admin, site.relay.log());
+    let job = worker.expect_request().await;
+    assert_eq!(job.header("authorization"), None);
+    assert_eq!((job.path(), job.header("cookie"), job.header("x-modelrelay-dashboard")), (CHAT, None, None));
+    worker.answer(&job, &json!({ "said": "hello" })).await;
+    assert_eq!(asked.reply().await.with_status(200).json()["said"], "hello");
+}
+
+#[tokio::test]
+async fn what_pages_may_ask_is_nothing_to_anybody_else() {
+    let site = Site::start(Relay::builder()).await;
+    let mut worker = site.relay.worker(&["m"], 1).await;
+    // To programs nothing is there, whatever they bring along.
+    for request in [Request::new("POST", CHAT).body(ASKED), Request::get("/v1/models")] {
+        let _ = site.ask(request.clone()).await.with_status(404);
+        let _ = site.ask(request.bearer(ADMIN_TOKEN)).await.with_status(404);
+    }
+    // Another site's page may send the cookie along, and not our header.
+    let forged = Request::new("POST", CHAT).header("cookie", &site.cookie).body(ASKED);
+    assert!(site.ask(forged).await.with_status(403).text().contains("x-modelrelay-dashboard"));
+    // A cookie that somebody signed with a guess is a try as any other.
+    let tries = async || {
+        let metrics = site.ask(Request::get("/metrics")).await.with_status(200).text();
+        let line = metrics.lines().find(|line| line.starts_with("modelrelay_auth_failures_total{realm=\"admin\"}"));
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0)
+    };
+    let before = tries().await;
+    let guess = site.cookie.replace('=', "=9");
+    let guessed = Request::new("POST", CHAT).header("cookie", guess).header("x-modelrelay-dashboard", "1").body(ASKED);
+    let _ = site.ask(guessed).await.with_status(403);
+    assert_eq!(tries().await, before + 1.0);
+    // It is what the pages need, and no second door for clients; nor is a login one into the clients' listener.
+    let _ = site.ask(site.as_page("POST", "/v1/embeddings").body(ASKED)).await.with_status(404);
+    let _ = site.relay.fetch(site.as_page("GET", "/dashboard/session")).await.with_status(404);
+    worker.expect_quiet().await;
+}
+
+#[tokio::test]
+async fn a_login_is_no_key_where_the_relay_wants_one() {
+    let site = Site::start(Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true")).await;
+    let mut worker = site.relay.worker(&["m"], 1).await;
+    let made = site.as_page("POST", "/admin/keys").body(json!({ "name": "test box" }).to_string());
+    let key = site.ask(made).await.with_status(201).json()["secret"].as_str().expect("a secret").to_owned();
+    let _ = site.ask(site.as_page("POST", CHAT).body(ASKED)).await.with_status(401);
+    let _ = site.ask(site.as_page("GET", "/v1/models")).await.with_status(401);
+    let _ = site.ask(Request::new("POST", CHAT).bearer(&key).body(ASKED)).await.with_status(404);
+    let asked = site.as_page("POST", CHAT).bearer(&key).body(ASKED).start(site.admin, site.relay.log());
+    let job = worker.expect_request().await;
+    assert_eq!(job.header("authorization"), None);
+    worker.answer(&job, &json!({})).await;
+    let _ = asked.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn one_listener_for_all_looks_at_no_login_of_a_client() {
+    let relay = Relay::start().await;
+    let session = relay.get("/dashboard/session").await.with_status(200).json();
+    assert_eq!(session["clients_elsewhere"], false);
+    let _ = relay.get("/v1/models").await.with_status(200);
+}

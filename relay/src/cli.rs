@@ -180,6 +180,10 @@ pub struct Args {
     #[arg(long, env = "PUBLIC_URL", value_name = "URL", value_parser = values::optional_url)]
     pub public_url: Option<OptionalText>,
 
+    /// Address at which workers reach this relay, where that is another one. [default: PUBLIC_URL]
+    #[arg(long, env = "WORKER_PUBLIC_URL", value_name = "URL", value_parser = values::optional_url)]
+    pub worker_public_url: Option<OptionalText>,
+
     /// Serve the worker socket here as well. [default: none]
     #[arg(long, env = "WORKER_LISTEN_ADDR", value_name = "ADDR", value_parser = values::optional_listen_addr)]
     pub worker_listen_addr: Option<OptionalAddr>,

@@ -45,6 +45,8 @@ pub struct Config {
     pub admin_listen_addr: Option<SocketAddr>,
     /// Where clients and workers reach this relay, without a slash at the end; `None`: as whoever asks does.
     pub public_url: Option<String>,
+    /// Where workers reach this relay, where that is another address.
+    pub worker_public_url: Option<String>,
     /// Own listener of the worker socket.
     pub worker_listen_addr: Option<SocketAddr>,
     /// Whether the worker socket is served on `listen_addr` too; true whenever there is no other.
@@ -284,6 +286,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         listen_addr: args.listen_addr,
         admin_listen_addr: address(&args.admin_listen_addr),
         public_url: args.public_url.as_ref().and_then(|url| url.0.clone()),
+        worker_public_url: args.worker_public_url.as_ref().and_then(|url| url.0.clone()),
         worker_listen_addr,
         workers_on_client_port: args.workers_on_client_port || worker_listen_addr.is_none(),
         tls: tls_files(args)?,

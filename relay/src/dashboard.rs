@@ -48,17 +48,25 @@ const MAX_BODY_BYTES: usize = 64 << 10;
 pub struct Dashboard {
     history: history::History,
     journal: Journal,
-    /// Where clients are listened to.
-    clients_addr: Option<SocketAddr>,
+    addresses: Addresses,
     live: live::Live,
     /// Failed logins of people.
     logins: Lockout,
 }
 
+/// Where the relay listens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Addresses {
+    /// To clients.
+    pub clients: Option<SocketAddr>,
+    /// To workers: at a listener of their own, where they have one.
+    pub workers: Option<SocketAddr>,
+}
+
 impl Dashboard {
-    /// With a journal that the log writes, for a relay that listens to clients there.
-    pub fn new(journal: Journal, clients_addr: Option<SocketAddr>) -> Self {
-        Self { journal, clients_addr, ..Self::default() }
+    /// With a journal that the log writes, for a relay that listens there.
+    pub fn new(journal: Journal, addresses: Addresses) -> Self {
+        Self { journal, addresses, ..Self::default() }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::audit::AuditLog;
 use crate::cli::Args;
 use crate::config::{Config, ConfigError, KeyStorage, WorkerTokens};
 use crate::config_watch::ConfigWatch;
-use crate::dashboard::{self, Dashboard, Journal};
+use crate::dashboard::{self, Addresses, Dashboard, Journal};
 use crate::http::{self, Parts};
 use crate::identity::{Identities, recheck};
 use crate::ids;
@@ -100,7 +100,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
         tls,
         audit,
         keys,
-        dashboard: Dashboard::new(journal, listeners.clients_addr()),
+        dashboard: Dashboard::new(journal, listeners.addresses()),
         lockout: Lockout::new(),
         identities,
     });
@@ -246,9 +246,13 @@ impl Listeners {
         Ok(Self(listeners))
     }
 
-    fn clients_addr(&self) -> Option<SocketAddr> {
-        let (clients, _) = self.0.iter().find(|(_, parts)| parts.clients)?;
-        clients.local_addr().ok()
+    fn addresses(&self) -> Addresses {
+        let address = |(listener, _): &(TcpListener, Parts)| listener.local_addr().ok();
+        Addresses {
+            clients: self.0.iter().find(|(_, parts)| parts.clients).and_then(address),
+            // Clients' listener is the first.
+            workers: self.0.iter().rfind(|(_, parts)| parts.workers).and_then(address),
+        }
     }
 }
 

@@ -94,7 +94,7 @@ function hintList(settings) {
     node,
     show() {
       reach.set(`curl -m 5 ${shell(`${settings.relay}/health`)}`);
-      setText(local, isLoopback(settings.relay) ? 'The address above is a loopback address: another machine cannot reach it.' : 'Connection refused: the relay listens on 127.0.0.1 only. LISTEN_ADDR=0.0.0.0:8080 changes that.');
+      setText(local, isLoopback(settings.relay) ? 'The address above is a loopback address: another machine cannot reach it.' : `Connection refused: the relay listens on 127.0.0.1 only. ${settings.listenWith} changes that.`);
       setHidden(node, false);
     },
     hide: () => setHidden(node, true),

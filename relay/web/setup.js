@@ -13,7 +13,7 @@ import { waitStep } from './setup-wait.js';
 import { WorkerSecret } from './secret.js';
 import { start } from './shell.js';
 
-const settings = { system: likelySystem(), relay: location.origin, provider: 'local', backend: BACKENDS[0], atOnce: BACKENDS[0].atOnce, name: '' };
+const settings = { system: likelySystem(), relay: location.origin, listenWith: 'LISTEN_ADDR=0.0.0.0:8080', provider: 'local', backend: BACKENDS[0], atOnce: BACKENDS[0].atOnce, name: '' };
 let secret = new WorkerSecret();
 
 let wait;
@@ -80,7 +80,7 @@ let setup = { providers: [] };
 function filled(answer) {
   setup = answer;
   const first = answer.providers.find((provider) => provider.name === 'local') ?? answer.providers[0];
-  set({ relay: answer.relay_url ?? location.origin, provider: first?.name ?? 'local' });
+  set({ relay: answer.worker_url, listenWith: answer.listen_with ?? settings.listenWith, provider: first?.name ?? 'local' });
 }
 
 function backendStep() {
@@ -124,8 +124,9 @@ function commandStep() {
   const providerField = h('div', { class: 'field', hidden: true }, h('label', { for: 'provider' }, 'Provider'), provider);
   const name = h('input', { id: 'worker-name', autocomplete: 'off', placeholder: 'its host name', maxlength: 64, oninput: () => set({ name: name.value.trim() }) });
   const use = h('button', { type: 'button', class: 'small', onclick: () => set({ relay: setup.network_url }) });
+  const listenWith = h('code', {});
   const warning = h('div', { class: 'banner warn', hidden: true },
-    h('p', {}, 'This address means “this machine” everywhere: another machine would dial itself. Put this machine’s name or address in the network here, and start the relay with ', h('code', {}, 'LISTEN_ADDR=0.0.0.0:8080'), ' if it listens on 127.0.0.1 only.'), use);
+    h('p', {}, 'This address means “this machine” everywhere: another machine would dial itself. Put this machine’s name or address in the network here, and start the relay with ', listenWith, ' if it listens on 127.0.0.1 only.'), use);
   const blocks = h('div', { class: 'stack' });
   const noSecret = h('p', { class: 'banner warn', hidden: true }, 'This relay has no secret of that provider to show. Put the one that you know into the command.');
   const unsupported = h('p', { class: 'hint', hidden: true });
@@ -140,6 +141,7 @@ function commandStep() {
     setList(provider, setup.providers, (one) => one.name, (one) => h('option', { value: one.name }, one.name));
     provider.value = settings.provider;
     setHidden(providerField, setup.providers.length < 2);
+    setText(listenWith, settings.listenWith);
     setHidden(warning, !isLoopback(settings.relay));
     setHidden(use, !setup.network_url);
     setText(use, `Use ${setup.network_url}`);

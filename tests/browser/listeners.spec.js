@@ -1,4 +1,4 @@
-// A relay whose clients and admins have an address each: the pages name the right one, and their test boxes work.
+// A relay whose clients, workers and admins have an address each: the pages name the right one, and their test boxes work.
 
 import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
@@ -6,26 +6,31 @@ import { promisify } from 'node:util';
 import { copied, expect, expectNoSidewaysScroll, inspect, logIn, test } from './lib/test.js';
 import { Site, TOKEN } from './lib/site.js';
 
-const OWN_ADDRESS = { ADMIN_LISTEN_ADDR: '127.0.0.1:0', MODELRELAY_REQUIRE_API_KEYS: 'true' };
+const OWN_ADDRESSES = { ADMIN_LISTEN_ADDR: '127.0.0.1:0', WORKER_LISTEN_ADDR: '127.0.0.1:0', WORKERS_ON_CLIENT_PORT: 'false', MODELRELAY_REQUIRE_API_KEYS: 'true' };
 
 let site;
 
 test.beforeAll(async () => {
-  site = await Site.start(OWN_ADDRESS);
+  site = await Site.start(OWN_ADDRESSES);
 });
 
 test.afterAll(() => site.close());
 
 test.use({ permissions: ['clipboard-read', 'clipboard-write'], expected: ['401'] });
 
-test('a new machine is asked something, by an admin', async ({ page }) => {
+test('a new machine dials the address of workers, and is asked something by an admin', async ({ page }) => {
   await logIn(page, site, '/setup');
+  await expect(page.getByLabel('This relay, seen from that machine')).toHaveValue(site.workers);
+  await expect(page.getByText(`WORKER_LISTEN_ADDR=0.0.0.0:${new URL(site.workers).port}`)).toBeVisible();
+  await page.getByRole('radio', { name: 'Other' }).check();
+  await page.getByLabel('Its address, seen from that machine').fill(await site.backend('fresh'));
   await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
-  await site.worker('garage', 'fresh');
+  const worker = site.line(await copied(page, 'Start the worker'));
   await expect(page.getByText('It serves fresh.')).toBeVisible();
   await page.getByRole('button', { name: 'Send a test request' }).click();
   await expect(page.getByRole('group', { name: 'Answer' })).toContainText('Say hello');
   await expect.poll(async () => (await site.admin('GET', '/admin/keys')).keys.every((key) => key.revoked)).toBe(true);
+  worker.kill();
 });
 
 test('a client is connected to its own address, and tried from here', async ({ page }) => {

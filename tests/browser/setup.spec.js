@@ -1,6 +1,6 @@
 // Adding a machine: what is copied from the page is run as it is, and the page sees what comes of it.
 
-import { execFileSync, spawn } from 'node:child_process';
+import { execFileSync } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -56,26 +56,20 @@ for (const keys of ['takes any client', 'requires keys']) {
     await page.getByRole('button', { name: 'Hide the secret' }).click();
     await expect(main).not.toContainText(SECRET);
 
-    const shell = spawn('sh', ['-c', command.replace('./modelrelay-worker', 'exec "$MODELRELAY_BIN_DIR/modelrelay-worker"')], {
-      env: { PATH: process.env.PATH, MODELRELAY_BIN_DIR: process.env.MODELRELAY_BIN_DIR, PROBE_ADDR: '127.0.0.1:0' }, stdio: 'ignore',
-    });
-    try {
-      await expect(page.getByText('garage is connected.')).toBeVisible();
-      await expect(page.getByText('It serves fresh.')).toBeVisible();
-      await page.getByRole('button', { name: 'Send a test request' }).click();
-      await expect(page.getByRole('status').filter({ hasText: 'first token after' })).toBeVisible();
-      await expect(page.getByRole('group', { name: 'Answer' })).toContainText('Say hello');
-      await inspect(page, `setup-done-${keys.split(' ')[0]}`);
-      if (keys === 'requires keys') {
-        // The key of the test request is of no use to anybody any more.
-        await expect.poll(async () => (await site.admin('GET', '/admin/keys')).keys.every((key) => key.revoked)).toBe(true);
-        expect((await site.admin('GET', '/admin/keys')).keys).toHaveLength(1);
-      }
-      await page.getByRole('link', { name: 'Look at it' }).click();
-      await expect(page.getByRole('heading', { level: 1, name: 'garage' })).toBeVisible();
-    } finally {
-      shell.kill('SIGKILL');
+    site.line(command);
+    await expect(page.getByText('garage is connected.')).toBeVisible();
+    await expect(page.getByText('It serves fresh.')).toBeVisible();
+    await page.getByRole('button', { name: 'Send a test request' }).click();
+    await expect(page.getByRole('status').filter({ hasText: 'first token after' })).toBeVisible();
+    await expect(page.getByRole('group', { name: 'Answer' })).toContainText('Say hello');
+    await inspect(page, `setup-done-${keys.split(' ')[0]}`);
+    if (keys === 'requires keys') {
+      // The key of the test request is of no use to anybody any more.
+      await expect.poll(async () => (await site.admin('GET', '/admin/keys')).keys.every((key) => key.revoked)).toBe(true);
+      expect((await site.admin('GET', '/admin/keys')).keys).toHaveLength(1);
     }
+    await page.getByRole('link', { name: 'Look at it' }).click();
+    await expect(page.getByRole('heading', { level: 1, name: 'garage' })).toBeVisible();
     expect(demo.log).not.toContain('refused');
   });
 }

@@ -1,4 +1,5 @@
-//! What the page "Add a machine" has to know: this relay's address as the browser reaches it, and what a worker has to show.
+//! What the page "Add a machine" has to know: this relay's addresses, as far as the browser's one tells, and what a worker has
+//! to show.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
@@ -15,7 +16,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tracing::info;
 
-use super::is_encrypted;
+use super::{Addresses, is_encrypted};
 use crate::admin::{Told, problem, problem_in};
 use crate::config::ProviderConfig;
 use crate::relay::Relay;
@@ -29,14 +30,22 @@ pub(crate) async fn overview(State(relay): State<Arc<Relay>>, headers: HeaderMap
     let providers = config.providers.iter().map(|provider| {
         json!({ "name": provider.name, "enabled": provider.enabled, "has_secret": secret_of(provider).is_some() })
     });
-    let separate = config.admin_listen_addr.and(relay.dashboard.clients_addr);
-    let url = config.public_url.clone().unwrap_or_else(|| {
-        let host = headers.get(http::header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
-        address(host, is_encrypted(&relay, &headers), separate)
-    });
+    let Addresses { clients, workers } = relay.dashboard.addresses;
+    let host = headers.get(http::header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
+    let is_encrypted = is_encrypted(&relay, &headers);
+    let reached = |listener: Option<SocketAddr>| match listener {
+        None => url(is_encrypted, host),
+        // Past a proxy that encrypts for the listener that the browser came by.
+        Some(listener) => url(relay.tls.is_some(), &with_port(host, listener.port())),
+    };
+    let of_clients = config.admin_listen_addr.and(clients);
+    let of_workers = config.worker_listen_addr.map_or(of_clients, |_| workers);
+    let worker_url = config.worker_public_url.as_ref().or(config.public_url.as_ref());
     Json(json!({
-        "relay_url": url,
-        "network_url": if config.public_url.is_some() { None } else { network_url(&relay) },
+        "relay_url": config.public_url.clone().unwrap_or_else(|| reached(of_clients)),
+        "worker_url": worker_url.cloned().unwrap_or_else(|| reached(of_workers)),
+        "network_url": if worker_url.is_some() { None } else { network_url(&relay) },
+        "listen_with": workers.map(|workers| listen_with(config.worker_listen_addr.is_some(), workers.port())),
         "providers": providers.collect::<Vec<_>>(),
         "version": env!("CARGO_PKG_VERSION"),
         "require_api_keys": config.require_api_keys,
@@ -81,22 +90,29 @@ fn secret_of(provider: &ProviderConfig) -> Option<&str> {
     lasting.map(|secret| secret.secret.expose())
 }
 
-/// `host` as the browser wrote it, its port replaced where clients come in by another listener.
-fn address(host: &str, is_encrypted: bool, clients: Option<SocketAddr>) -> String {
-    let scheme = if is_encrypted { "https" } else { "http" };
-    let Some(clients) = clients else { return format!("{scheme}://{host}") };
-    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
-    let name = host.rsplit_once(':').filter(|(_, port)| is_port(port)).map_or(host, |(name, _)| name);
-    format!("{scheme}://{name}:{}", clients.port())
+fn url(is_encrypted: bool, authority: &str) -> String {
+    format!("{}://{authority}", if is_encrypted { "https" } else { "http" })
 }
 
-/// What another machine may dial to reach this relay, as far as this machine can tell; `None` where it cannot. Not over TLS,
+/// `host` as the browser wrote it, with the port of another listener.
+fn with_port(host: &str, port: u16) -> String {
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let name = host.rsplit_once(':').filter(|(_, port)| is_port(port)).map_or(host, |(name, _)| name);
+    format!("{name}:{port}")
+}
+
+/// What has the relay listen to workers of all machines.
+fn listen_with(is_their_own: bool, port: u16) -> String {
+    format!("{}=0.0.0.0:{port}", if is_their_own { "WORKER_LISTEN_ADDR" } else { "LISTEN_ADDR" })
+}
+
+/// What a worker on another machine may dial to reach this relay, as far as this machine can tell; `None` where it cannot. Not over TLS,
 /// for which the name counts, and not in a container, whose addresses mean nothing outside.
 fn network_url(relay: &Relay) -> Option<String> {
     if relay.tls.is_some() || is_in_container() {
         return None;
     }
-    let listener = relay.dashboard.clients_addr?;
+    let listener = relay.dashboard.addresses.workers?;
     network_ip(listener.ip()).map(|ip| format!("http://{}", SocketAddr::new(ip, listener.port())))
 }
 
@@ -121,13 +137,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_address_is_the_browsers_or_its_host_with_the_port_of_clients() {
-        assert_eq!(address("relay.example", true, None), "https://relay.example");
-        let clients = Some("0.0.0.0:8080".parse().unwrap());
-        assert_eq!(address("relay.example:9090", false, clients), "http://relay.example:8080");
-        assert_eq!(address("relay.example", false, clients), "http://relay.example:8080");
-        assert_eq!(address("[::1]:9090", false, clients), "http://[::1]:8080");
-        assert_eq!(address("[::1]", false, clients), "http://[::1]:8080");
+    fn the_port_of_another_listener_takes_the_place_of_the_browsers() {
+        assert_eq!(with_port("relay.example:9090", 8080), "relay.example:8080");
+        assert_eq!(with_port("relay.example", 8080), "relay.example:8080");
+        assert_eq!(with_port("[::1]:9090", 8080), "[::1]:8080");
+        assert_eq!(with_port("[::1]", 8080), "[::1]:8080");
     }
 
     #[test]

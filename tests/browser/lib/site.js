@@ -32,7 +32,8 @@ export class Site {
     this.relay = this.#spawn('relay', [], { LISTEN_ADDR: listen, ...this.relayEnv });
     const listener = (name) => this.relay.said(new RegExp(` ${name}listening on (http://127\\.0\\.0\\.1:\\d+)`));
     this.url = await listener('');
-    /** Where the pages are. */
+    /** Where workers dial, and where the pages are. */
+    this.workers = this.relayEnv.WORKER_LISTEN_ADDR ? await listener('worker ') : this.url;
     this.pages = this.relayEnv.ADMIN_LISTEN_ADDR ? await listener('admin ') : this.url;
   }
 
@@ -48,7 +49,13 @@ export class Site {
   }
 
   bareWorker(name, env) {
-    return this.#spawn('worker', [], { PROXY_URL: this.url, WORKER_SECRET: SECRET, WORKER_NAME: name, PROBE_ADDR: '127.0.0.1:0', ...env });
+    return this.#spawn('worker', [], { PROXY_URL: this.workers, WORKER_SECRET: SECRET, WORKER_NAME: name, PROBE_ADDR: '127.0.0.1:0', ...env });
+  }
+
+  /** A line that starts a worker, as it was copied from a page, in the folder of the site. */
+  line(text) {
+    const command = text.replace('./modelrelay-worker', `exec ${binary('worker')}`);
+    return this.#run('sh', ['-c', command], { PROBE_ADDR: '127.0.0.1:0' });
   }
 
   /** A worker with one slot that two models take turns in, each of them a process of its own. */
@@ -63,7 +70,7 @@ export class Site {
   /** So many workers that the test plays itself: they take requests and answer nothing, until told. */
   async hands(count, registration) {
     const made = [];
-    const dial = (number) => HandWorker.dial(this.url, SECRET, registration(number));
+    const dial = (number) => HandWorker.dial(this.workers, SECRET, registration(number));
     for (let from = 0; from < count; from += 100) {
       const some = Array.from({ length: Math.min(100, count - from) }, (_, i) => dial(from + i));
       made.push(...(await Promise.all(some)));
@@ -102,7 +109,11 @@ export class Site {
   }
 
   #spawn(name, args, env) {
-    const program = new Program(binary(name), args, env, this.folder);
+    return this.#run(binary(name), args, env);
+  }
+
+  #run(file, args, env) {
+    const program = new Program(file, args, env, this.folder);
     this.programs.push(program);
     return program;
   }

@@ -1,10 +1,13 @@
-//! The pages where admins have a listener of their own: their test boxes ask there, and nobody else does.
+//! The pages where admins and workers have listeners of their own: test boxes ask at the admins', where nobody else does, and
+//! commands name the workers'.
 
 use std::net::SocketAddr;
 
 use modelrelay_harness::client::{Reply, Request};
 use modelrelay_harness::relay::{ADMIN_TOKEN, Relay, RelayBuilder};
-use serde_json::json;
+use modelrelay_harness::tls::Certificates;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
 
 const CHAT: &str = "/v1/chat/completions";
 const ASKED: &str = r#"{"model": "m", "messages": []}"#;
@@ -105,4 +108,71 @@ async fn one_listener_for_all_looks_at_no_login_of_a_client() {
     let session = relay.get("/dashboard/session").await.with_status(200).json();
     assert_eq!(session["clients_elsewhere"], false);
     let _ = relay.get("/v1/models").await.with_status(200);
+}
+
+/// What `/setup` is told by a relay behind a browser's address `relay.example`.
+async fn setup(relay: &Relay, admin: SocketAddr) -> Value {
+    let asked = Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example:9");
+    asked.fetch(admin, relay.log()).await.with_status(200).json()
+}
+
+#[tokio::test]
+async fn a_command_names_the_listener_of_workers_and_a_client_that_of_clients() {
+    let builder = Relay::builder().env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").env("WORKER_LISTEN_ADDR", "0.0.0.0:0");
+    let relay = builder.start().await;
+    let workers = relay.worker_addr().await.port();
+    let told = setup(&relay, relay.admin_addr().await).await;
+    assert_eq!(told["relay_url"], format!("http://relay.example:{}", relay.addr().port()));
+    assert_eq!(told["worker_url"], format!("http://relay.example:{workers}"));
+    assert_eq!(told["listen_with"], format!("WORKER_LISTEN_ADDR=0.0.0.0:{workers}"));
+    // A machine without a network has none.
+    if let Some(url) = told["network_url"].as_str() {
+        let address: SocketAddr = url.strip_prefix("http://").expect("plain HTTP").parse().expect("an address");
+        assert!(!address.ip().is_loopback() && address.port() == workers, "{url}");
+        TcpStream::connect(address).await.expect("it is listened to");
+    }
+
+    let relay = Relay::builder().env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").start().await;
+    let clients = relay.addr().port();
+    let told = setup(&relay, relay.admin_addr().await).await;
+    assert_eq!(told["worker_url"], format!("http://relay.example:{clients}"));
+    assert_eq!(told["listen_with"], format!("LISTEN_ADDR=0.0.0.0:{clients}"));
+    assert_eq!(told["network_url"], Value::Null, "it listens for this machine alone");
+}
+
+#[tokio::test]
+async fn another_listener_is_encrypted_where_the_relay_does_it_and_not_where_a_proxy_does() {
+    let relay = Relay::builder().env("WORKER_LISTEN_ADDR", "127.0.0.1:0").start().await;
+    let port = relay.worker_addr().await.port();
+    let asked = Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example");
+    let told = relay.fetch(asked.header("x-forwarded-proto", "https")).await.with_status(200).json();
+    assert_eq!(told["relay_url"], "https://relay.example");
+    assert_eq!(told["worker_url"], format!("http://relay.example:{port}"));
+
+    let certificates = Certificates::make();
+    let relay = Relay::builder().tls(&certificates).env("WORKER_LISTEN_ADDR", "0.0.0.0:0").start().await;
+    let port = relay.worker_addr().await.port();
+    let asked = Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example");
+    let told = relay.fetch(asked).await.with_status(200).json();
+    assert_eq!(told["worker_url"], format!("https://relay.example:{port}"));
+    assert_eq!(told["network_url"], Value::Null, "a certificate is for a name");
+}
+
+#[tokio::test]
+async fn an_address_that_is_set_is_what_commands_name() {
+    let builder = Relay::builder().env("PUBLIC_URL", "https://llm.example").env("WORKER_LISTEN_ADDR", "0.0.0.0:0");
+    let relay = builder.start().await;
+    let told = setup(&relay, relay.addr()).await;
+    assert_eq!(
+        (&told["relay_url"], &told["worker_url"]),
+        (&json!("https://llm.example"), &json!("https://llm.example"))
+    );
+    assert_eq!(told["network_url"], Value::Null);
+
+    let builder = Relay::builder().env("PUBLIC_URL", "https://llm.example");
+    let relay = builder.env("WORKER_PUBLIC_URL", "https://workers.example:8443/").start().await;
+    let told = setup(&relay, relay.addr()).await;
+    assert_eq!(told["relay_url"], "https://llm.example");
+    assert_eq!(told["worker_url"], "https://workers.example:8443");
+    assert_eq!(told["network_url"], Value::Null);
 }

@@ -58,6 +58,18 @@ export function starting(settings) {
   return [{ title: 'Start the worker', text: line(settings) }];
 }
 
+/** The shortest way to start it: the program asks for the rest. In a container there is nobody to ask. */
+export function connecting(settings) {
+  if (settings.system === 'container' || settings.system === 'kubernetes') return [];
+  const known = ['PROVIDER_NAME', 'WORKER_SECRET', 'WORKER_NAME', settings.url && 'BACKEND_URL'];
+  const words = variables(settings).filter(([name]) => known.includes(name)).map(([name, value]) => `${name}=${shell(value)}`);
+  return [{
+    title: 'Start the worker, by questions',
+    text: `${words.join(' \\\n')} \\\n./modelrelay-worker connect ${shell(settings.relay)} --run`,
+    note: 'The shortest way: it looks for the server, asks what it cannot know, and keeps the answers in worker.yaml. Below is the same with every setting in one command.',
+  }];
+}
+
 function line(settings) {
   const words = variables(settings).map(([name, value]) => `${name}=${shell(value)}`);
   return `${words.join(' \\\n')} \\\n./modelrelay-worker`;

@@ -1,6 +1,6 @@
 // /setup: from this page to an answer of another machine. Every step shows at once; each gets its tick when it is done.
 
-import { bringing, lasting, lookAround, starting } from './commands.js';
+import { bringing, connecting, lasting, lookAround, starting } from './commands.js';
 import { choice } from './choice.js';
 import { codeBlock } from './copying.js';
 import { get } from './api.js';
@@ -149,7 +149,7 @@ function commandStep() {
     setText(show, secret.shown ? 'Hide the secret' : 'Show the secret');
     setText(unsupported, { macos: 'macOS is untested.', windows: 'Tested under Wine, not on Windows yet.' }[settings.system] ?? '');
     setHidden(unsupported, !unsupported.textContent);
-    drawBlocks(blocks, (given) => [...bringing(given.system), ...starting(given)]);
+    drawBlocks(blocks, (given) => [...bringing(given.system), ...connecting(given), ...starting(given)]);
   });
   return [
     h('div', { class: 'pair' },

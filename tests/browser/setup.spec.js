@@ -74,6 +74,26 @@ for (const keys of ['takes any client', 'requires keys']) {
   });
 }
 
+test('the shortest command needs no more than answers', async ({ page }) => {
+  await logIn(page, site, '/setup');
+  await expect(page.getByText('Waiting for a new worker …')).toBeVisible();
+  const title = 'Start the worker, by questions';
+  // The server is what it looks for by itself, unless somebody says where it is.
+  expect(await copied(page, title)).not.toContain('BACKEND_URL');
+  await page.getByLabel('Its address, seen from that machine').fill(await site.backend('fresh'));
+  await page.getByLabel('Name to show (optional)').fill('garage');
+  const command = await copied(page, title);
+  expect(command).toContain(SECRET);
+  await expect(page.getByRole('main')).not.toContainText(SECRET);
+  // In the place of somebody who takes what is proposed.
+  const worker = site.line(`${command} --yes`);
+  await expect(page.getByText('garage is connected.')).toBeVisible();
+  await expect(page.getByText('It serves fresh.')).toBeVisible();
+  expect(worker.log).toContain('wrote worker.yaml');
+  await page.getByRole('radio', { name: 'Kubernetes' }).check();
+  await expect(page.getByText(title)).toHaveCount(0);
+});
+
 test('a wrong secret is told as soon as it was refused', async ({ page }) => {
   await logIn(page, site, '/setup');
   await expect(page.getByText('Waiting for a new worker …')).toBeVisible();

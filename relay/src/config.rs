@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use modelrelay_protocol::config_hash::content_hash;
 use modelrelay_protocol::secret::Secret;
-use modelrelay_traces::{SettingError, Target};
+use modelrelay_traces::{ENDPOINT, SettingError, Target};
 
 use crate::cli::{Args, OptionalAddr, OptionalPath, OptionalText, SecretText};
 use crate::cluster_api::ClusterApi;
@@ -326,7 +326,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
 
 /// Judged as a whole before anything is listened on: it would end the relay at its start.
 fn traces(args: &Args) -> Result<Option<Target>, ConfigError> {
-    let target = Target::resolve(args.otlp_endpoint.as_deref())?;
+    let target = Target::resolve(args.otlp_endpoint.as_deref().map(|address| (ENDPOINT, address)))?;
     target.as_ref().map(Target::check).transpose()?;
     Ok(target)
 }

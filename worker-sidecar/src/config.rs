@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue};
 use modelrelay_protocol::secret::Secret;
-use modelrelay_traces::Target;
+use modelrelay_traces::{ENDPOINT, Target};
 use url::Url;
 
 use crate::cli::Args;
@@ -217,8 +217,7 @@ impl Settings {
         let shutdown_timeout = mistakes.of(shutdown_timeout(args, file));
         let probe = mistakes.of(probe_addr(args, file));
         let drain_token = mistakes.of(drain_token(args, file));
-        let traces = Target::resolve(args.otlp_endpoint.as_deref()).map_err(|error| SettingError::traces(&error));
-        let traces = mistakes.of(traces);
+        let traces = mistakes.of(traces(args, file));
         let live = mistakes.all(Live::judge(args, file));
         let settings = || {
             let (log_filter, log_format) = log?;
@@ -277,6 +276,12 @@ fn log(args: &Args, file: &File) -> Result<(LogFilter, LogFormat), SettingError>
         filter.map_or(Ok(LogFilter::default()), |given| given.log_filter())?,
         format.map_or(Ok(LogFormat::default()), |given| given.log_format())?,
     ))
+}
+
+fn traces(args: &Args, file: &File) -> Result<Option<Target>, SettingError> {
+    let base = Given::first([(ENDPOINT, &args.otlp_endpoint), ("otlpEndpoint", &file.otlp_endpoint)]);
+    let target = Target::resolve(base.map(|given| (given.setting, given.value)));
+    target.map_err(|error| SettingError::traces(&error))
 }
 
 fn read_config(path: &Path) -> Result<String, SettingError> {

@@ -17,7 +17,7 @@ mod span;
 
 pub use context::{Parent, TRACEPARENT, TRACESTATE};
 pub use opentelemetry::trace::SpanKind;
-pub use settings::{SettingError, Target};
+pub use settings::{ENDPOINT, SettingError, Target};
 pub use span::Span;
 
 use std::time::{Duration, Instant, SystemTime};

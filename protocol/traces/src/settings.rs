@@ -10,7 +10,8 @@ const TRACES_PATH: &str = "/v1/traces";
 /// OpenTelemetry's own default.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT (--otlp-endpoint)";
+/// Our one setting, as errors name it where it is a flag or a variable.
+pub const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT (--otlp-endpoint)";
 const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 
 /// Where traces go.
@@ -24,18 +25,18 @@ pub struct Target {
 /// A setting that cannot be used; one line, which never repeats the value: an address may hold a password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingError {
-    setting: &'static str,
+    setting: String,
     problem: String,
 }
 
 impl SettingError {
-    pub(crate) fn new(setting: &'static str, problem: impl Into<String>) -> Self {
-        Self { setting, problem: problem.into() }
+    pub(crate) fn new(setting: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { setting: setting.into(), problem: problem.into() }
     }
 
     /// The setting's name.
-    pub fn setting(&self) -> &'static str {
-        self.setting
+    pub fn setting(&self) -> &str {
+        &self.setting
     }
 
     /// What is wrong with it, and what is allowed.
@@ -53,13 +54,13 @@ impl fmt::Display for SettingError {
 impl std::error::Error for SettingError {}
 
 impl Target {
-    /// Where traces go, given the base address that was set, if any; `None`: nowhere, which is the default.
-    pub fn resolve(base: Option<&str>) -> Result<Option<Self>, SettingError> {
+    /// Where traces go, given the base address that was set, if any, and by what; `None`: nowhere, which is the default.
+    pub fn resolve(base: Option<(&str, &str)>) -> Result<Option<Self>, SettingError> {
         Self::resolve_with(base, |variable| std::env::var(variable).ok())
     }
 
     fn resolve_with(
-        base: Option<&str>,
+        base: Option<(&str, &str)>,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, SettingError> {
         // An empty variable is as good as none: specifications, Compose files and charts agree on that.
@@ -70,10 +71,10 @@ impl Target {
         if is_off {
             return Ok(None);
         }
-        let base = base.map(str::trim).filter(|base| !base.is_empty());
+        let base = base.map(|(setting, base)| (setting, base.trim())).filter(|(_, base)| !base.is_empty());
         let url = match (variable(TRACES_ENDPOINT), base) {
             (Some(whole), _) => address(TRACES_ENDPOINT, &whole, "")?,
-            (None, Some(base)) => address(ENDPOINT, base, TRACES_PATH)?,
+            (None, Some((setting, base))) => address(setting, base, TRACES_PATH)?,
             (None, None) => return Ok(None),
         };
         let millis = either("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT");
@@ -88,7 +89,7 @@ impl Target {
     }
 }
 
-fn address(setting: &'static str, text: &str, path: &str) -> Result<Url, SettingError> {
+fn address(setting: &str, text: &str, path: &str) -> Result<Url, SettingError> {
     let allowed = || {
         let example = format!("http://collector:4318{}", if path.is_empty() { TRACES_PATH } else { "" });
         let how = "its value (not shown) is not allowed: the address of a collector that takes OTLP over HTTP, such as";
@@ -112,7 +113,9 @@ mod tests {
 
     fn resolve(base: Option<&str>, variables: &[(&str, &str)]) -> Result<Option<Target>, SettingError> {
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
-        Target::resolve_with(base, |name| value(name).map(|(_, value)| (*value).to_owned()))
+        Target::resolve_with(base.map(|base| (ENDPOINT, base)), |name| {
+            value(name).map(|(_, value)| (*value).to_owned())
+        })
     }
 
     fn url(base: Option<&str>, variables: &[(&str, &str)]) -> Option<String> {

@@ -30,6 +30,7 @@ pub(super) struct File {
     pub(super) drain_token: Hidden<Option<Secret>>,
     pub(super) drain_token_file: Option<PathBuf>,
     pub(super) relay_ca_file: Option<PathBuf>,
+    pub(super) otlp_endpoint: Option<String>,
     pub(super) log_level: Option<String>,
     pub(super) log_format: Option<String>,
     pub(super) multiplexer: Option<FileMultiplexer>,

@@ -10,7 +10,7 @@ use modelrelay_harness::fake_backend::{Answer, FakeBackend};
 use modelrelay_harness::process::Process;
 use modelrelay_harness::relay::{Relay, RelayBuilder};
 use modelrelay_harness::tls::Certificates;
-use modelrelay_harness::worker_process::{Stack, WorkerProcess};
+use modelrelay_harness::worker_process::{Stack, WorkerBuilder, WorkerProcess};
 use serde_json::{Value, json};
 
 use collector::{Collector, Span};
@@ -396,6 +396,35 @@ async fn what_is_left_is_exported_at_the_end() {
     stack.relay.process().terminate().await;
     stack.relay.process().wait_exit().await;
     collector.trace(TRACE, 4).await;
+}
+
+#[tokio::test]
+async fn a_workers_file_says_where_its_traces_go_and_a_variable_wins_over_it() {
+    let (collector, away) = (Collector::start().await, FakeBackend::refusing().await);
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("worker.yaml");
+    let wrong = "http://me:planted-password-37@collector:4318";
+    let say = |address: &str| std::fs::write(&config, format!("otlpEndpoint: {address}\n")).expect("a file");
+    let file = || config.to_string_lossy().into_owned();
+    say(&collector.http.url());
+    let mut stack = Stack::with(|relay| relay, |worker| worker.env("WORKER_CONFIG", file()).env(SOON.0, SOON.1)).await;
+    ask(&mut stack, chat().header("traceparent", parent(TRACE, "01")), &json!({})).await;
+    collector.trace(TRACE, 2).await;
+
+    say(&away.url());
+    let url = collector.http.url();
+    let of_both = |worker: WorkerBuilder| worker.env("WORKER_CONFIG", file()).env(ENDPOINT, &url).env(SOON.0, SOON.1);
+    let mut stack = Stack::with(|relay| relay, of_both).await;
+    ask(&mut stack, chat().header("traceparent", parent(OTHER_TRACE, "01")), &json!({})).await;
+    collector.trace(OTHER_TRACE, 2).await;
+
+    say(wrong);
+    let mut worker = WorkerProcess::builder().env("WORKER_CONFIG", file()).spawn();
+    assert_eq!(worker.wait_exit().await.code(), Some(1));
+    worker.log().wait_until_closed().await;
+    let lines = worker.log().lines();
+    assert!(lines.len() == 1 && lines[0].contains("otlpEndpoint: "), "{lines:?}");
+    assert!(!lines[0].contains("planted-password-37"), "{lines:?}");
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use modelrelay_protocol::paths::Endpoint;
+use modelrelay_traces::Loss;
 use prometheus::{Encoder, TextEncoder};
 
 mod families;
@@ -117,6 +118,11 @@ impl Metrics {
     /// An event of the audit log could not be written to its file.
     pub fn audit_event_lost(&self) {
         self.families.audit_lost.inc();
+    }
+
+    /// The collector of traces did not get so many spans.
+    pub fn spans_dropped(&self, loss: Loss, spans: u64) {
+        self.families.spans_dropped.with_label_values(&[loss.as_str()]).inc_by(spans);
     }
 
     /// A configuration counts from now on; the series of the one before is deleted.

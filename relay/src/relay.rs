@@ -89,7 +89,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
     let identities = Identities::new(api.clone(), audience, *recheck);
     let listeners = Listeners::bind(&config).await?;
     let relay_id = ids::random_hex::<16>();
-    let traces = config.traces.as_ref().map(|target| start_traces(target, &relay_id)).transpose()?;
+    let traces = config.traces.as_ref().map(|target| start_traces(target, &relay_id, &metrics)).transpose()?;
     let shared = Shared::new(config.clone(), Arc::clone(&metrics), traces.clone(), relay_id);
     let limit = config.max_connections;
     let relay = Arc::new(Relay {
@@ -133,9 +133,11 @@ fn tell_service_manager() {
     }
 }
 
-fn start_traces(target: &Target, relay_id: &str) -> Result<Traces, ConfigError> {
+fn start_traces(target: &Target, relay_id: &str, metrics: &Arc<Metrics>) -> Result<Traces, ConfigError> {
     let service = Service { name: "modelrelay-relay", version: env!("CARGO_PKG_VERSION"), instance: relay_id };
-    Ok(Traces::start(target, &service)?)
+    let metrics = Arc::clone(metrics);
+    let on_loss = move |loss, spans| metrics.spans_dropped(loss, spans);
+    Ok(Traces::start(target, &service, Arc::new(on_loss))?)
 }
 
 fn open_keys(storage: &KeyStorage) -> Result<Arc<dyn KeyStore>, KeyStoreError> {

@@ -33,6 +33,8 @@ pub struct Metrics {
     last_message: GaugeVec,
     /// Pieces that nobody waited for.
     pub dropped_pieces: IntCounter,
+    /// Without a sample where no traces are exported.
+    spans_dropped: IntCounterVec,
 }
 
 /// Answers take from milliseconds to an hour.
@@ -115,8 +117,20 @@ impl Metrics {
                 &registry,
                 IntCounter::with_opts(opts("dropped_pieces_total", "Pieces of bodies that nobody waited for")),
             ),
+            spans_dropped: labelled(
+                &registry,
+                IntCounterVec::new(
+                    opts("trace_spans_dropped_total", "Spans of traces that the collector did not get"),
+                    &["reason"],
+                ),
+            ),
             registry,
         }
+    }
+
+    /// The collector of traces did not get so many spans.
+    pub fn spans_dropped(&self, reason: &str, spans: u64) {
+        self.spans_dropped.with_label_values(&[reason]).inc_by(spans);
     }
 
     /// A link ended, or a dial failed.

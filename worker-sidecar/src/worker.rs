@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use modelrelay_traces::{Service, Target, Traces};
+use modelrelay_traces::{Loss, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
 use crate::backend::Backend;
@@ -153,7 +153,7 @@ impl Worker {
         let live = settings.live.clone();
         let start = |slots| Swapping::start(slots, &metrics);
         let instance_id = instance_id()?;
-        let traces = settings.traces.as_ref().map(|target| start_traces(target, &instance_id)).transpose()?;
+        let traces = settings.traces.as_ref().map(|target| start_traces(target, &instance_id, &metrics)).transpose()?;
         Ok(Self {
             swapping: live.slots.clone().map(start).transpose()?,
             backend: ArcSwap::from_pointee(Backend::new(live.backend.clone(), Arc::new(Trust::new(None)))),
@@ -446,9 +446,11 @@ pub(crate) fn trust(relay_ca_file: Option<&PathBuf>) -> Result<Trust, SettingErr
     Ok(trust)
 }
 
-fn start_traces(target: &Target, instance_id: &str) -> Result<Traces, SettingError> {
+fn start_traces(target: &Target, instance_id: &str, metrics: &Arc<Metrics>) -> Result<Traces, SettingError> {
     let service = Service { name: "modelrelay-worker", version: env!("CARGO_PKG_VERSION"), instance: instance_id };
-    Traces::start(target, &service).map_err(|error| SettingError::traces(&error))
+    let metrics = Arc::clone(metrics);
+    let on_loss = move |loss: Loss, spans| metrics.spans_dropped(loss.as_str(), spans);
+    Traces::start(target, &service, Arc::new(on_loss)).map_err(|error| SettingError::traces(&error))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

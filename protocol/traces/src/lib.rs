@@ -7,16 +7,18 @@
 //!
 //! Rules:
 //! - A request never waits. A finished span goes into a bounded queue, and is dropped when that is full; a thread of its own
-//!   sends batches, with a deadline for each.
+//!   sends batches, with a deadline for each. What is dropped is counted.
 //! - Attributes are names, numbers and words of ours: never prompts, answers, keys, secrets, queries or what a library said.
 
 mod collector;
 mod context;
+mod queue;
 mod settings;
 mod span;
 
 pub use context::{Parent, TRACEPARENT, TRACESTATE};
 pub use opentelemetry::trace::SpanKind;
+pub use queue::{Loss, OnLoss};
 pub use settings::{ENDPOINT, SettingError, Target};
 pub use span::Span;
 
@@ -30,6 +32,7 @@ use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use tokio::runtime::Handle;
 
 use collector::Collector;
+use queue::Queue;
 
 /// How long the last batch may take when the program ends. Somebody is waiting for that, and for no span.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(2);
@@ -54,11 +57,13 @@ pub struct Service<'a> {
 
 impl Traces {
     /// Begins to export to `target`. Within a tokio runtime, which does the sending. Sampling, batches and limits are what
-    /// OpenTelemetry's variables say, or its defaults.
-    pub fn start(target: &Target, service: &Service<'_>) -> Result<Self, SettingError> {
+    /// OpenTelemetry's variables say, or its defaults. `on_loss` is told of every span that is not exported, and of none by
+    /// each reason at once.
+    pub fn start(target: &Target, service: &Service<'_>, on_loss: OnLoss) -> Result<Self, SettingError> {
         let exporter = exporter(target, Collector::new(target, Some(Handle::current()))?)?;
-        let provider =
-            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource(service)).build();
+        Loss::ALL.into_iter().for_each(|loss| on_loss(loss, 0));
+        let queue = Queue::new(exporter, on_loss);
+        let provider = SdkTracerProvider::builder().with_span_processor(queue).with_resource(resource(service)).build();
         let tracer = provider.tracer(service.name);
         tracing::info!(collector = target.shown(), "exporting traces");
         Ok(Self { provider, tracer })

@@ -42,6 +42,8 @@ pub(super) struct Families {
     pub(super) heartbeat_rtt: HistogramVec,
     pub(super) auth_failures: IntCounterVec,
     pub(super) audit_lost: IntCounter,
+    /// Without a sample where no traces are exported.
+    pub(super) spans_dropped: IntCounterVec,
     pub(super) overhead: HistogramVec,
     pub(super) config_info: IntGaugeVec,
     pub(super) config_ok: IntGauge,
@@ -129,6 +131,11 @@ impl Families {
             ),
             auth_failures: counter("auth_failures_total", "Logins that failed.", &["realm"]),
             audit_lost: int_counter(&registry, "audit_write_failures_total", "Events that are not in AUDIT_LOG_FILE."),
+            spans_dropped: counter(
+                "trace_spans_dropped_total",
+                "Spans of traces that the collector did not get.",
+                &["reason"],
+            ),
             overhead: histogram(
                 "relay_overhead_seconds",
                 "The relay's own time on a request.",

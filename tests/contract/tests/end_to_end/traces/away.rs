@@ -1,0 +1,118 @@
+//! A collector that is away, refuses or hangs: nothing waits for it, and what it did not get is counted.
+
+use std::time::{Duration, Instant};
+
+use modelrelay_harness::PATIENCE;
+use modelrelay_harness::client::Request;
+use modelrelay_harness::fake_backend::FakeBackend;
+use modelrelay_harness::relay::Relay;
+use modelrelay_harness::worker_process::Stack;
+use serde_json::json;
+
+use super::collector::Collector;
+use super::{ENDPOINT, TRACE, ask, chat, exporting, exporting_relay, parent};
+
+#[tokio::test]
+async fn a_collector_that_refuses_is_worth_one_warning_and_its_return_one_line() {
+    let collector = Collector::answering(|before| if before < 6 { 503 } else { 200 }).await;
+    let mut stack = exporting(&collector.http.url()).await;
+    let since = Instant::now();
+    while collector.spans().is_empty() {
+        assert!(since.elapsed() < PATIENCE, "nothing was exported after the collector's return");
+        ask(&mut stack, chat(), &json!({})).await;
+    }
+    let both = format!("{}\n{}", stack.relay.log().lines().join("\n"), stack.worker.log());
+    let warnings = both.lines().filter(|line| line.contains("traces cannot be exported")).count();
+    assert!((1..=2).contains(&warnings), "{warnings} warnings of two programs for six refused batches:\n{both}");
+    stack
+        .relay
+        .eventually("a line that says so", || async {
+            stack.relay.log().contains("traces are exported again")
+                || stack.worker.log().contains("traces are exported again")
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_collector_that_is_away_slows_neither_requests_nor_the_end() {
+    let away = FakeBackend::refusing().await;
+    assert_unhindered(exporting(&away.url()).await).await;
+}
+
+#[tokio::test]
+async fn a_collector_that_hangs_slows_neither_requests_nor_the_end() {
+    // A call that nobody plays is never answered.
+    let hanging = FakeBackend::start().await;
+    assert_unhindered(exporting(&hanging.url()).await).await;
+    assert!(hanging.times_asked("/v1/traces") > 0, "nobody asked it");
+}
+
+const DROPPED: &str = "modelrelay_trace_spans_dropped_total";
+const DROPPED_BY_WORKER: &str = "modelrelay_worker_trace_spans_dropped_total";
+
+/// Asks for what is refused, which is one span each.
+async fn end_spans(relay: &Relay, number: usize) {
+    for _ in 0..number {
+        relay.fetch(Request::post("/v1/chat/completions", &json!({}))).await.with_status(400);
+    }
+}
+
+#[tokio::test]
+async fn every_span_that_the_collector_refuses_is_counted() {
+    let collector = Collector::answering(|before| if before < 1 { 503 } else { 200 }).await;
+    let relay = exporting_relay(&collector).start().await;
+    for reason in ["queue_full", "export_failed"] {
+        let none = format!("{DROPPED}{{reason=\"{reason}\"}} 0");
+        assert!(relay.get("/metrics").await.text().contains(&none), "an increase from nothing shows nowhere: {none}");
+    }
+    end_spans(&relay, 1).await;
+    let refused = format!("{DROPPED}{{reason=\"export_failed\"}}");
+    relay.eventually("the loss", || async { relay.metric(&refused).await == 1.0 }).await;
+    // What is taken is no loss.
+    relay.fetch(chat().header("traceparent", parent(TRACE, "01")).body("{}")).await.with_status(400);
+    collector.trace(TRACE, 1).await;
+    assert_eq!(relay.metric(DROPPED).await, 1.0);
+
+    let refusing = Collector::answering(|_| 503).await;
+    let mut stack = exporting(&refusing.http.url()).await;
+    ask(&mut stack, chat(), &json!({})).await;
+    let counted = async || stack.worker.metric(&format!("{DROPPED_BY_WORKER}{{reason=\"export_failed\"}}")).await;
+    stack.relay.eventually("the loss of two spans", || async { counted().await == 2.0 }).await;
+    assert_eq!(stack.worker.metric(DROPPED_BY_WORKER).await, 2.0);
+}
+
+#[tokio::test]
+async fn every_span_for_which_the_queue_has_no_room_is_counted() {
+    // A call that nobody plays is never answered.
+    let hanging = FakeBackend::start().await;
+    let relay = Relay::builder()
+        .env(ENDPOINT, &hanging.url())
+        .env("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+        .env("OTEL_EXPORTER_OTLP_TIMEOUT", "3600000")
+        .env("OTEL_BSP_MAX_QUEUE_SIZE", "2");
+    let relay = relay.start().await;
+    // A batch is as large as the queue, and leaves at once when it is full.
+    end_spans(&relay, 2).await;
+    relay.eventually("a batch under way", || async { hanging.times_asked("/v1/traces") == 1 }).await;
+    end_spans(&relay, 5).await;
+    assert_eq!(relay.metric(&format!("{DROPPED}{{reason=\"queue_full\"}}")).await, 3.0, "two of five had a place");
+    assert_eq!(relay.metric(DROPPED).await, 3.0);
+}
+
+/// A batch would have ten seconds.
+async fn assert_unhindered(mut stack: Stack) {
+    const NEAR: Duration = Duration::from_secs(8);
+    let since = Instant::now();
+    for _ in 0..20 {
+        ask(&mut stack, chat(), &json!({})).await;
+    }
+    assert!(since.elapsed() < NEAR, "20 requests took {:?}", since.elapsed());
+    let since = Instant::now();
+    stack.worker.terminate().await;
+    assert!(stack.worker.process.wait_exit().await.success());
+    assert!(since.elapsed() < NEAR, "the worker's end took {:?}", since.elapsed());
+    let since = Instant::now();
+    stack.relay.process().terminate().await;
+    assert!(stack.relay.process().wait_exit().await.success());
+    assert!(since.elapsed() < NEAR, "the relay's end took {:?}", since.elapsed());
+}

@@ -17,7 +17,7 @@ mod settings;
 mod span;
 
 pub use context::{Parent, TRACEPARENT, TRACESTATE};
-pub use opentelemetry::trace::SpanKind;
+pub use opentelemetry::trace::{SpanContext, SpanKind};
 pub use queue::{Loss, OnLoss};
 pub use settings::{ENDPOINT, SettingError, Target};
 pub use span::Span;

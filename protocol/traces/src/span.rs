@@ -35,8 +35,7 @@ impl Span {
 
     /// A part of this part.
     pub fn child(&self, name: impl Into<String>, kind: SpanKind, at: Instant) -> Self {
-        let parent = self.span.span_context().clone();
-        Self::start(&self.tracer, name.into(), kind, Some(parent), wall_clock(at))
+        Self::start(&self.tracer, name.into(), kind, Some(self.context()), wall_clock(at))
     }
 
     /// Says something of it. Nothing is kept of a span that is not sampled.
@@ -44,6 +43,16 @@ impl Span {
         if self.span.is_recording() {
             self.span.set_attribute(KeyValue::new(key, value));
         }
+    }
+
+    /// It does again what this span did.
+    pub fn follow(&mut self, before: SpanContext) {
+        self.span.add_link(before, Vec::new());
+    }
+
+    /// What another span can be linked to, even when this one has ended.
+    pub fn context(&self) -> SpanContext {
+        self.span.span_context().clone()
     }
 
     /// Something happened in it, now.

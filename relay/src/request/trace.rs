@@ -11,7 +11,7 @@ use http::{HeaderMap, Method};
 use modelrelay_protocol::error::ApiError;
 use modelrelay_protocol::message::TokenCounts;
 use modelrelay_protocol::paths::{Endpoint, POST_PATHS};
-use modelrelay_traces::{Parent, Span, SpanKind, TRACEPARENT, TRACESTATE, Traces};
+use modelrelay_traces::{Parent, Span, SpanContext, SpanKind, TRACEPARENT, TRACESTATE, Traces};
 
 use super::{CLIENT_CLOSED_REQUEST, Outline};
 use crate::metrics::Outcome;
@@ -31,6 +31,8 @@ struct Spans {
     server: Span,
     /// The sending that runs.
     attempt: Option<Span>,
+    /// The one before, which came to nothing.
+    before: Option<SpanContext>,
     /// Since when it waits again, after a sending that came to nothing.
     requeued_at: Option<Instant>,
 }
@@ -68,7 +70,7 @@ impl RequestTrace {
         server.set("modelrelay.request_id", request_id.to_owned());
         Self {
             trace_id: server.trace_id(),
-            spans: Mutex::new(Some(Spans { server, attempt: None, requeued_at: None })),
+            spans: Mutex::new(Some(Spans { server, attempt: None, before: None, requeued_at: None })),
         }
     }
 
@@ -93,6 +95,9 @@ impl RequestTrace {
         span.set("gen_ai.request.model", outline.model.to_string());
         span.set("modelrelay.worker", worker.to_owned());
         span.set("modelrelay.attempt", i64::from(attempt));
+        if let Some(before) = spans.before.take() {
+            span.follow(before);
+        }
         spans.attempt = Some(span);
     }
 
@@ -102,6 +107,7 @@ impl RequestTrace {
         let Some(spans) = spans.as_mut() else { return };
         spans.requeued_at = Some(Instant::now());
         if let Some(mut attempt) = spans.attempt.take() {
+            spans.before = Some(attempt.context());
             attempt.fail(reason);
         }
     }
@@ -124,7 +130,7 @@ impl RequestTrace {
 
     /// It is over.
     pub fn finish(&self, how: &TraceEnd<'_>) {
-        let Some(Spans { mut server, attempt, requeued_at }) = self.lock().take() else { return };
+        let Some(Spans { mut server, attempt, requeued_at, .. }) = self.lock().take() else { return };
         let TraceEnd { outcome, code, is_broken, outline, mut queue_wait, .. } = *how;
         if let Some(mut attempt) = attempt {
             end(&mut attempt, outcome, code, is_broken);

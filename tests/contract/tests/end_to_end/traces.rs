@@ -203,7 +203,7 @@ async fn a_wait_that_ends_unsent_after_a_requeue_is_a_span_too() {
 }
 
 #[tokio::test]
-async fn each_sending_of_a_requeued_request_is_a_span_of_its_own() {
+async fn each_sending_of_a_requeued_request_is_a_span_linked_to_the_one_before() {
     let collector = Collector::start().await;
     let relay = exporting_relay(&collector).start().await;
     let mut first = relay.core1_worker(&["m"], 1).await;
@@ -213,6 +213,9 @@ async fn each_sending_of_a_requeued_request_is_a_span_of_its_own() {
     let mut second = relay.core1_worker(&["m"], 1).await;
     let again = second.expect_request().await.header("traceparent").expect("a parent").to_owned();
     assert_ne!(sent, again, "each sending is a parent of its own");
+    drop(second);
+    let mut third = relay.core1_worker(&["m"], 1).await;
+    let last = third.expect_request().await.header("traceparent").expect("a parent").to_owned();
     client.abandon();
     let spans = collector.ended_trace(TRACE).await;
     let server = only(&spans, "POST /v1/chat/completions");
@@ -220,9 +223,11 @@ async fn each_sending_of_a_requeued_request_is_a_span_of_its_own() {
     let mut attempts: Vec<&Span> = spans.iter().filter(|span| span.name == "chat m").collect();
     attempts.sort_by_key(|span| span.attribute("modelrelay.attempt"));
     let ids: Vec<String> = attempts.iter().map(|span| format!("00-{TRACE}-{}-01", span.id)).collect();
-    assert_eq!(ids, [sent, again]);
+    assert_eq!(ids, [sent, again, last]);
+    let links: Vec<&[String]> = attempts.iter().map(|span| &span.links[..]).collect();
+    assert_eq!(links, [&[][..], &[attempts[0].id.clone()], &[attempts[1].id.clone()]]);
     assert_eq!((attempts[0].is_error, &*attempts[0].attribute("error.type")), (true, "worker_lost"));
-    assert!(!attempts[1].is_error && attempts.iter().all(|span| span.parent == server.id), "{spans:#?}");
+    assert!(!attempts[2].is_error && attempts.iter().all(|span| span.parent == server.id), "{spans:#?}");
 }
 
 #[tokio::test]

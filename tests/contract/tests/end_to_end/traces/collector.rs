@@ -35,6 +35,8 @@ pub(super) struct Span {
     pub(super) kind: i32,
     pub(super) is_error: bool,
     pub(super) nanos: u64,
+    /// The spans of the same trace that it is linked to.
+    pub(super) links: Vec<String>,
     attributes: Vec<KeyValue>,
 }
 
@@ -49,6 +51,7 @@ impl Span {
             kind: span.kind,
             is_error: span.status.as_ref().is_some_and(|status| status.code == 2),
             nanos: span.end_time_unix_nano - span.start_time_unix_nano,
+            links: span.links.iter().filter(|it| it.trace_id == span.trace_id).map(|it| hex(&it.span_id)).collect(),
             attributes: span.attributes.clone(),
         }
     }

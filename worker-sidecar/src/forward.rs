@@ -37,6 +37,9 @@ use crate::swapping::Leased;
 use crate::worker::Worker;
 use trace::ForwardTrace;
 
+/// What a request's body that breaks the rules of its stream counts as.
+const BROKEN_UPLOAD: &str = "body";
+
 /// A request on its way.
 struct Job {
     worker: Arc<Worker>,
@@ -118,7 +121,7 @@ pub fn fail_upload(worker: &Worker, link: &Link, id: &str, stream: u32, error: U
         UploadError::Misnamed => "the request body names another model than the request",
     };
     tracing::warn!(request_id = %id, stream, message, "backend error");
-    worker.metrics.backend_errors("body");
+    worker.metrics.backend_errors(BROKEN_UPLOAD);
     if link.cancel(id) {
         link.push(&failure::error_message(id, WorkerError::BAD_BODY, message));
     }
@@ -145,8 +148,11 @@ fn upload_of(link: &Arc<Link>, request: &mut Request) -> Upload {
 
 impl Drop for Job {
     /// A task that panicked has answered nobody. In every other case the request is answered or forgotten by now, and
-    /// this says nothing.
+    /// this says nothing, but to its trace of a body that broke the rules: whoever saw that ended the task.
     fn drop(&mut self) {
+        if self.upload.is_broken() {
+            self.fail_trace(BROKEN_UPLOAD);
+        }
         let message = if self.link.core1 {
             failure::error_message(&self.key.id, "internal_error", "the worker failed")
         } else {

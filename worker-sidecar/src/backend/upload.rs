@@ -55,7 +55,33 @@ struct State {
     sending: u32,
     /// The backend has refused the request and wants no more of it.
     stopped: bool,
+    /// A piece broke the rules.
+    is_broken: bool,
     waker: Option<Waker>,
+}
+
+impl State {
+    fn take_in(&mut self, piece: Bytes) -> Result<(), UploadError> {
+        let len = piece.len() as u64;
+        self.counter.on_piece(len).map_err(|_| UploadError::TooLong)?;
+        self.window.on_piece(len).map_err(|_| UploadError::Overrun)?;
+        let Some(renamer) = &mut self.renamer else {
+            if !piece.is_empty() {
+                self.waiting.push_back(piece);
+            }
+            return Ok(());
+        };
+        let waiting = &mut self.waiting;
+        let mut pass = |piece| waiting.push_back(piece);
+        renamer.push(piece, &mut pass);
+        if self.counter.is_complete() {
+            renamer.finish(&mut pass);
+            if self.taken + bytes_of(&self.waiting) != self.length {
+                return Err(UploadError::Misnamed);
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Upload {
@@ -95,6 +121,7 @@ impl Upload {
             window,
             sending: 0,
             stopped: false,
+            is_broken: false,
             waker: None,
         };
         Self(Arc::new(Shared { state: Mutex::new(state), return_credit }))
@@ -127,23 +154,9 @@ impl Upload {
     /// The next piece has arrived.
     pub fn push(&self, piece: Bytes) -> Result<(), UploadError> {
         let mut state = self.lock();
-        let len = piece.len() as u64;
-        state.counter.on_piece(len).map_err(|_| UploadError::TooLong)?;
-        state.window.on_piece(len).map_err(|_| UploadError::Overrun)?;
-        let State { renamer, waiting, counter, taken, length, .. } = &mut *state;
-        match renamer {
-            None if piece.is_empty() => {}
-            None => waiting.push_back(piece),
-            Some(renamer) => {
-                let mut pass = |piece| waiting.push_back(piece);
-                renamer.push(piece, &mut pass);
-                if counter.is_complete() {
-                    renamer.finish(&mut pass);
-                    if *taken + bytes_of(waiting) != *length {
-                        return Err(UploadError::Misnamed);
-                    }
-                }
-            }
+        if let Err(error) = state.take_in(piece) {
+            state.is_broken = true;
+            return Err(error);
         }
         let waker = state.waker.take();
         drop(state);
@@ -151,6 +164,11 @@ impl Upload {
             waker.wake();
         }
         Ok(())
+    }
+
+    /// Whether a piece of it broke the rules.
+    pub fn is_broken(&self) -> bool {
+        self.lock().is_broken
     }
 
     /// Whether the backend has taken all of it.

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use modelrelay_harness::PATIENCE;
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
+use modelrelay_harness::fake_relay::{Ack, Ask};
 use modelrelay_harness::process::Process;
 use modelrelay_harness::relay::{Relay, RelayBuilder};
 use modelrelay_harness::tls::Certificates;
-use modelrelay_harness::worker_process::{Stack, WorkerBuilder, WorkerProcess};
+use modelrelay_harness::worker_process::{Rig, Stack, WorkerBuilder, WorkerProcess};
 use serde_json::{Value, json};
 
 use collector::{Collector, Span};
@@ -228,6 +229,53 @@ async fn each_sending_of_a_requeued_request_is_a_span_linked_to_the_one_before()
     assert_eq!(links, [&[][..], &[attempts[0].id.clone()], &[attempts[1].id.clone()]]);
     assert_eq!((attempts[0].is_error, &*attempts[0].attribute("error.type")), (true, "worker_lost"));
     assert!(!attempts[2].is_error && attempts.iter().all(|span| span.parent == server.id), "{spans:#?}");
+}
+
+/// The worker of the response is between two connections, and is waited for: nothing else ends this request.
+#[tokio::test]
+async fn a_client_that_leaves_before_its_request_has_a_place_ends_its_span() {
+    let collector = Collector::start().await;
+    let relay = exporting_relay(&collector).start().await;
+    let mut maker = relay.core1_worker(&["m"], 1).await;
+    let made = relay.begin(Request::post("/v1/responses", &json!({"model": "m", "input": "hi"})));
+    let job = maker.expect_request().await;
+    maker.response_start(&job, 200, &[("content-type", "application/json")]).await;
+    maker.pieces(&job, br#"{"id": "resp_1", "object": "response"}"#).await;
+    maker.send(&json!({"type": "response_complete", "request_id": job.id, "response_id": "resp_1"})).await;
+    made.reply().await.with_status(200);
+    drop(maker);
+    relay.wait_for_workers(0).await;
+    let waiting = Request::get("/v1/responses/resp_1").header("traceparent", parent(TRACE, "01"));
+    let client = relay.begin(waiting);
+    // The last that is seen of it before it waits.
+    let read = "modelrelay_request_body_bytes_count{endpoint=\"responses\"}";
+    relay.eventually("its body", || async { relay.metric(read).await == 2.0 }).await;
+    client.abandon();
+    let spans = collector.trace(TRACE, 1).await;
+    let server = only(&spans, "GET /v1/responses/{id}");
+    assert_eq!((&*server.attribute("modelrelay.outcome"), server.is_error), ("cancelled", false));
+    assert_eq!(server.attribute("http.response.status_code"), "499");
+}
+
+#[tokio::test]
+async fn a_relay_that_breaks_the_rules_of_its_stream_has_failed_its_request() {
+    let collector = Collector::start().await;
+    let url = collector.http.url();
+    let exporting = |worker: WorkerBuilder| worker.env(ENDPOINT, &url).env(SOON.0, SOON.1);
+    let mut rig = Rig::with(&Ack::core1(), 1, exporting).await;
+    let more = Ask::chat("m").header("traceparent", &parent(TRACE, "01")).body(b"twenty bytes of body").claiming(10);
+    let asked = rig.link.ask(&more);
+    assert!(rig.link.reply(&asked).await.error_code().is_some());
+    let spans = collector.trace_with(TRACE, "forward m").await;
+    let forward = only(&spans, "forward m");
+    assert_eq!((forward.is_error, &*forward.attribute("error.type")), (true, "body"));
+    assert_eq!(forward.attribute("modelrelay.outcome"), "body");
+    // One that the relay calls off is no error.
+    let asked = rig.link.ask_head(&Ask::chat("m").header("traceparent", &parent(OTHER_TRACE, "01")).claiming(10));
+    rig.link.cancel(&asked.id, "client_disconnect");
+    let spans = collector.trace_with(OTHER_TRACE, "forward m").await;
+    let forward = only(&spans, "forward m");
+    assert_eq!((forward.is_error, &*forward.attribute("modelrelay.outcome")), (false, "cancelled"));
 }
 
 #[tokio::test]

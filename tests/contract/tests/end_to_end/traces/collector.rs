@@ -99,6 +99,11 @@ impl Collector {
         self.trace_when(id, |found| found.iter().any(|span| span.name.starts_with("POST /"))).await
     }
 
+    /// Everything of this trace, once a span of this name is there.
+    pub(super) async fn trace_with(&self, id: &str, name: &str) -> Vec<Span> {
+        self.trace_when(id, |found| found.iter().any(|span| span.name == name)).await
+    }
+
     async fn trace_when(&self, id: &str, is_whole: impl Fn(&[Span]) -> bool) -> Vec<Span> {
         let since = Instant::now();
         loop {

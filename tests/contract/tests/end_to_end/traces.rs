@@ -382,6 +382,22 @@ fn threads(process: &Process) -> Vec<String> {
 }
 
 #[tokio::test]
+async fn batches_are_packed_where_that_is_asked_for() {
+    let collector = Collector::start().await;
+    let url = collector.http.url();
+    let gzip = ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip");
+    let mut stack = Stack::with(
+        |relay| relay.env(ENDPOINT, &url).env(SOON.0, SOON.1).env(gzip.0, gzip.1),
+        |worker| worker.env(ENDPOINT, &url).env(SOON.0, SOON.1).env(gzip.0, gzip.1),
+    )
+    .await;
+    ask(&mut stack, chat().header("traceparent", parent(TRACE, "01")), &json!({})).await;
+    collector.trace(TRACE, 4).await;
+    let batches = collector.http.seen();
+    assert!(batches.iter().all(|head| head.header("content-encoding") == Some("gzip")), "{batches:?}");
+}
+
+#[tokio::test]
 async fn what_is_left_is_exported_at_the_end() {
     let collector = Collector::start().await;
     let endpoint = collector.http.url();

@@ -1,9 +1,11 @@
 //! A collector of traces played by hand: it reads real exports, and keeps what they say.
 
 use std::fmt::Write;
+use std::io::Read;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use flate2::read::GzDecoder;
 use modelrelay_harness::PATIENCE;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
@@ -82,7 +84,8 @@ impl Collector {
             };
             let status = status(before);
             if status == 200 {
-                keep.lock().expect("what was taken").take(body);
+                let is_packed = head.header("content-encoding") == Some("gzip");
+                keep.lock().expect("what was taken").take(&if is_packed { unpacked(body) } else { body.to_vec() });
             }
             Answer::new(status, &[("content-type", "application/x-protobuf")], b"")
         });
@@ -140,6 +143,12 @@ impl Taken {
             self.spans.extend(spans.map(|span| Span::new(&service, span)));
         }
     }
+}
+
+fn unpacked(body: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    GzDecoder::new(body).read_to_end(&mut bytes).expect("what gzip packed");
+    bytes
 }
 
 fn text(value: Option<&AnyValue>) -> String {

@@ -54,30 +54,33 @@ function forWindows() {
 export function starting(settings) {
   if (settings.system === 'container') return [{ title: 'Start the worker', text: dockerRun(settings) }];
   if (settings.system === 'kubernetes') return [{ title: 'Start the worker', text: deployment(settings) }];
-  if (settings.system === 'windows') return [{ title: 'Start the worker', text: inPowerShell(settings) }];
-  return [{ title: 'Start the worker', text: line(settings) }];
+  if (settings.system === 'windows') return [{ title: 'Start the worker', text: inPowerShell(variables(settings)) }];
+  return [{ title: 'Start the worker', text: inShell(variables(settings)) }];
 }
 
 /** The shortest way to start it: the program asks for the rest. In a container there is nobody to ask. */
 export function connecting(settings) {
   if (settings.system === 'container' || settings.system === 'kubernetes') return [];
   const known = ['PROVIDER_NAME', 'WORKER_SECRET', 'WORKER_NAME', settings.url && 'BACKEND_URL'];
-  const words = variables(settings).filter(([name]) => known.includes(name)).map(([name, value]) => `${name}=${shell(value)}`);
+  const words = variables(settings).filter(([name]) => known.includes(name));
+  const text = settings.system === 'windows'
+    ? inPowerShell(words, `connect ${powershell(settings.relay)} --run`)
+    : inShell(words, `connect ${shell(settings.relay)} --run`);
   return [{
     title: 'Start the worker, by questions',
-    text: `${words.join(' \\\n')} \\\n./modelrelay-worker connect ${shell(settings.relay)} --run`,
+    text,
     note: 'The shortest way: it looks for the server, asks what it cannot know, and keeps the answers in worker.yaml. Below is the same with every setting in one command.',
   }];
 }
 
-function line(settings) {
-  const words = variables(settings).map(([name, value]) => `${name}=${shell(value)}`);
-  return `${words.join(' \\\n')} \\\n./modelrelay-worker`;
+function inShell(environment, args = '') {
+  const words = environment.map(([name, value]) => `${name}=${shell(value)}`);
+  return `${words.join(' \\\n')} \\\n./modelrelay-worker ${args}`.trim();
 }
 
-function inPowerShell(settings) {
-  const words = variables(settings).map(([name, value]) => `$env:${name} = ${powershell(value)}`);
-  return `${words.join('\n')}\n.\\modelrelay-worker.exe`;
+function inPowerShell(environment, args = '') {
+  const words = environment.map(([name, value]) => `$env:${name} = ${powershell(value)}`);
+  return `${words.join('\n')}\n.\\modelrelay-worker.exe ${args}`.trim();
 }
 
 // The host's network: a server that listens on 127.0.0.1 can only be reached from there.

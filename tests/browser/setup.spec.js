@@ -132,6 +132,7 @@ test('on Windows the service has a worker.yaml that a worker takes', async ({ pa
   await page.getByRole('radio', { name: 'Windows' }).check();
   await page.getByRole('radio', { name: 'Ollama' }).check();
   await page.getByLabel('Name to show (optional)').fill("Ann’s 'box' $PATH");
+  expect(await copied(page, 'Start the worker, by questions')).toContain(`\n.\\modelrelay-worker.exe connect '${site.url}' --run`);
   expect(await copied(page, 'Start the worker')).toContain("$env:WORKER_NAME = 'Ann’’s ''box'' $PATH'\n.\\modelrelay-worker.exe");
   const text = await copied(page, 'A service, in a PowerShell of an administrator');
   expect(text).toContain(`worker.secret" '${SECRET}'\n`);

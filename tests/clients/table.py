@@ -1,4 +1,4 @@
-"""The tables of clients in docs/compatibility.md and docs/how-to/clients.md: written from what a run's reports say, and compared with it.
+"""The tables of clients in README.md, docs/compatibility.md and docs/how-to/clients.md: written from what a run's reports say, and compared with it.
 
     table.py versions            the pages name the clients and versions that are pinned here; needs no run
     table.py check REPORT…       they also say what the run of these JUnit reports showed
@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-PAGES = {"results": ROOT / "docs/compatibility.md", "settings": ROOT / "docs/how-to/clients.md"}
+PAGES = {"results": ROOT / "docs/compatibility.md", "summary": ROOT / "README.md", "settings": ROOT / "docs/how-to/clients.md"}
 YES, UNTRIED = "yes", "–"
 
 # A client, where its version is pinned, whose tests are its, and how it is pointed at a relay.
@@ -44,6 +44,8 @@ FEATURES = {
     "embeddings": r"embeddings",
     "llama-server": r"real llama.server",
 }
+# What the README shows of them.
+SUMMARY = ["answer", "stream", "tool calls", "errors", "worker lost", "cancel", "llama-server"]
 UNLISTED = r"the SDK is the one that was measured"
 
 
@@ -53,7 +55,8 @@ def main(command, *reports):
     for name, page in PAGES.items():
         text = page.read_text()
         committed = section(text, name)
-        table = settings() if name == "settings" else results(committed, shown)
+        features = SUMMARY if name == "summary" else list(FEATURES)
+        table = settings() if name == "settings" else results(committed, shown, features)
         if table != committed:
             behind.append(page)
             if command == "--write":
@@ -77,13 +80,13 @@ def settings():
     return "\n".join(lines) + "\n"
 
 
-def results(committed, shown):
+def results(committed, shown, features):
     """The table; without a report for a cell, what the page says stays."""
     said = {cells[0]: cells[2:] for cells in map(cells_of, committed.splitlines())}
-    lines = ["| " + " | ".join(["client", "version", *FEATURES]) + " |", "|---" * (len(FEATURES) + 2) + "|"]
+    lines = ["| " + " | ".join(["client", "version", *features]) + " |", "|---" * (len(features) + 2) + "|"]
     for client, pinned, _, _ in CLIENTS:
-        before = dict(zip(FEATURES, said.get(client, [])))
-        cells = [shown.get((client, feature)) or before.get(feature, UNTRIED) for feature in FEATURES]
+        before = dict(zip(features, said.get(client, [])))
+        cells = [shown.get((client, feature)) or before.get(feature, UNTRIED) for feature in features]
         lines.append("| " + " | ".join([client, version(pinned), *cells]) + " |")
     return "\n".join(lines) + "\n"
 

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use modelrelay_harness::fake_relay::Ack;
+use modelrelay_harness::fake_relay::{Ack, FakeRelay};
 use serde_json::json;
 
-use crate::rig::{LONG, Rig, Slot, chat, slots1};
+use crate::rig::{LONG, Rig, Slot, chat, slots1, worker_with};
 
 /// What this process has started; each of its threads has children of its own.
 fn children_of(pid: u32) -> Vec<u32> {
@@ -68,6 +68,39 @@ async fn a_backend_that_does_not_end_when_asked_to_is_killed_after_its_grace() {
     let took = end(&mut rig).await;
     assert!((Duration::from_secs(10)..Duration::from_secs(15)).contains(&took), "{took:?}");
     gone(&started).await;
+}
+
+/// Names of the variables that a process was started with.
+fn variables_of(pid: u32) -> Vec<String> {
+    let environment = std::fs::read_to_string(format!("/proc/{pid}/environ")).unwrap_or_default();
+    environment.split('\0').filter_map(|variable| Some(variable.split_once('=')?.0.to_owned())).collect()
+}
+
+/// A container engine that is told where systemd waits would have it wait for the container's own word.
+#[tokio::test]
+async fn what_a_worker_starts_gets_neither_its_secrets_nor_its_place_with_systemd() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("notify");
+    let systemd = tokio::net::UnixDatagram::bind(&place).expect("a socket");
+    let mut relay = FakeRelay::start().await;
+    let (_config, builder) = worker_with(&Slot::default().yaml());
+    let builder = builder.env("NOTIFY_SOCKET", place.to_string_lossy()).env("DRAIN_TOKEN", "planted-drain-token");
+    let worker = builder.relay(relay.url()).start().await;
+    let mut said = [0; 64];
+    let length = systemd.recv(&mut said).await.expect("a word");
+    assert_eq!(String::from_utf8_lossy(&said[..length]).trim(), "READY=1");
+
+    let mut link = relay.accept_with(&Ack::old()).await;
+    let asked = link.ask(&chat("a"));
+    assert_eq!(link.reply_within(LONG, &asked).await.expect("an answer").status, 200);
+    let worker = worker.process.pid().expect("it runs");
+    let children = descendants_of(worker);
+    assert!(!children.is_empty());
+    for name in ["WORKER_SECRET", "DRAIN_TOKEN", "NOTIFY_SOCKET"] {
+        let has = |pid: u32| variables_of(pid).iter().any(|variable| variable == name);
+        assert!(has(worker), "the worker was not started with {name}");
+        assert!(!children.iter().any(|pid| has(*pid)), "{name} came to what the worker has started");
+    }
 }
 
 /// The worker waits for its turn when it is woken; a model's server is no part of that bargain.

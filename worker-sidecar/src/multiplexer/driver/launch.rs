@@ -39,8 +39,9 @@ const QUOTED_LINES: usize = 5;
 /// Of a longer line the rest is left out: a backend that prints binary must not fill the log.
 const MAX_LINE_BYTES: usize = 2048;
 
-/// Variables of ours that are none of a backend's business.
-const OWN_SECRETS: [&str; 3] = ["WORKER_SECRET", "DRAIN_TOKEN", "BACKEND_API_KEY"];
+/// Variables of ours that are none of a backend's business: secrets, and where systemd waits for this process, which a
+/// container engine would take for a word to its container.
+const OWN_VARIABLES: [&str; 4] = ["WORKER_SECRET", "DRAIN_TOKEN", "BACKEND_API_KEY", "NOTIFY_SOCKET"];
 
 /// A command, as configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -177,8 +178,8 @@ impl Running {
         let mut command = Command::new(program);
         command.arg(SUBCOMMAND).args(launch.leave_on_success.then_some(LEAVE_ON_SUCCESS)).arg("--");
         command.args(launch.command.iter().map(with_port));
-        for secret in OWN_SECRETS {
-            command.env_remove(secret);
+        for variable in OWN_VARIABLES {
+            command.env_remove(variable);
         }
         command.envs(launch.env.iter().map(|(name, value)| (name, with_port(value))));
         supervisor::set_apart(&mut command).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -7,6 +7,7 @@ use modelrelay_harness::cannot_run;
 use modelrelay_harness::process::{Process, on_path};
 use modelrelay_harness::tls::Certificates;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::machine::Machine;
 use crate::replaced;
@@ -61,7 +62,9 @@ async fn is_whole(mut stream: Process) {
 }
 
 fn ask(key: &str, model: &str, stream: bool) -> String {
-    let body = json!({"model": model, "stream": stream, "messages": [{"role": "user", "content": "hello"}]});
+    // A stream lasts some seconds, however slow the machine is that stops something meanwhile.
+    let content = if stream { "and so on ".repeat(10) } else { "hello".to_owned() };
+    let body = json!({"model": model, "stream": stream, "messages": [{"role": "user", "content": content}]});
     format!(
         "curl --silent --show-error --fail-with-body --no-buffer --max-time 50 --header 'Authorization: Bearer {key}' \
          --json '{body}' http://127.0.0.1:8080/v1/chat/completions"
@@ -125,20 +128,34 @@ async fn relay_and_worker_of_the_documentation_come_up_drain_and_come_back() {
     is_whole(stream).await;
 }
 
+/// The page's scripts in a folder of their own, in which any Node takes them for the modules that they are.
+fn web_modules() -> TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../relay/web");
+    for script in std::fs::read_dir(scripts).expect("the pages are there").flatten() {
+        if script.path().extension().is_some_and(|extension| extension == "js") {
+            std::fs::copy(script.path(), folder.path().join(script.file_name())).expect("a folder that can be written");
+        }
+    }
+    std::fs::write(folder.path().join("package.json"), r#"{"type": "module"}"#).expect("a folder that can be written");
+    folder
+}
+
 #[tokio::test]
 async fn a_worker_of_the_page_setup_comes_up_drains_and_comes_back() {
     let Some(node) = on_path("node") else { return cannot_run("node is not installed") };
     let lasting = |backend: &str, secret: &str| {
-        let commands = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../relay/web/commands.js");
         let settings = json!({
             "system": "linux", "relay": "http://127.0.0.1:8080", "provider": "local", "secret": secret, "atOnce": 2,
             "backend": {"url": backend, "engine": "openai"}, "name": r#"the 100% "garage" \ $HOME's"#,
         });
         let print = format!(
-            "import {{ lasting }} from {:?};\nfor (const block of lasting({settings})) console.log(block.text);",
-            commands.display()
+            "import {{ lasting }} from './commands.js';\nfor (const block of lasting({settings})) console.log(block.text);"
         );
-        let printed = Command::new(&node).args(["--input-type=module", "--eval", &print]).output().expect("it starts");
+        let modules = web_modules();
+        let command =
+            Command::new(&node).args(["--input-type=module", "--eval", &print]).current_dir(&modules).output();
+        let printed = command.expect("it starts");
         assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
         // Where the page has people build it, and stay.
         format!("cd target/release\n{}", String::from_utf8_lossy(&printed.stdout))

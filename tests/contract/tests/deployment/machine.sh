@@ -10,6 +10,8 @@ folder=$1 repository=$2 programs=$3
 
 # In mounts of its own: waits, and clears away.
 supervise() {
+  # Ctrl-C is for the test, whose end is ours, too: whoever ended here would leave the machine to itself.
+  trap '' INT TERM HUP
   mkdir "$folder/cgroup"
   mount -t cgroup2 cgroup2 "$folder/cgroup"
   group=$folder/cgroup/modelrelay-test-$$

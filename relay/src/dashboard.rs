@@ -34,7 +34,7 @@ pub(crate) use setup::{overview, secret};
 
 use crate::admin::{Asker, Told, authenticate_page, problem};
 use crate::audit::Action;
-use crate::http::{inference, models};
+use crate::http::{inference, models, not_found};
 use crate::lockout::Lockout;
 use crate::metrics::Realm;
 use crate::relay::Relay;
@@ -84,8 +84,8 @@ pub fn router() -> Router<Arc<Relay>> {
 /// are let in with a login besides: this listener is for admins.
 pub fn test_boxes(relay: &Arc<Relay>) -> Router<Arc<Relay>> {
     Router::new()
-        .route("/v1/chat/completions", post(inference::by_model))
-        .route("/v1/models", get(models::list))
+        .route("/v1/chat/completions", post(inference::by_model).fallback(not_found))
+        .route("/v1/models", get(models::list).fallback(not_found))
         .layer(middleware::from_fn_with_state(Arc::clone(relay), authenticate_page))
 }
 

@@ -39,7 +39,12 @@ pub(crate) async fn overview(State(relay): State<Arc<Relay>>, headers: HeaderMap
         Some(listener) => url(relay.tls.is_some(), &with_port(host, listener.port())),
     };
     let of_clients = config.admin_listen_addr.and(clients);
-    let of_workers = config.worker_listen_addr.map_or(of_clients, |_| workers);
+    // What a proxy encrypts is not left for a port that nobody does, where workers may come that way, too.
+    let is_encrypted_by_proxy = is_encrypted && relay.tls.is_none() && config.workers_on_client_port;
+    let of_workers = match config.worker_listen_addr {
+        Some(_) if !is_encrypted_by_proxy => workers,
+        _ => of_clients,
+    };
     let worker_url = config.worker_public_url.as_ref().or(config.public_url.as_ref());
     Json(json!({
         "relay_url": config.public_url.clone().unwrap_or_else(|| reached(of_clients)),

@@ -62,7 +62,8 @@ async fn what_pages_may_ask_is_nothing_to_anybody_else() {
     let site = Site::start(Relay::builder()).await;
     let mut worker = site.relay.worker(&["m"], 1).await;
     // To programs nothing is there, whatever they bring along.
-    for request in [Request::new("POST", CHAT).body(ASKED), Request::get("/v1/models")] {
+    let wrong_method = Request::get(CHAT);
+    for request in [Request::new("POST", CHAT).body(ASKED), Request::get("/v1/models"), wrong_method] {
         let _ = site.ask(request.clone()).await.with_status(404);
         let _ = site.ask(request.bearer(ADMIN_TOKEN)).await.with_status(404);
     }
@@ -142,20 +143,30 @@ async fn a_command_names_the_listener_of_workers_and_a_client_that_of_clients() 
 
 #[tokio::test]
 async fn another_listener_is_encrypted_where_the_relay_does_it_and_not_where_a_proxy_does() {
-    let relay = Relay::builder().env("WORKER_LISTEN_ADDR", "127.0.0.1:0").start().await;
+    let asked = || Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example");
+    let builder = Relay::builder().env("WORKER_LISTEN_ADDR", "127.0.0.1:0").env("WORKERS_ON_CLIENT_PORT", "false");
+    let relay = builder.start().await;
     let port = relay.worker_addr().await.port();
-    let asked = Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example");
-    let told = relay.fetch(asked.header("x-forwarded-proto", "https")).await.with_status(200).json();
+    let told = relay.fetch(asked().header("x-forwarded-proto", "https")).await.with_status(200).json();
     assert_eq!(told["relay_url"], "https://relay.example");
     assert_eq!(told["worker_url"], format!("http://relay.example:{port}"));
 
     let certificates = Certificates::make();
     let relay = Relay::builder().tls(&certificates).env("WORKER_LISTEN_ADDR", "0.0.0.0:0").start().await;
     let port = relay.worker_addr().await.port();
-    let asked = Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example");
-    let told = relay.fetch(asked).await.with_status(200).json();
+    let told = relay.fetch(asked()).await.with_status(200).json();
     assert_eq!(told["worker_url"], format!("https://relay.example:{port}"));
     assert_eq!(told["network_url"], Value::Null, "a certificate is for a name");
+}
+
+#[tokio::test]
+async fn workers_are_not_led_past_a_proxy_that_encrypts_where_they_may_come_through_it() {
+    let relay = Relay::builder().env("WORKER_LISTEN_ADDR", "127.0.0.1:0").start().await;
+    let asked = || Request::get("/admin/setup").bearer(ADMIN_TOKEN).header("host", "relay.example");
+    let told = relay.fetch(asked().header("x-forwarded-proto", "https")).await.with_status(200).json();
+    assert_eq!(told["worker_url"], "https://relay.example", "their secret goes with it");
+    let told = relay.fetch(asked()).await.with_status(200).json();
+    assert_eq!(told["worker_url"], format!("http://relay.example:{}", relay.worker_addr().await.port()));
 }
 
 #[tokio::test]

@@ -57,8 +57,8 @@ pub struct Service<'a> {
 
 impl Traces {
     /// Begins to export to `target`. Within a tokio runtime, which does the sending. Sampling, batches and limits are what
-    /// OpenTelemetry's variables say, or its defaults. `on_loss` is told of every span that is not exported, and of none by
-    /// each reason at once.
+    /// OpenTelemetry's variables say, or its defaults. `on_loss` is told of every span that is dropped, not of those that a
+    /// collector takes and refuses in its answer, nor of those that are left at the end; and of none by each reason at once.
     pub fn start(target: &Target, service: &Service<'_>, on_loss: OnLoss) -> Result<Self, SettingError> {
         let exporter = exporter(target, Collector::new(target, Some(Handle::current()))?)?;
         Loss::ALL.into_iter().for_each(|loss| on_loss(loss, 0));

@@ -132,7 +132,8 @@ impl<'a> History<'a> {
         };
         let connected = self.connected(request);
         let relay_went = self.relay_went(request.relay, connected, *at);
-        let has_excuse = relay_went || self.is_hard_to_reach(request.relay);
+        // An answer that has begun came from the relay as it was then.
+        let has_excuse = self.relay_went(request.relay, *sent, *at) || self.is_hard_to_reach(request.relay);
         if let Some(why) = self.check_refusal(request, how) {
             return Some(why);
         }
@@ -161,13 +162,15 @@ impl<'a> History<'a> {
         (took > most).then(|| format!("took {took:?}, and {most:?} at most are allowed"))
     }
 
-    /// When the connection that the request went over was made, at the earliest.
+    /// When the connection that the request went over was made, at the earliest: for the first of those of its client that came
+    /// one after the other without losing it.
     fn connected(&self, request: &RequestPlan) -> Duration {
-        let on_it = |other: &&RequestPlan| {
-            other.nonce == request.nonce || (request.client.is_some() && other.client == request.client)
-        };
-        let sent = self.plan.requests.iter().filter(on_it).filter_map(|other| self.sent.get(&other.nonce));
-        sent.min().copied().unwrap_or_default()
+        let sent = |of: &RequestPlan| self.sent.get(&of.nonce).copied().unwrap_or_default();
+        let how = |of: &RequestPlan| self.ended.get(&of.nonce)?.first().map(|(_, how)| *how);
+        let before = self.plan.requests[..request.nonce].iter().rev();
+        let of_client = before.filter(|other| request.client.is_some() && other.client == request.client);
+        let kept = of_client.take_while(|other| how(other).is_some_and(Ending::keeps_the_connection));
+        sent(kept.last().unwrap_or(request))
     }
 
     fn check_reason(&self, request: &RequestPlan, code: &str) -> Option<String> {

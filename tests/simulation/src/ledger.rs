@@ -86,6 +86,13 @@ pub enum Ending {
     Hung,
 }
 
+impl Ending {
+    /// Whether the answer came to its end, so that its connection may be used again.
+    pub fn keeps_the_connection(&self) -> bool {
+        matches!(self, Self::Answered | Self::BackendError | Self::Failed(_))
+    }
+}
+
 impl Ledger {
     /// Notes what happens now.
     pub fn note(&self, event: Event) {

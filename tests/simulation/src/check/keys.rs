@@ -36,6 +36,7 @@ impl History<'_> {
         };
         let is_limited = request.key.is_some_and(|key| self.plan.keys[key].max_in_flight.is_some());
         let is_right = match expected {
+            Some("invalid_api_key") => ["invalid_api_key", "draining"].contains(&code),
             Some(expected) => code == expected || code == "draining" || (code == "key_limit" && is_limited),
             None => !REFUSALS.contains(&code) && (code != "key_limit" || is_limited),
         };

@@ -157,6 +157,8 @@ fn a_key_that_does_more_than_it_may_is_found() {
     for refused in [None, revoked(), other_model()] {
         assert!(with(refused, &answered).contains("was worked on"));
     }
+    let revoked_and_limited = KeyPlan { revoked: true, max_in_flight: Some(1), ..KeyPlan::default() };
+    assert!(with(Some(revoked_and_limited), &failed("key_limit")).contains("its key may expect"));
     assert!(with(other_model(), &failed("invalid_api_key")).contains("its key may expect"));
     assert!(with(Some(KeyPlan::default()), &failed("model_forbidden")).contains("its key may expect"));
     assert!(with(Some(KeyPlan::default()), &failed("key_limit")).contains("its key may expect"));
@@ -181,4 +183,29 @@ fn more_answers_at_once_than_a_key_may_have_are_found_unless_they_are_over_at_on
     };
     assert!(first_ends(8).contains("ran 2 requests of a key that may have 1"));
     assert_eq!(first_ends(2), "");
+}
+
+#[test]
+fn a_kept_connection_is_excused_by_its_own_relays_restart_and_by_none_of_before() {
+    let with = |first: Ending, second: Ending| {
+        let mut plan = plan();
+        plan.requests[0].client = Some(0);
+        plan.requests.push(RequestPlan { nonce: 1, ..plan.requests[0].clone() });
+        let events = [
+            sent(),
+            ended(1, first),
+            (2, Event::Gone("relay-0".into())),
+            (3, Event::Started("relay-0".into())),
+            (20, Event::Sent { nonce: 1 }),
+            (21, Event::Ended { nonce: 1, how: second }),
+        ];
+        judged(&plan, &events).join(" ")
+    };
+    // The connection was made before the restart, and is used again only now.
+    assert_eq!(with(Ending::Answered, Ending::Unconnected), "");
+    // What comes over it after that comes from the new relay.
+    assert!(with(Ending::Answered, Ending::BrokenOff).contains("without a reason"));
+    // The first had taken its connection along: this one is of after the restart.
+    assert!(with(Ending::Left, Ending::Unconnected).contains("lost its relay"));
+    assert_eq!(with(Ending::Left, Ending::Answered), "");
 }

@@ -8,7 +8,11 @@ is_root() { [ "$(id -u)" = 0 ]; }
 apt_install() {
   is_root && has apt-get || return 0
   local quiet=(env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -qq -y --no-install-recommends "$@")
-  "${quiet[@]}" > /dev/null 2>&1 || { apt-get update -qq && "${quiet[@]}"; } > /dev/null 2>&1 || true
+  # apt-get waits for another that installs, not for one that updates the lists: suites that run side by side take turns.
+  (
+    flock 9 2> /dev/null
+    "${quiet[@]}" || { apt-get update -qq && "${quiet[@]}"; }
+  ) 9> "${TMPDIR:-/tmp}/modelrelay-apt.lock" > /dev/null 2>&1 || true
 }
 
 # PROGRAM PACKAGE: installs the package, if the program is missing.

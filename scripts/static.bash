@@ -1,6 +1,7 @@
-# The programs as static ones, for scripts/images and scripts/release. Sourced in the root of the repository.
+# The programs as static ones, and images of them, for scripts/images and scripts/release. Sourced in the root of the repository.
 
 CARGO_AUDITABLE=0.7.7
+CERTIFICATES=/etc/ssl/certs/ca-certificates.crt # what the machine that builds trusts, for relays and backends behind TLS
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/modelrelay
 . scripts/cargo_tool.bash
 . scripts/debian.bash
@@ -23,26 +24,37 @@ build_beside() {
   local folder=$1 program
   shift
   for program; do outdate "$folder" "$program"; done
-  RUSTC_WRAPPER=$PWD/scripts/rustc-static STATIC_DIR=$PWD/$folder AUDITABLE=$(command -v cargo-auditable) \
+  # shellcheck disable=SC2046 # one word, or none
+  env $(page_size "$(host)") RUSTC_WRAPPER="$PWD/scripts/rustc-static" STATIC_DIR="$PWD/$folder" AUDITABLE="$(command -v cargo-auditable)" \
     cargo build --release --locked --quiet --workspace --bins
+}
+
+# TARGET: finds or fetches what compiles for it.
+cross_compiler() {
+  local target=$1 processor=${1%%-*}
+  debian_tool "$processor-linux-gnu-gcc" "gcc-${processor/_/-}-linux-gnu"
+  has "$processor-linux-gnu-gcc" || { echo "$processor-linux-gnu-gcc is missing: install a C compiler for $target" >&2; return 1; }
+  # Its libc, which the compiler only recommends.
+  [ -e "/usr/$processor-linux-gnu/lib/libc.a" ] || apt_install "libc6-dev-$(debian_name "$processor")-cross"
+  rustup target list --installed | grep -qxF "$target" || rustup target add "$target"
 }
 
 # For another processor than this machine's, with Debian's compiler for it.
 cross_build() {
   local folder=$1 target=$2 processor=${2%%-*} name=${2//-/_} program
   shift 2
-  debian_tool "$processor-linux-gnu-gcc" "gcc-${processor/_/-}-linux-gnu"
-  has "$processor-linux-gnu-gcc" || { echo "$processor-linux-gnu-gcc is missing: install a C compiler for $target" >&2; return 1; }
-  # Its libc, which the compiler only recommends.
-  [ -e "/usr/$processor-linux-gnu/lib/libc.a" ] || apt_install "libc6-dev-$(debian_name "$processor")-cross"
-  rustup target list --installed | grep -qxF "$target" || rustup target add "$target"
-  # A processor of 64 bits may have pages of 64 KiB, and an allocator that was built for smaller ones does not start there.
-  env "CARGO_TARGET_${name^^}_LINKER=$processor-linux-gnu-gcc" \
-    "CARGO_TARGET_${name^^}_RUSTFLAGS=-C target-feature=+crt-static -C strip=debuginfo" JEMALLOC_SYS_WITH_LG_PAGE=16 \
+  cross_compiler "$target"
+  # shellcheck disable=SC2046 # one word, or none
+  env $(page_size "$target") "CARGO_TARGET_${name^^}_LINKER=$processor-linux-gnu-gcc" \
+    "CARGO_TARGET_${name^^}_RUSTFLAGS=-C target-feature=+crt-static -C strip=debuginfo" \
     cargo auditable build --release --locked --quiet --target "$target" --bins \
     --package modelrelay-relay --package modelrelay-worker --package modelrelay-operator
-  for program; do cp "target/$target/release/modelrelay-$program" "$folder/"; done
+  for program; do cp "${CARGO_TARGET_DIR:-target}/$target/release/modelrelay-$program" "$folder/"; done
 }
+
+# TARGET: what the allocator has to know. Kernels of aarch64 may have pages of 64 KiB, and an allocator that was built for
+# smaller ones does not start there.
+page_size() { case $1 in aarch64-*) echo JEMALLOC_SYS_WITH_LG_PAGE=16 ;; esac; }
 
 # TARGET or its processor: what Debian and container images call it.
 debian_name() { case ${1%%-*} in x86_64) echo amd64 ;; aarch64) echo arm64 ;; *) echo "${1%%-*}" ;; esac; }
@@ -66,3 +78,14 @@ check_static() {
 }
 
 is_auditable() { [[ $(readelf --sections --wide "$1" 2> /dev/null) == *.dep-v0* ]]; }
+
+# PROGRAM FOLDER TARGET TAG FILE: an OCI archive of a static program in FOLDER, with what the Dockerfile of that program says of it.
+pack_image() {
+  local name=modelrelay-$1 folder=$2 target=$3 tag=$4 file=$5 files=("$2/modelrelay-$1=/modelrelay-$1") labels
+  if [ -r "$CERTIFICATES" ]; then
+    cp "$CERTIFICATES" "$folder/ca-certificates.crt"
+    files+=("$folder/ca-certificates.crt:644=$CERTIFICATES")
+  fi
+  labels=$(sed -n 's/^LABEL //p' "deploy/docker/Dockerfile.$1" | tr -d '"')
+  LABELS=$labels ARCHITECTURE=$(debian_name "$target") scripts/cluster/image "$file" "localhost/$name:$tag" "/$name" "${files[@]}"
+}

@@ -77,6 +77,9 @@ def test_what_compose_refers_to_is_defined():
     for service in file["services"].values():
         assert set(service.get("secrets", [])) <= set(file["secrets"])
         assert {config["source"] for config in service.get("configs", [])} <= set(file["configs"])
+        # Compose cannot write what stands in its own file into a container whose root cannot be written.
+        written = [config["source"] for config in service.get("configs", []) if "content" in file["configs"][config["source"]]]
+        assert not (service.get("read_only") and written)
         named = {volume.split(":")[0] for volume in service.get("volumes", [])}
         assert {name for name in named if not name.startswith(".")} <= set(file["volumes"])
         for name in service["environment"] if "environment" in service else []:
@@ -97,7 +100,7 @@ def test_a_stop_by_compose_drains_and_every_variable_is_known(program):
 def test_a_relay_starts_with_the_settings_of_compose(tmp_path):
     help_of("relay")
     file = compose()
-    settings = in_folder(file["configs"]["relay"]["content"], tmp_path)
+    settings = in_folder((COMPOSE.parent / file["configs"]["relay"]["file"]).read_text(), tmp_path)
     done = checked(file["services"]["relay"]["environment"], tmp_path, settings)
     assert done.returncode == 0, done.stderr
     assert checked(file["services"]["relay"]["environment"], tmp_path, "providers: [{nome: x}]").returncode != 0

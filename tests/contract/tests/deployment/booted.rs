@@ -49,7 +49,7 @@ async fn with_relay() -> Option<(Machine, String)> {
 
 /// A stream of the slow model, of which the first piece is there.
 async fn begin_stream(machine: &Machine, key: &str) -> Process {
-    let stream = machine.spawn(&ask(key, "slow", true));
+    let stream = machine.spawn_client(&ask(key, "slow", true));
     stream.wait_for_line("data: {").await;
     assert!(!stream.log().contains("[DONE]"), "it has ended already");
     stream

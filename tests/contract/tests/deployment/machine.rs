@@ -74,11 +74,12 @@ impl Machine {
         said
     }
 
-    /// Begins this as root's shell does, in the clone of the repository, and ending at the first command that fails.
+    /// Begins this as somebody who reaches the machine by its network alone, and goes on when it goes down: the last thing that systemd
+    /// does is to end every process that is left.
     #[must_use]
-    pub(crate) fn spawn(&self, script: &str) -> Process {
-        let [program, args @ ..] = &self.command(script)[..] else { unreachable!("it names a program") };
-        args.iter().fold(Spawn::program(program), Spawn::arg).start()
+    pub(crate) fn spawn_client(&self, script: &str) -> Process {
+        let args = ["--target", &self.pid, "--net", "bash", "-euo", "pipefail", "-c", script];
+        args.iter().fold(Spawn::program("/usr/bin/nsenter"), |spawn, arg| spawn.arg(*arg)).start()
     }
 
     /// Runs this to its end, which has to be a good one, and returns what it printed.

@@ -18,8 +18,13 @@ PROGRAMS = Path(os.environ["MODELRELAY_BIN_DIR"])
 RELAY, WORKER = PROGRAMS / "modelrelay-relay.exe", PROGRAMS / "modelrelay-worker.exe"
 SECRET = "a-secret-of-some-length"
 PATIENCE = 60
-# An answer of some twenty words takes so long that whatever a test does meanwhile comes before its end.
+# The demo repeats what it is asked, with so much before each word. An answer to LONG takes a quarter of a minute: whatever a
+# test does meanwhile comes before its end, and the end well before that of a drain.
 SLOWLY = "200ms"
+SHORT = "one two three four five six seven"
+LONG = " ".join(f"word{number}" for number in range(50))
+DRAIN = "shutdownTimeout: 2m\n"
+PATIENT_RELAY = ("--drain-timeout-secs", "120")
 
 
 def wait_for(what, ask):
@@ -61,8 +66,8 @@ def run(*words):
     return ended.returncode, ended.stdout + ended.stderr
 
 
-def ask(relay, model="demo", stream=False):
-    body = {"model": model, "stream": stream, "messages": [{"role": "user", "content": "one two three four five six seven"}]}
+def ask(relay, model="demo", text=SHORT, stream=False):
+    body = {"model": model, "stream": stream, "messages": [{"role": "user", "content": text}]}
     request = urllib.request.Request(
         f"http://{relay}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
@@ -97,7 +102,7 @@ class Windows(unittest.TestCase):
         return self.write("relay.yaml", "providers:\n- name: local\n  workerSecrets: [{file: secret}]\n")
 
     def relay(self):
-        relay = Console(self, RELAY, "--config", self.relay_yaml(), "--listen-addr", "127.0.0.1:0")
+        relay = Console(self, RELAY, "--config", self.relay_yaml(), "--listen-addr", "127.0.0.1:0", *PATIENT_RELAY)
         return relay, address(relay.said)
 
     def demo(self):
@@ -112,12 +117,12 @@ class Windows(unittest.TestCase):
 
     def test_ctrl_c_lets_a_stream_end_whole(self):
         relay, at = self.relay()
-        config = self.worker_yaml(at, f"backend: {{url: 'http://{self.demo()}'}}\n")
+        config = self.worker_yaml(at, f"{DRAIN}backend: {{url: 'http://{self.demo()}'}}\n")
         worker = Console(self, WORKER, "--config", config)
         wait_for("a worker", lambda: is_served(at, "demo"))
         with ask(at) as answer:
             self.assertIn("seven", json.load(answer)["choices"][0]["message"]["content"])
-        with ask(at, stream=True) as stream:
+        with ask(at, text=LONG, stream=True) as stream:
             self.assertTrue(stream.readline().startswith(b"data: {"))
             for program in worker, relay:
                 program.process.send_signal(signal.SIGINT)
@@ -151,13 +156,13 @@ class Windows(unittest.TestCase):
         wait_for("the servers' end", lambda: not processes(mark))
 
     def test_a_service_starts_answers_and_stops_when_its_stream_has_ended(self):
-        self.install(RELAY, "ModelRelayServer", self.relay_yaml(), "--", "--listen-addr", "127.0.0.1:0")
+        self.install(RELAY, "ModelRelayServer", self.relay_yaml(), "--", "--listen-addr", "127.0.0.1:0", *PATIENT_RELAY)
         self.start("ModelRelayServer")
         at = address(lambda: self.log("relay.log"))
-        self.install(WORKER, "ModelRelayWorker", self.worker_yaml(at, f"backend: {{url: 'http://{self.demo()}'}}\n"))
+        self.install(WORKER, "ModelRelayWorker", self.worker_yaml(at, f"{DRAIN}backend: {{url: 'http://{self.demo()}'}}\n"))
         self.start("ModelRelayWorker")
         wait_for("a worker", lambda: is_served(at, "demo"))
-        with ask(at, stream=True) as stream:
+        with ask(at, text=LONG, stream=True) as stream:
             self.assertTrue(stream.readline().startswith(b"data: {"))
             run("net", "stop", "ModelRelayWorker")
             wait_for("a stop that waits", lambda: "STOP_PENDING" in run("sc", "query", "ModelRelayWorker")[1])

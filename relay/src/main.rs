@@ -28,6 +28,7 @@ static SERVICE: Program = Program {
     title: "ModelRelay relay",
     about: "One stable address for OpenAI and Anthropic clients, in front of workers that dial out",
     run: program,
+    command: Args::command,
 };
 
 fn main() -> ExitCode {

@@ -60,9 +60,12 @@ def address(said):
     return wait_for("a port", lambda: pattern.search(said())).group(1)
 
 
-def run(*words):
+def run(*words, **variables):
     """Runs it to its end; gives the exit code, and all that it said."""
-    ended = subprocess.run(["wine", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE)
+    environment = {**os.environ, **variables}
+    ended = subprocess.run(
+        ["wine", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, env=environment
+    )
     return ended.returncode, ended.stdout + ended.stderr
 
 
@@ -180,6 +183,10 @@ class Windows(unittest.TestCase):
         config = self.write("worker.yaml", "provder: local\n")
         code, said = run(WORKER, "service", "install", "--config", config)
         self.assertTrue(code == 1 and "nothing was installed" in said and "provder" in said, said)
+        # What is set where it is installed makes it no better: the service would not have it.
+        config = self.write("worker.yaml", "provider: local\n")
+        code, said = run(WORKER, "service", "install", "--config", config, WORKER_SECRET=SECRET)
+        self.assertTrue(code == 1 and "nothing was installed" in said and "WORKER_SECRET: missing" in said, said)
         self.assertNotEqual(run("net", "start", "ModelRelayWorker")[0], 0)
 
     def test_why_a_service_has_ended_is_in_its_log(self):

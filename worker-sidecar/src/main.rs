@@ -20,6 +20,7 @@ static SERVICE: Program = Program {
     title: "ModelRelay worker",
     about: "Brings the models of this machine to a relay",
     run: program,
+    command: cli::command,
 };
 
 fn main() -> ExitCode {

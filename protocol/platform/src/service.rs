@@ -33,6 +33,8 @@ pub struct Program {
     pub about: &'static str,
     /// Runs the program with these words, of which the first is its name.
     pub run: fn(Vec<OsString>) -> ExitCode,
+    /// Its command line, which knows its variables.
+    pub command: fn() -> clap::Command,
 }
 
 /// Arguments of `service`.
@@ -97,9 +99,36 @@ pub fn run(program: &'static Program, args: &ServiceArgs) -> Result<String, Stri
     }
 }
 
+/// The variables that the program's settings may come from.
+#[cfg(any(windows, test))]
+fn variables(program: &Program) -> Vec<OsString> {
+    (program.command)().get_arguments().filter_map(|argument| argument.get_env().map(OsString::from)).collect()
+}
+
 /// Says what there is instead.
 #[cfg(not(windows))]
 pub fn run(_: &'static Program, _: &ServiceArgs) -> Result<String, String> {
     Err("services of this kind are Windows'; systemd and launchd start this program as it is: see docs/how-to/services.md"
         .to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Arg;
+
+    use super::*;
+
+    #[test]
+    fn the_variables_are_those_of_the_programs_settings() {
+        let command = || {
+            let setting = |name| Arg::new(name).long(name);
+            clap::Command::new("program").args([
+                setting("secret").env("SECRET"),
+                setting("listen").env("LISTEN_ADDR"),
+                setting("bare"),
+            ])
+        };
+        let program = Program { service: "S", title: "", about: "", run: |_| ExitCode::SUCCESS, command };
+        assert_eq!(variables(&program), ["SECRET", "LISTEN_ADDR"]);
+    }
 }

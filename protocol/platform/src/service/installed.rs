@@ -14,7 +14,7 @@ use windows_service::service::{
 };
 use windows_service::service_manager::{ServiceManager, ServiceManagerAccess};
 
-use super::{InstallArgs, Program, SUBCOMMAND};
+use super::{InstallArgs, Program, SUBCOMMAND, variables};
 
 /// After a first and a second failure; after each later one it takes longer.
 const RESTART_SOON: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ pub(super) fn install(program: &Program, args: &InstallArgs) -> Result<String, S
     let exe = std::env::current_exe().map_err(|error| format!("this program's own file is not known: {error}"))?;
     let flags: Vec<OsString> =
         [OsString::from("--config"), config.clone().into()].into_iter().chain(args.flags.iter().cloned()).collect();
-    check(&exe, &folder, &flags)?;
+    check(program, &exe, &folder, &flags)?;
     let words = [SUBCOMMAND, "run", "--log"].map(OsString::from).into_iter().chain([log.clone().into()]);
     let words = words.chain(["--folder".into(), folder.into(), "--".into()]).chain(flags);
     let info = ServiceInfo {
@@ -92,10 +92,15 @@ pub(super) fn uninstall(program: &Program) -> Result<String, String> {
     Ok(format!("removed the service {}; its configuration and log are still there\n", program.service))
 }
 
-/// Before anything is changed the program itself says whether it would run.
-fn check(exe: &Path, folder: &Path, flags: &[OsString]) -> Result<(), String> {
-    let checked = Command::new(exe).args(flags).arg("check").current_dir(folder).stdin(Stdio::null()).output();
-    let checked = checked.map_err(|error| format!("{} cannot be run: {error}", exe.display()))?;
+/// Before anything is changed the program itself says whether it would run, without the variables of who installs it: the
+/// service will not have them.
+fn check(program: &Program, exe: &Path, folder: &Path, flags: &[OsString]) -> Result<(), String> {
+    let mut command = Command::new(exe);
+    command.args(flags).arg("check").current_dir(folder).stdin(Stdio::null());
+    for variable in variables(program) {
+        command.env_remove(variable);
+    }
+    let checked = command.output().map_err(|error| format!("{} cannot be run: {error}", exe.display()))?;
     if checked.status.success() {
         return Ok(());
     }

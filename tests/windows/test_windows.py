@@ -189,6 +189,17 @@ class Windows(unittest.TestCase):
         self.assertTrue(code == 1 and "nothing was installed" in said and "WORKER_SECRET: missing" in said, said)
         self.assertNotEqual(run("net", "start", "ModelRelayWorker")[0], 0)
 
+    def test_windows_waits_for_a_drain_before_it_goes_down(self):
+        self.install(RELAY, "ModelRelayServer", self.relay_yaml())
+        key = r"HKLM\System\CurrentControlSet\Services\ModelRelayServer"
+        wait_for("630 s", lambda: f"{630_000:#x}" in run("reg", "query", key, "/v", "PreshutdownTimeout")[1])
+
+    def test_service_run_by_hand_says_so_where_it_was_typed(self):
+        log = self.folder / "relay.log"
+        code, said = run(RELAY, "service", "run", "--log", windows(log), "--folder", windows(self.folder))
+        self.assertTrue(code == 1 and said.count("leave `service run` out") == 1, said)
+        self.assertFalse(log.exists())
+
     def test_why_a_service_has_ended_is_in_its_log(self):
         self.install(RELAY, "ModelRelayServer", self.relay_yaml(), "--", "--listen-addr", "127.0.0.1:0")
         self.write("relay.yaml", "nonsense: 1\n")

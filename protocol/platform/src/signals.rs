@@ -112,7 +112,8 @@ mod of_system {
                 _ = self.interrupt.recv() => StopSignal::Interrupt,
                 _ = self.break_key.recv() => StopSignal::Terminate,
                 _ = self.close.recv() => StopSignal::Terminate,
-                _ = self.shutdown.recv() => StopSignal::Terminate,
+                // To a service its manager has said so before. Unheard, but listened to, it ends nothing.
+                _ = self.shutdown.recv(), if !service::is_running() => StopSignal::Terminate,
                 () = service::stop_asked() => StopSignal::Terminate,
             }
         }

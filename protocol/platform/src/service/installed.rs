@@ -23,6 +23,10 @@ const RESTART_LATER: Duration = Duration::from_secs(60);
 /// Without a failure for so long, the next one is a first one.
 const FORGET_FAILURES: Duration = Duration::from_secs(3600);
 
+/// How long Windows waits for it when it goes down itself, in which a drain has room: as long as the units of systemd in
+/// `deploy/` do. Left alone, it waits for ten seconds.
+const LAST_DRAIN: Duration = Duration::from_secs(630);
+
 /// Between two looks at a service that stops.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -63,9 +67,13 @@ pub(super) fn install(program: &Program, args: &InstallArgs) -> Result<String, S
         Ok(()) => "It is started again when it fails.".to_owned(),
         Err(error) => format!("It is NOT started again when it fails: {}", cause(&error)),
     };
+    let last = match service.set_preshutdown_timeout(LAST_DRAIN) {
+        Ok(()) => String::new(),
+        Err(error) => format!(" Windows does NOT wait for it to drain when it goes down: {}", cause(&error)),
+    };
     let account = args.account.as_deref().unwrap_or(OsStr::new("LocalSystem"));
     Ok(format!(
-        "installed the service {name}, which starts with Windows, as {account}. {restarts}\n\
+        "installed the service {name}, which starts with Windows, as {account}. {restarts}{last}\n\
         configuration: {config}\nlog: {log}\nTo start it now: Start-Service {name}\n",
         name = program.service,
         account = account.display(),

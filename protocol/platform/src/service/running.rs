@@ -2,12 +2,13 @@
 
 use std::ffi::OsString;
 use std::process::ExitCode;
-use std::sync::OnceLock;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Once, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use windows_service::Error;
 use windows_service::service::{
     ServiceControl, ServiceControlAccept, ServiceExitCode, ServiceState, ServiceStatus, ServiceType,
 };
@@ -16,6 +17,9 @@ use windows_service::service_dispatcher;
 
 use super::{Program, RunArgs};
 use crate::log;
+
+/// No service manager has started this process.
+const NOT_A_SERVICE: i32 = 1063;
 
 /// How often the service manager hears that it still takes a while.
 const WAIT_STEP: Duration = Duration::from_secs(2);
@@ -26,7 +30,7 @@ const WAIT_HINT: Duration = Duration::from_secs(20);
 static STOP: Notify = Notify::const_new();
 
 /// The service manager calls a bare function, on a thread of its own.
-static RUN: OnceLock<(&Program, Vec<OsString>)> = OnceLock::new();
+static RUN: OnceLock<(&Program, RunArgs)> = OnceLock::new();
 
 enum Event {
     /// The service manager asks for it.
@@ -35,50 +39,44 @@ enum Event {
     End,
 }
 
+/// Whether this process is a service, or is about to be one.
+pub(crate) fn is_running() -> bool {
+    RUN.get().is_some()
+}
+
 /// Waits until the service manager asks this process to stop; never, where it is no service.
 pub(crate) async fn stop_asked() {
     STOP.notified().await;
 }
 
 pub(super) fn run(program: &'static Program, args: &RunArgs) -> Result<String, String> {
-    log::to_file(&args.log).map_err(|error| format!("{} cannot be written: {error}", args.log.display()))?;
-    let refuse = |line: String| {
-        log::complain(&line);
-        line
-    };
-    std::env::set_current_dir(&args.folder)
-        .map_err(|error| refuse(format!("{} cannot be worked in: {error}", args.folder.display())))?;
-    let words = [OsString::from(program.service)].into_iter().chain(args.flags.iter().cloned()).collect();
-    let _ = RUN.set((program, words));
-    service_dispatcher::start(program.service, service_main).map(|()| String::new()).map_err(|_| {
-        refuse(
-            "this is what the service manager of Windows starts; to run the program, leave `service run` out"
-                .to_owned(),
-        )
-    })
+    let _ = RUN.set((program, args.clone()));
+    match service_dispatcher::start(program.service, service_main) {
+        Ok(()) => Ok(String::new()),
+        // Somebody looks at a terminal: nothing goes to the log.
+        Err(Error::Winapi(error)) if error.raw_os_error() == Some(NOT_A_SERVICE) => {
+            Err("this is what the service manager of Windows starts; to run the program, leave `service run` out"
+                .to_owned())
+        }
+        Err(error) => {
+            let _ = log::to_file(&args.log);
+            Err(format!("the service manager cannot be reached: {error}"))
+        }
+    }
 }
 
 extern "system" fn service_main(_: u32, _: *mut *mut u16) {
-    let Some((program, words)) = RUN.get() else { return };
+    let Some((program, args)) = RUN.get() else { return };
+    // Without a log there is nobody to be told; the service manager sees that it ended.
+    let is_logged = log::to_file(&args.log).is_ok();
     let (events, received) = channel();
-    let asked = events.clone();
-    #[allow(clippy::wildcard_enum_match_arm)] // No other is asked for, and they grow with Windows.
-    let handle = move |control| match control {
-        ServiceControl::Stop | ServiceControl::Shutdown | ServiceControl::Preshutdown => {
-            let _ = asked.send(Event::Stop);
-            STOP.notify_one();
-            ServiceControlHandlerResult::NoError
-        }
-        ServiceControl::Interrogate => ServiceControlHandlerResult::NoError,
-        _ => ServiceControlHandlerResult::NotImplemented,
-    };
-    let manager = match service_control_handler::register(program.service, handle) {
+    let manager = match service_control_handler::register(program.service, on_control(events.clone())) {
         Ok(manager) => manager,
         Err(error) => return log::complain(&format!("the service manager does not listen: {error}")),
     };
     tell(manager, ServiceState::Running, 0, ServiceExitCode::NO_ERROR);
     let waiting = thread::spawn(move || ask_for_patience(manager, &received));
-    let code = (program.run)(words.clone());
+    let code = if is_logged { run_program(program, args) } else { ExitCode::FAILURE };
     let _ = events.send(Event::End);
     let _ = waiting.join();
     let code = match code == ExitCode::SUCCESS {
@@ -86,6 +84,31 @@ extern "system" fn service_main(_: u32, _: *mut *mut u16) {
         false => ServiceExitCode::ServiceSpecific(1),
     };
     tell(manager, ServiceState::Stopped, 0, code);
+}
+
+/// Windows may ask a service that is being stopped once more, when it goes down itself: that is no second signal.
+fn on_control(events: Sender<Event>) -> impl FnMut(ServiceControl) -> ServiceControlHandlerResult {
+    let first = Once::new();
+    #[allow(clippy::wildcard_enum_match_arm)] // No other is asked for, and they grow with Windows.
+    move |control| match control {
+        ServiceControl::Stop | ServiceControl::Shutdown | ServiceControl::Preshutdown => {
+            first.call_once(|| {
+                let _ = events.send(Event::Stop);
+                STOP.notify_one();
+            });
+            ServiceControlHandlerResult::NoError
+        }
+        ServiceControl::Interrogate => ServiceControlHandlerResult::NoError,
+        _ => ServiceControlHandlerResult::NotImplemented,
+    }
+}
+
+fn run_program(program: &Program, args: &RunArgs) -> ExitCode {
+    if let Err(error) = std::env::set_current_dir(&args.folder) {
+        log::complain(&format!("{} cannot be worked in: {error}", args.folder.display()));
+        return ExitCode::FAILURE;
+    }
+    (program.run)([OsString::from(program.service)].into_iter().chain(args.flags.iter().cloned()).collect())
 }
 
 /// From the stop to the end.

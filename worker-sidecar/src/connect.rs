@@ -9,12 +9,13 @@
 
 mod backends;
 mod files;
+mod next;
 mod questions;
 mod terminal;
 mod variables;
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use modelrelay_protocol::secret::Secret;
@@ -22,6 +23,7 @@ use tokio::runtime::Runtime;
 
 use crate::check;
 use crate::cli::{Args, secret};
+use next::{Shell, next};
 use questions::Questions;
 
 /// Arguments of the subcommand.
@@ -118,24 +120,10 @@ fn set_up(args: ConnectArgs, runtime: &Runtime) -> Result<(), String> {
         .map_err(|mistakes| mistakes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
     tell(&format!("\nwrote {}\n{}", args.output.display(), report.plan));
     if !args.run {
-        tell(&next(&args.output));
+        let file = args.output.display().to_string();
+        tell(&next(&file, &variables::in_the_way(&args.output), Shell::HERE));
     }
     Ok(())
-}
-
-/// What to do now, and what would stand in its way.
-fn next(output: &Path) -> String {
-    let file = output.display().to_string();
-    let unset = match variables::in_the_way(output) {
-        none if none.is_empty() => String::new(),
-        some => {
-            let some = some.join(" ");
-            format!("\nWhat is set here as variables would win over {file}: unset it first.\n\n  unset {some}\n")
-        }
-    };
-    let is_plain = file.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte));
-    let file = if is_plain { file } else { format!("'{}'", file.replace('\'', r"'\''")) };
-    format!("{unset}\nNow run it:\n\n  modelrelay-worker --config {file}\n")
 }
 
 /// Whoever reads it may have seen enough before its end.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 pub use token::AdminToken;
+pub(crate) use token::read as read_token;
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};

@@ -8,6 +8,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use modelrelay_platform::files;
 use sha2::{Digest, Sha256};
 
 use crate::blocking;
@@ -67,10 +68,7 @@ impl FileWatch {
     }
 }
 
-/// What Windows' editors and shells may begin a text with; nobody means it.
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
-
-/// A file's content, if it is not larger than it may be.
+/// A file's content, if it is not larger than it may be, without a byte order mark.
 pub fn read_bounded(path: &Path, limit: u64) -> Content {
     let cannot_read = |error: std::io::Error| format!("the file cannot be read: {error}");
     let mut bytes = Vec::new();
@@ -78,9 +76,7 @@ pub fn read_bounded(path: &Path, limit: u64) -> Content {
     if bytes.len() as u64 > limit {
         return Err(format!("the file is larger than {limit} bytes"));
     }
-    if bytes.starts_with(BYTE_ORDER_MARK) {
-        bytes.drain(..BYTE_ORDER_MARK.len());
-    }
+    bytes.drain(..files::mark(&bytes));
     Ok(bytes)
 }
 

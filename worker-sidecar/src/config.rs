@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue};
+use modelrelay_platform::files;
 use modelrelay_protocol::secret::Secret;
 use modelrelay_traces::{ENDPOINT, Target};
 use url::Url;
@@ -285,24 +286,19 @@ fn traces(args: &Args, file: &File) -> Result<Option<Target>, SettingError> {
 }
 
 fn read_config(path: &Path) -> Result<String, SettingError> {
-    std::fs::read_to_string(path)
+    files::read_text(path)
         .map_err(|error| SettingError::new("--config", path.display().to_string(), format!("cannot be read: {error}")))
 }
 
 pub(crate) fn read_secret(setting: &str, path: &Path) -> Result<Secret, SettingError> {
     let shown = path.display().to_string();
-    let text = std::fs::read_to_string(path)
+    let text = files::read_text(path)
         .map_err(|error| SettingError::new(setting, &shown, format!("the file cannot be read: {error}")))?;
-    let text = without_mark(&text).trim_end_matches(['\r', '\n']);
+    let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {
         return Err(SettingError::new(setting, shown, "the file is empty; it must hold one line"));
     }
     header_secret(setting, text)
-}
-
-/// Without the byte order mark that Windows' editors and shells may begin a text with; nobody means it.
-fn without_mark(text: &str) -> &str {
-    text.strip_prefix('\u{feff}').unwrap_or(text)
 }
 
 /// A secret travels in a header.

@@ -1,4 +1,4 @@
-//! Files that are nobody else's business, and what is certain about files after a crash.
+//! Files that are nobody else's business, what is certain about files after a crash, and what a text begins with.
 //!
 //! Unix has a mode. On Windows a new file inherits the access list of its folder: in a user's profile that is the user,
 //! administrators and the system; elsewhere often everybody. Nothing is changed about that here.
@@ -38,6 +38,19 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     if cfg!(windows) { Ok(()) } else { File::open(folder)?.sync_all() }
 }
 
+/// A file's text without the byte order mark that Windows' editors and shells may begin one with; nobody means it.
+pub fn read_text(path: &Path) -> io::Result<String> {
+    let mut text = std::fs::read_to_string(path)?;
+    text.drain(..mark(text.as_bytes()));
+    Ok(text)
+}
+
+/// How many bytes at the beginning are a byte order mark.
+pub fn mark(text: &[u8]) -> usize {
+    const MARK: &[u8] = "\u{feff}".as_bytes();
+    if text.starts_with(MARK) { MARK.len() } else { 0 }
+}
+
 #[cfg(unix)]
 fn identity(file: &Metadata) -> (u64, u64) {
     use std::os::unix::fs::MetadataExt;
@@ -69,5 +82,15 @@ mod tests {
         assert!(!is_in_place(&path, &file));
         fs::write(&path, "").unwrap();
         assert!(!is_in_place(&path, &file));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("text");
+        for (written, text) in [("\u{feff}one", "one"), ("\u{feff}", ""), ("o\u{feff}ne", "o\u{feff}ne"), ("", "")] {
+            fs::write(&path, written).unwrap();
+            assert_eq!(read_text(&path).unwrap(), text);
+        }
     }
 }

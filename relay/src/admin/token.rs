@@ -9,7 +9,7 @@ use modelrelay_protocol::secret::Secret;
 use tracing::{info, warn};
 
 use crate::config::{AdminTokenSource, ConfigError};
-use crate::file_watch::{Content, FileWatch};
+use crate::file_watch::{Content, FileWatch, read_bounded};
 
 /// A token is a line, not a document.
 const MAX_FILE_BYTES: u64 = 64 << 10;
@@ -75,6 +75,11 @@ fn take(path: &Path, content: Content, current: &ArcSwapOption<Secret>) {
         }
         Err(why) => warn!(%file, why, "the admin token's file cannot be used, the last good token still counts"),
     }
+}
+
+/// The token that a file holds now.
+pub(crate) fn read(path: &Path) -> Result<Secret, String> {
+    token_in(read_bounded(path, MAX_FILE_BYTES))
 }
 
 fn token_in(content: Content) -> Result<Secret, String> {

@@ -4,11 +4,11 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use http::{Method, StatusCode};
-use modelrelay_protocol::config_hash::secret_of_file;
 use reqwest::{Certificate, Client, Url};
 use serde_json::Value;
 
 use super::{CtlError, Relay};
+use crate::admin::read_token;
 
 /// A relay answers at once; what takes longer is not there.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -81,10 +81,10 @@ impl Api {
 fn token(relay: &Relay) -> Result<String, CtlError> {
     match (&relay.token_file, &relay.token) {
         (Some(file), _) => {
-            let text = std::fs::read_to_string(file).map_err(|error| {
-                CtlError(format!("MODELRELAY_ADMIN_TOKEN_FILE (--token-file) {}: {error}", file.display()))
+            let token = read_token(file).map_err(|why| {
+                CtlError(format!("MODELRELAY_ADMIN_TOKEN_FILE (--token-file) {}: {why}", file.display()))
             })?;
-            Ok(secret_of_file(&text).to_owned())
+            Ok(token.expose().to_owned())
         }
         (None, Some(token)) => Ok(token.expose().to_owned()),
         (None, None) => {

@@ -73,7 +73,6 @@ impl<'de> Deserialize<'de> for Hidden<BTreeMap<String, String>> {
 impl File {
     /// Reads the file's text. An empty file is one without settings.
     pub(super) fn parse(path: &Path, text: &str) -> Result<Self, SettingError> {
-        let text = super::without_mark(text);
         let empty = text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
         if empty {
             return Ok(Self::default());

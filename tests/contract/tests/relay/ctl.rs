@@ -168,3 +168,16 @@ async fn check_says_whether_the_relay_would_start() {
     let said = failure(&traced.env("OTEL_EXPORTER_OTLP_CERTIFICATE", &file).output().await.unwrap());
     assert!(said.contains("OTEL_EXPORTER_OTLP_CERTIFICATE: "), "{said}");
 }
+
+#[tokio::test]
+async fn the_token_may_be_in_a_file_as_an_editor_of_windows_writes_it() {
+    let relay = Relay::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, format!("\u{feff}{ADMIN_TOKEN}\r\n")).unwrap();
+    let file = file.to_str().unwrap();
+    let status = told(&relay, &["status", "--token-file", file]).await;
+    assert!(status.contains("is running"), "{status}");
+    let said = failure(&ask(&relay, &["status", "--token-file", &format!("{file}s")]).await);
+    assert!(said.contains("(--token-file)") && said.contains("cannot be read"), "{said}");
+}

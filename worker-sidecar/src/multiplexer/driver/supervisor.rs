@@ -18,8 +18,9 @@
 //! ends when nothing of the command is left, with the command's exit code, or 128 and the signal that ended it.
 //!
 //! Windows has a job for all that, whose processes end with it, and with the supervisor that holds it. It has no signal that
-//! asks, so that both orders end everything at once; what the worker still has running there ended before. A console of
-//! its own keeps Ctrl-C from the command.
+//! asks, so that both orders end everything at once; what the worker still has running there ended before. The supervisor
+//! waits for the command itself there; what that started ends in the same moment, or an instant after it. A console of its
+//! own keeps Ctrl-C from the command.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -174,12 +174,18 @@ sudo systemctl enable modelrelay-worker
 sudo systemctl restart modelrelay-worker`;
 }
 
-// Only administrators and the system get into the folder: the secret is there, and the service runs what is there. Groups are
-// named by their numbers, because their names are translated.
+// Only administrators and the system get into the folder: the secret is there, and the service runs what is there. Anybody may
+// have made it before, with an access list of theirs: it is taken over, loses that list, and is shut. In between it has that of
+// its parent, so an older secret goes first. Groups are named by their numbers, because their names are translated. Pasted again,
+// it has to count: a service that is there is removed once it has drained, by the program at hand.
 function windowsService(settings) {
   const { relay, provider, backend, atOnce, name, secret } = settings;
   return `$folder = "$env:ProgramData\\ModelRelay"
+if (Get-Service ModelRelayWorker -ErrorAction SilentlyContinue) { .\\modelrelay-worker.exe service uninstall }
 New-Item -ItemType Directory -Force $folder | Out-Null
+icacls $folder /setowner '*S-1-5-32-544' /T | Out-Null
+Remove-Item -Force -ErrorAction SilentlyContinue "$folder\\worker.secret"
+icacls $folder /reset /T | Out-Null
 icacls $folder /inheritance:r /grant '*S-1-5-32-544:(OI)(CI)F' '*S-1-5-18:(OI)(CI)F' | Out-Null
 Copy-Item modelrelay-worker.exe $folder
 Set-Content -Encoding ascii "$folder\\worker.secret" ${powershell(secret)}

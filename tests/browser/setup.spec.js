@@ -136,6 +136,10 @@ test('on Windows the service has a worker.yaml that a worker takes', async ({ pa
   expect(await copied(page, 'Start the worker')).toContain("$env:WORKER_NAME = 'Ann’’s ''box'' $PATH'\n.\\modelrelay-worker.exe");
   const text = await copied(page, 'A service, in a PowerShell of an administrator');
   expect(text).toContain(`worker.secret" '${SECRET}'\n`);
+  // Pasted again it counts, and a folder that somebody made before is shut before anything is put there.
+  const order = ['service uninstall', 'New-Item', '/setowner', 'Remove-Item', '/reset', '/inheritance:r', 'Copy-Item', 'Set-Content', 'service install'];
+  expect(order.toSorted((one, other) => text.indexOf(one) - text.indexOf(other))).toEqual(order);
+  expect(order.filter((words) => !text.includes(words))).toEqual([]);
   const folder = mkdtempSync(join(tmpdir(), 'windows-'));
   try {
     // As Windows' own PowerShell writes it: with a mark before, and its ends of lines.

@@ -100,7 +100,7 @@ async fn begin(request: Request) -> Response {
     let accepts = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     match accepts.contains("text/html") {
         true => Redirect::to("/dashboard").into_response(),
-        false => crate::http::not_found(request).await,
+        false => not_found(request).await,
     }
 }
 

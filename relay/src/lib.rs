@@ -31,7 +31,6 @@ pub mod provider;
 pub mod relay;
 pub mod request;
 pub mod routing;
-pub mod scheduling;
 pub mod server;
 pub mod shared;
 pub mod shutdown;

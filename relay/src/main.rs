@@ -8,12 +8,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::CommandFactory;
-use modelrelay_platform::log;
 use modelrelay_platform::service::{self, Program};
+use modelrelay_platform::{log, scheduling};
 use modelrelay_relay::cli::{Args, CliError};
 use modelrelay_relay::config::Config;
 use modelrelay_relay::ctl::{self, Command};
-use modelrelay_relay::{open_files, relay, scheduling, shutdown, telemetry};
+use modelrelay_relay::{open_files, relay, shutdown, telemetry};
 use tokio::runtime::{Builder, Runtime};
 
 /// How long a thread may take that cannot be stopped. Looking up a collector's name in a dead DNS takes half a minute.

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use modelrelay_platform::systemd;
 use modelrelay_protocol::message::{RelayToWorker, Relays};
 use modelrelay_traces::{Service, Target, Traces};
 use tokio_util::task::TaskTracker;
@@ -115,7 +116,8 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
     }
     tokio::spawn(Arc::clone(&relay).follow_settings());
     tokio::spawn(dashboard::record(Arc::downgrade(&relay)));
-    tell_service_manager();
+    // `systemctl start` returns here, and not before there is somebody to ask.
+    systemd::tell_ready();
     let stop = signal.recv().await;
     relay.drain(stop, connections).await;
     relay.audit.close();
@@ -123,14 +125,6 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
         traces.shutdown().await;
     }
     Ok(())
-}
-
-/// `systemctl start` returns here, and not before there is somebody to ask.
-fn tell_service_manager() {
-    #[cfg(target_os = "linux")]
-    if let Err(problem) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
-        error!(%problem, "the service manager cannot be told that the relay is ready");
-    }
 }
 
 fn start_traces(target: &Target, relay_id: &str, metrics: &Arc<Metrics>) -> Result<Traces, ConfigError> {

@@ -20,7 +20,6 @@ pub mod net;
 pub mod probe;
 pub mod relay_link;
 pub mod relays;
-pub mod scheduling;
 pub mod shutdown;
 pub mod swapping;
 pub mod telemetry;

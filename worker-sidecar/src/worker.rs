@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use modelrelay_platform::{scheduling, systemd};
 use modelrelay_traces::{Loss, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
@@ -25,7 +26,7 @@ use crate::net::Trust;
 use crate::relay_link::Link;
 use crate::shutdown::{self, Cause, Drain, Order};
 use crate::swapping::Swapping;
-use crate::{probe, relays, scheduling, telemetry};
+use crate::{probe, relays, telemetry};
 
 /// Between two looks for a secret or token that is not there, or not good.
 const CREDENTIAL_INTERVAL: Duration = Duration::from_secs(1);
@@ -129,20 +130,13 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
             config::watch(args, path, |settings| apply.apply(settings), |error| refuse.refuse(error)).await;
         });
     }
-    tell_service_manager();
+    // `systemctl start` returns here, and fails where the settings are wrong. A relay that is away is waited for afterwards.
+    systemd::tell_ready();
     worker.work(first_signal).await;
     if let Some(traces) = worker.traces.clone() {
         traces.shutdown().await;
     }
     Ok(())
-}
-
-/// `systemctl start` returns here, and fails where the settings are wrong. A relay that is away is waited for afterwards.
-fn tell_service_manager() {
-    #[cfg(target_os = "linux")]
-    if let Err(problem) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
-        tracing::error!(%problem, "the service manager cannot be told that the worker is ready");
-    }
 }
 
 impl Worker {

@@ -1,7 +1,9 @@
-//! What differs between operating systems and is the same in both programs: how a process is asked to stop, who may read a
-//! file, where log lines go when nobody has a terminal, and what a service of Windows is.
+//! What differs between operating systems and is the same in both programs: how a process is asked to stop and scheduled, who
+//! may read a file, where log lines go when nobody has a terminal, what systemd hears, and what a service of Windows is.
 
 pub mod files;
 pub mod log;
+pub mod scheduling;
 pub mod service;
 pub mod signals;
+pub mod systemd;

@@ -25,9 +25,8 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use modelrelay_platform::scheduling;
 use tokio::process::Command;
-
-use crate::scheduling;
 
 #[cfg_attr(unix, path = "supervisor/unix.rs")]
 #[cfg_attr(windows, path = "supervisor/windows.rs")]

@@ -213,12 +213,6 @@ impl BodyCounter {
     pub fn is_complete(&self) -> bool {
         self.expected.is_some_and(|expected| self.received >= expected)
     }
-
-    /// Bytes so far.
-    #[must_use]
-    pub fn received(&self) -> u64 {
-        self.received
-    }
 }
 
 #[cfg(test)]
@@ -304,6 +298,31 @@ mod tests {
         let near = Duration::from_millis(1);
         assert_eq!(saturated(window.clone().with_round_trip(near), Duration::from_millis(5)), 256 * KIB);
         assert_eq!(saturated(window, Duration::from_millis(5)), 4_096 * KIB, "an unknown one may be long");
+    }
+
+    /// A window after one look, and a second look `later` at which `read` more bytes had been sent and were read.
+    fn after_two_reads(window: ReceiveWindow, later: Duration, read: u64) -> u64 {
+        let (mut window, now) = (window, Instant::now());
+        window.on_piece(read).unwrap();
+        window.on_consumed(read, now);
+        window.on_piece(read).unwrap();
+        window.on_consumed(read, now + later);
+        window.window()
+    }
+
+    #[test]
+    fn a_whole_window_within_two_round_trips_is_fast() {
+        let window = ReceiveWindow::new(64 * KIB, 512 * KIB).with_round_trip(Duration::from_millis(10));
+        assert_eq!(after_two_reads(window.clone(), Duration::from_millis(20), 64 * KIB), 128 * KIB);
+        assert_eq!(after_two_reads(window.clone(), Duration::from_millis(21), 64 * KIB), 64 * KIB);
+        assert_eq!(after_two_reads(window, Duration::from_millis(20), 64 * KIB - 1), 64 * KIB);
+    }
+
+    #[test]
+    fn a_window_that_may_grow_no_more_keeps_what_it_has() {
+        let mut window = ReceiveWindow::new(64 * KIB, 512 * KIB);
+        window.set_max(0);
+        assert_eq!(after_two_reads(window, Duration::from_millis(1), 64 * KIB), 64 * KIB);
     }
 
     #[test]

@@ -236,6 +236,62 @@ fn a_held_request_is_not_overtaken_on_its_own_link() {
     assert!(divider.resume(B, now));
 }
 
+#[test]
+fn a_held_request_that_begins_waits_no_more_and_was_served() {
+    let now = Instant::now();
+    let mut divider = divider(2, &[A], now);
+    divider.add_link(B, LinkKind::Held, now);
+    for _ in 0..2 {
+        assert_eq!(divider.on_request(A, now), Admission::Run);
+    }
+    for _ in 0..2 {
+        assert_eq!(divider.on_request(B, now), Admission::AtCapacity);
+    }
+    divider.on_finished(A, now);
+    assert!(divider.resume(B, now));
+    assert_eq!((divider.waiting(B), divider.running()), (1, 2));
+    // Each has one that runs, and B's began after A's ended: the next free slot is A's.
+    divider.on_demand(A, 1, now);
+    divider.set_capacity(3, now);
+    assert!(!divider.resume(B, now));
+    assert_eq!(divider.on_request(A, now), Admission::Run);
+}
+
+#[test]
+fn a_held_request_that_is_cancelled_leaves_its_slot_to_others() {
+    let now = Instant::now();
+    let mut divider = divider(1, &[A], now);
+    divider.add_link(B, LinkKind::Held, now);
+    assert_eq!(divider.on_request(A, now), Admission::Run);
+    assert_eq!(divider.on_request(B, now), Admission::AtCapacity);
+    divider.on_demand(A, 1, now);
+    divider.on_finished(A, now);
+    assert_eq!(slots(&mut divider), [(A, 0)]);
+    // What a relay that keeps its own queue cancelled was never held here.
+    divider.on_held_cancelled(A, now);
+    assert_eq!((divider.waiting(A), divider.waiting(B)), (1, 1));
+    divider.on_held_cancelled(B, now);
+    assert_eq!(divider.waiting(B), 0);
+    assert_eq!(slots(&mut divider), [(A, 1)]);
+}
+
+#[test]
+fn the_next_message_is_listened_for_only_after_a_slot_passed_unused() {
+    let mut now = Instant::now();
+    let mut divider = divider(1, &[A, B], now);
+    assert_eq!(divider.on_request(B, now), Admission::Run);
+    divider.on_demand(A, 1, now);
+    divider.on_finished(B, now);
+    assert!(!divider.is_listening());
+    now = divider.next_timeout().unwrap();
+    divider.on_timeout(now);
+    assert!(divider.is_listening());
+    assert_eq!((divider.waiting(A), divider.awaited(A)), (1, 0));
+    divider.on_message(A, now);
+    assert!(!divider.is_listening());
+    assert_eq!(divider.awaited(A), 1);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Add(u8, bool),

@@ -212,6 +212,7 @@ mod tests {
     fn a_cost_average_follows_slowly_and_passes_one_outlier_over() {
         assert_eq!(average(&[10]), secs(10));
         assert_eq!(average(&[10, 20]), secs(13));
+        assert_eq!(average(&[10, 40]), secs(19), "four times as long is none yet");
         assert_eq!(average(&[10, 600]), secs(10));
         assert_eq!(average(&[10, 600, 20]), secs(13));
         assert_eq!(average(&[10, 600, 600]), secs(187), "twice in a row is no accident");
@@ -240,9 +241,11 @@ mod tests {
         let start = Instant::now();
         let mut gaps = Gaps::default();
         assert_eq!(gaps.handle_wanted(start), None, "it was never idle");
+        assert!(gaps.is_empty());
         gaps.handle_idle(start);
         gaps.handle_idle(start + secs(1));
         assert_eq!(gaps.handle_wanted(start + secs(2)), Some(secs(2)));
+        assert!(!gaps.is_empty());
         assert_eq!(gaps.handle_wanted(start + secs(3)), None, "one gap, one end");
         for _ in 0..20 {
             gaps.handle_idle(start);

@@ -222,3 +222,21 @@ pub enum Order {
     /// As before.
     Unpin(Model),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_waits_no_more_was_as_old_as_the_others() {
+        let secs = Duration::from_secs;
+        let mut demand = Demand { model: "a".into(), waiting: 3, oldest: secs(20), sum: secs(30) };
+        demand.take_one();
+        assert_eq!((demand.waiting, demand.sum), (2, secs(20)));
+        demand.take_one();
+        demand.take_one();
+        assert_eq!((demand.waiting, demand.sum), (0, secs(0)));
+        demand.take_one();
+        assert_eq!((demand.waiting, demand.sum), (0, secs(0)));
+    }
+}

@@ -203,15 +203,7 @@ impl Machine {
             Event::BackendDown { generation, cause } => self.handle_backend_down(generation, cause),
             Event::ConnectFailed { generation } => self.handle_connect_failed(generation),
             Event::Ordered { id, order } => self.handle_ordered(id, order),
-            Event::ConfigChanged(config) => {
-                // No part of what is compared with every event.
-                let is_renamed = |entry: &Entry| {
-                    config.models.iter().any(|new| new.id == *entry.model() && new.aliases != entry.config.aliases)
-                };
-                let renamed = self.models.values().any(is_renamed);
-                self.handle_config(*config);
-                self.out.extend(renamed.then_some(Effect::Changed));
-            }
+            Event::ConfigChanged(config) => self.handle_config(*config),
             Event::Stop { timeout } => self.handle_stop(timeout),
             Event::Tick => {}
         }

@@ -122,5 +122,7 @@ mod tests {
     fn a_copy_that_the_host_cannot_hold_is_a_shortage_too() {
         let reading = Reading { sleep: Some(Sleep { copy: 30, host_free: 20 }), ..Reading::default() };
         assert_eq!(check(declared(1), None, &reading), Err(Shortage { need: 30, have: 20 }));
+        let enough = Reading { sleep: Some(Sleep { copy: 30, host_free: 30 }), ..Reading::default() };
+        assert_eq!(check(declared(1), None, &enough), Ok(()));
     }
 }

@@ -12,3 +12,4 @@ mod policy;
 mod races;
 mod settle;
 mod swap;
+mod telling;

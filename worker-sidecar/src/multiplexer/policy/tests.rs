@@ -77,6 +77,7 @@ fn quantum_is_never_less_than_three_times_the_cost_however_short_max_wait_is() {
     let knobs = Knobs { max_wait: Some(secs(1)), ..Knobs::default() };
     assert_eq!(quantum(&knobs, secs(30)), secs(90));
     assert!(is_infeasible(&knobs, secs(30)));
+    assert!(is_infeasible(&Knobs { max_wait: Some(secs(119)), ..Knobs::default() }, secs(30)));
     let enough = Knobs { max_wait: Some(secs(120)), ..Knobs::default() };
     assert!(!is_infeasible(&enough, secs(30)));
     assert!(!is_infeasible(&Knobs::default(), secs(3000)), "without a setting it grows with the cost");
@@ -99,6 +100,16 @@ fn resident_with_work_stays_until_its_quantum_is_over() {
     assert_eq!(decision, Decision::Stay { recheck: Some(due), lingering: false });
     let decision = scene.decide(&scene.resident(&gaps, 24, None), &waiting);
     assert_eq!(leaves(decision), Some((0, Why::Quantum)));
+}
+
+#[test]
+fn who_could_be_left_for_by_now_and_is_not_the_pick_is_no_reason_to_look_again_at_once() {
+    let scene = Scene::new();
+    let gaps = Gaps::default();
+    // The second waits more per second of swapping; the first one's shorter quantum is over in this instant.
+    let waiting = [scene.candidate(1, 1, 3), scene.candidate(50, 20, 10)];
+    let decision = scene.decide(&scene.resident(&gaps, 24, None), &waiting);
+    assert_eq!(decision, Decision::Stay { recheck: Some(scene.now + secs(56)), lingering: false });
 }
 
 #[test]
@@ -157,6 +168,15 @@ fn linger_that_pays_too_rarely_is_not_used() {
 }
 
 #[test]
+fn linger_has_to_save_more_than_it_costs() {
+    let scene = Scene::new();
+    let linger_for = |gaps: Gaps| linger(&scene.knobs, &scene.resident(&gaps, 2, None), &[], secs(4));
+    // One hit saves 2 x 4 s less its own 2 s; each miss costs 2 s.
+    assert_eq!(linger_for(gaps(&[secs(2), secs(20), secs(20)])), millis(2500));
+    assert_eq!(linger_for(gaps(&[secs(2), secs(20), secs(20), secs(20)])), Duration::ZERO);
+}
+
+#[test]
 fn linger_needs_three_gaps_and_ends_at_half_the_cost_or_five_seconds() {
     let scene = Scene::new();
     let two = gaps(&[millis(1); 2]);
@@ -177,6 +197,8 @@ fn no_linger_where_more_wait_than_the_resident_usually_serves() {
     resident.concurrency = 1.8;
     let two = [scene.candidate(2, 1, 10)];
     assert_eq!(linger(&scene.knobs, &resident, &two, secs(10)), millis(625));
+    resident.concurrency = 1.75;
+    assert_eq!(linger(&scene.knobs, &resident, &two, secs(10)), millis(625), "a quarter more is usual, too");
     let three = [scene.candidate(1, 1, 10), scene.candidate(3, 1, 10)];
     assert_eq!(linger(&scene.knobs, &resident, &three, secs(10)), Duration::ZERO);
 }
@@ -211,7 +233,7 @@ fn of_equals_the_oldest_comes_first_and_so_does_one_past_its_bound() {
     let older = Candidate { age: secs(3), total_wait: secs(4), ..scene.candidate(2, 0, 5) };
     assert_eq!(pick(&[newer, older]), Some(1));
     // A crowd of 50 waits 500 s altogether, a lone request 130 s; its bound is (40 + 5 + 30) + 5 + 30 = 110 s.
-    let (crowd, lone) = (scene.candidate(50, 10, 5), scene.candidate(1, 109, 5));
+    let (crowd, lone) = (scene.candidate(50, 10, 5), scene.candidate(1, 110, 5));
     assert_eq!(pick(&[crowd, lone]), Some(0));
     assert_eq!(pick(&[crowd, scene.candidate(1, 111, 5)]), Some(1));
 }

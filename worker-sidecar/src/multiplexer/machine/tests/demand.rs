@@ -1,6 +1,6 @@
 //! Requests that wait at relays: they count, and they come when the gate opens.
 
-use super::harness::{NEW, NOTHING, Stage};
+use super::harness::{NEW, NOTHING, Stage, secs};
 use crate::multiplexer::event::{Event, LinkKind, RelayKey};
 
 const OTHER: RelayKey = RelayKey(2);
@@ -157,6 +157,25 @@ fn demand_of_a_relay_that_leaves_counts_no_more_and_what_has_come_is_served() {
     s.arrive(3, "b");
     s.handle(Event::RelayLeaving { relay: super::harness::OLD });
     assert_eq!(s.finish_swap(1.0).last().unwrap(), "lease r3 g2", "what an old relay has sent is here");
+}
+
+#[test]
+fn demand_ends_the_gap_of_the_model_that_it_names_and_of_no_other() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    let gaps = |s: &Stage| s.machine.models["a"].gaps.iter().collect::<Vec<_>>();
+    s.demand(&[("b", 1, 0.0)]);
+    assert_eq!(gaps(&s), []);
+    s.demand(&[("a", 1, 0.0)]);
+    assert_eq!(gaps(&s), [secs(10.0)]);
+}
+
+#[test]
+fn demand_at_a_worker_that_ends_is_not_listened_to() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.handle(Event::Stop { timeout: secs(60.0) });
+    s.demand(&[("a", 1, 0.0), ("b", 1, 0.0)]);
+    assert!(s.machine.requests().all(|(_, requests)| requests.waiting == 0));
 }
 
 #[test]

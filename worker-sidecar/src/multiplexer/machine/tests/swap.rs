@@ -37,7 +37,8 @@ fn swap_goes_from_preflight_over_drain_eviction_and_memory_to_the_load_and_the_l
     assert_eq!((s.state(), s.resident(), s.slot().generation), (SlotState::Ready, Some("b".into()), 2));
     let swaps = s.swaps();
     assert_eq!((swaps.len(), swaps[0].reason, swaps[0].load), (1, Reason::Idle, secs(7.0)));
-    assert!(s.news.contains(&News::ResidencyEnded { model: "a".into(), lasted: secs(10.0) }));
+    let ended = s.news.iter().filter(|news| matches!(news, News::ResidencyEnded { .. })).collect::<Vec<_>>();
+    assert_eq!(ended, [&News::ResidencyEnded { model: "a".into(), lasted: secs(10.0) }], "once, not with each state");
 }
 
 // 9, 10

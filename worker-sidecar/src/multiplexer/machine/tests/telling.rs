@@ -1,0 +1,53 @@
+//! What is told when something has changed, and only then.
+
+use std::sync::Arc;
+
+use super::harness::{OLD, Stage, config};
+use crate::multiplexer::Model;
+use crate::multiplexer::effect::{Effect, LeaseEnd};
+use crate::multiplexer::error::SlotError;
+use crate::multiplexer::event::{Arrival, Event, RequestKey};
+
+#[test]
+fn a_snapshot_is_told_when_it_is_another() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    let before = s.changes;
+    s.handle(Event::Tick);
+    assert_eq!(s.changes, before);
+    s.arrive(1, "b");
+    assert_eq!(s.changes, before + 1);
+}
+
+#[test]
+fn other_names_for_a_model_are_told_and_a_reload_that_changes_none_is_not() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    let before = s.changes;
+    let mut renamed = config(&["a", "b"]);
+    s.handle(Event::ConfigChanged(Box::new(renamed.clone())));
+    assert_eq!(s.changes, before);
+    renamed.models[0].aliases = vec![Arc::from("alpha")];
+    s.handle(Event::ConfigChanged(Box::new(renamed)));
+    assert_eq!(s.changes, before + 1);
+}
+
+#[test]
+fn who_asks_for_an_unknown_model_is_told_the_known_ones() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    s.handle(Event::ConfigChanged(Box::new(config(&["a", "b"]))));
+    let arrival = Arrival { relay: OLD, request: RequestKey(1), model: Model::from("d"), at: s.at(s.now) };
+    let effects = s.machine.handle(Event::Arrived(arrival), s.at(s.now));
+    let error = effects.into_iter().find_map(|effect| match effect {
+        Effect::Fail { error, .. } => Some(error),
+        _ => None,
+    });
+    let known = vec![Model::from("a"), Model::from("b")];
+    assert_eq!(error, Some(SlotError::UnknownModel { model: "d".into(), known }));
+}
+
+#[test]
+fn whose_lease_is_ended_is_told_why_while_somebody_is_there_to_be_told() {
+    assert_eq!(LeaseEnd::Swap.error(), Some(SlotError::Severed));
+    assert_eq!(LeaseEnd::BackendLost.error(), Some(SlotError::BackendLost));
+    assert_eq!(LeaseEnd::Shutdown.error(), Some(SlotError::Draining));
+    assert_eq!(LeaseEnd::RelayLost.error(), None);
+}

@@ -115,4 +115,15 @@ mod tests {
         assert!(Dialect::OpenAi.error_frame(&error(), "r").starts_with("data: "));
         assert!(Dialect::Anthropic.error_frame(&error(), "r").starts_with("event: error\n"));
     }
+
+    #[test]
+    fn a_keepalive_is_a_comment_or_the_ping_that_anthropics_readers_know() {
+        for dialect in [Dialect::OpenAi, Dialect::Responses] {
+            let frame = dialect.keepalive_frame();
+            assert!(frame.starts_with(':') && frame.ends_with("\n\n") && frame.lines().count() == 2, "{frame}");
+        }
+        let (event, data) = Dialect::Anthropic.keepalive_frame().split_once("\ndata: ").unwrap();
+        assert_eq!((event, parsed(data.as_bytes())), ("event: ping", json!({"type": "ping"})));
+        assert!(data.ends_with("\n\n"));
+    }
 }

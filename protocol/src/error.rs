@@ -262,6 +262,13 @@ mod tests {
     }
 
     #[test]
+    fn a_status_says_whose_fault_it_was() {
+        let status = |kind| ApiError::new(kind, "x").status();
+        assert_eq!((status(ErrorKind::ModelNotFound), status(ErrorKind::QueueFull)), (404, 429));
+        assert_eq!((status(ErrorKind::Worker(String::new())), status(ErrorKind::RequestTimeout)), (502, 504));
+    }
+
+    #[test]
     fn a_workers_own_code_is_kept() {
         assert_eq!(ApiError::new(ErrorKind::Worker("bad_path".into()), "x").code(), "bad_path");
         assert_eq!(ApiError::new(ErrorKind::Worker(String::new()), "x").code(), "worker_error");

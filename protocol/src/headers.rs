@@ -94,6 +94,14 @@ mod tests {
     use http::HeaderValue;
 
     #[test]
+    fn a_token_is_read_with_its_scheme_and_without() {
+        for value in ["Bearer t-1", "bearer  t-1 ", " BEARER t-1", "t-1", " t-1"] {
+            assert_eq!(bearer_token(value), "t-1", "{value}");
+        }
+        assert_eq!(bearer_token("Basic eHg6eQ=="), "Basic eHg6eQ==");
+    }
+
+    #[test]
     fn only_listed_headers_go_to_the_backend() {
         for name in ["content-type", "authorization", "x-api-key", "anthropic-beta", "idempotency-key"] {
             assert!(is_request_header(name), "{name}");

@@ -142,6 +142,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_reason_has_one_name_on_the_wire_and_in_metrics() {
+        use CancelReason::{
+            ClientDisconnect, GracefulShutdown, RequeueExhausted, ServerShutdown, Timeout, WorkerDisconnect,
+        };
+        for reason in [Timeout, GracefulShutdown, WorkerDisconnect, RequeueExhausted, ServerShutdown, ClientDisconnect]
+        {
+            assert_eq!(encode(&reason), format!("\"{}\"", reason.as_str()));
+        }
+    }
+
+    #[test]
     fn an_error_says_what_is_wrong_and_never_what_was_there() {
         let told = |text: &str| RelayToWorker::parse(text).expect_err("malformed").to_string();
         let error =

@@ -115,11 +115,31 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_before_the_first_boundary_is_no_part() {
+        let body = b"x\r\nContent-Disposition: form-data; name=no\r\n\r\ny\r\n\
+            --B\r\nContent-Disposition: form-data; name=yes\r\n\r\nv\r\n--B--";
+        let found = fields("B", body).unwrap();
+        assert_eq!(found.iter().map(|f| f.name.as_str()).collect::<Vec<_>>(), ["yes"]);
+        assert_eq!(&body[found[0].value.clone()], b"v");
+    }
+
+    #[test]
+    fn a_form_has_a_thousand_fields_at_most() {
+        let form = |parts: usize| {
+            let part = "--B\r\nContent-Disposition: form-data; name=f\r\n\r\nv\r\n";
+            format!("{}--B--", part.repeat(parts)).into_bytes()
+        };
+        assert_eq!(fields("B", &form(1_000)).map(|fields| fields.len()), Ok(1_000));
+        assert_eq!(fields("B", &form(1_001)), Err("it has too many fields"));
+    }
+
+    #[test]
     fn a_torn_form_is_an_error_at_every_cut() {
         let body = b"--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--B--";
         for cut in 0..body.len() {
             assert!(fields("B", &body[..cut]).is_err(), "cut at {cut}");
         }
         assert_eq!(fields("B", body).unwrap().len(), 1);
+        assert!(fields("B", b"--B\r\n\r\n--B--").is_err(), "a line without headers, and no value");
     }
 }

@@ -137,6 +137,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_endpoint_has_a_label_of_its_own() {
+        let endpoints = POST_PATHS.iter().map(|(_, endpoint)| *endpoint).chain([Endpoint::Models, Endpoint::Other]);
+        let endpoints = endpoints.collect::<std::collections::HashSet<_>>();
+        let labels = endpoints.iter().map(|endpoint| endpoint.as_str()).collect::<std::collections::HashSet<_>>();
+        assert_eq!(labels.len(), endpoints.len());
+        assert!(labels.iter().all(|label| label.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')));
+        assert_eq!(Endpoint::ChatCompletions.as_str(), "chat_completions");
+    }
+
+    #[test]
     fn listed_paths_pass_with_their_query() {
         assert_eq!(
             backend_path("POST", "/v1/messages?beta=true"),

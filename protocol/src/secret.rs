@@ -70,6 +70,17 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_is_sent_as_it_is_and_another_one_is_another() {
+        let secret = Secret::new("hunter2\n");
+        assert_eq!(secret.expose(), "hunter2\n");
+        assert!(secret == secret.clone() && secret != Secret::new("hunter2"));
+        // FIPS 180-4's first example.
+        let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let digest = Secret::new("abc").digest().map(|byte| format!("{byte:02x}")).concat();
+        assert_eq!(digest, known);
+    }
+
+    #[test]
     fn an_empty_secret_admits_nobody() {
         assert!(!Secret::new("").verify(""));
     }

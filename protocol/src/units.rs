@@ -325,7 +325,9 @@ mod tests {
         ] {
             let error = parse_duration(text).expect_err(text);
             assert_eq!(error.value(), text);
+            assert!(error.allowed().contains("30s"), "{}", error.allowed());
         }
+        assert_eq!(parse_duration("87600h"), Ok(Duration::from_secs(87_600 * 3_600)), "ten years");
     }
 
     #[test]
@@ -369,6 +371,8 @@ mod tests {
         for bytes in [1, 1023, 1024, 1536, 256 << 20, 3 << 40] {
             assert_eq!(parse_size(&format_size(bytes)), Ok(bytes));
         }
+        let sizes = [0, 1023, 1024, 1536, 256 << 20, 3 << 30, 3 << 40];
+        assert_eq!(sizes.map(format_size), ["0", "1023", "1Ki", "1536", "256Mi", "3Gi", "3Ti"]);
     }
 
     #[test]

@@ -118,6 +118,18 @@ fn the_completion_follows_the_last_piece() {
 }
 
 #[test]
+fn of_two_completions_the_last_one_counts() {
+    let mut out = worker();
+    out.open_stream(1, 10);
+    out.push_body(1, body(10));
+    out.finish(1, "complete".into());
+    out.finish(1, "complete, with trailers".into());
+    assert_eq!(out.text_bytes(), "complete, with trailers".len());
+    assert_eq!(written(&mut out), ["1:10", "complete, with trailers"]);
+    assert_eq!(out.text_bytes(), 0);
+}
+
+#[test]
 fn the_completion_of_a_drained_stream_needs_no_credit() {
     let mut out = worker();
     out.open_stream(1, 10);
@@ -223,6 +235,16 @@ fn a_demand_never_moves_across_a_request() {
 }
 
 #[test]
+fn a_demand_that_no_request_follows_keeps_its_place() {
+    let mut out = relay();
+    out.push_request(1, "r1", "q1".into(), Bytes::new(), 0);
+    out.set_demand("demand 2".into());
+    out.push_text("ping".into());
+    out.set_demand("demand 1".into());
+    assert_eq!(written(&mut out), ["q1", "demand 1", "ping"]);
+}
+
+#[test]
 fn unwritten_requests_are_taken_back_in_order() {
     let mut out = relay();
     for stream in 1..=4 {
@@ -262,6 +284,27 @@ fn forgotten_streams_do_not_pile_up_in_the_ring() {
     }
     assert!(out.ring.len() <= STALE_RING_ENTRIES + 1);
     assert!(!out.has_frame());
+}
+
+#[test]
+fn the_ring_is_cleaned_when_most_of_it_is_forgotten_and_not_with_every_stream_that_ends() {
+    let mut out = worker();
+    let streams = 500;
+    for stream in 0..streams {
+        out.open_stream(stream, 10);
+        out.push_body(stream, body(1));
+    }
+    let mut cleaned = Vec::new();
+    for stream in 0..streams {
+        let before = out.ring.len();
+        out.discard(stream);
+        if out.ring.len() < before {
+            cleaned.push(out.ring.len());
+        }
+        assert!(out.ring.len() <= 2 * out.ready + STALE_RING_ENTRIES);
+    }
+    // Each cleaning more than halves it, so that a stream that ends pays for one look at another on average.
+    assert_eq!(cleaned, [217, 76, 5]);
 }
 
 #[derive(Clone, Debug)]

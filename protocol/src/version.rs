@@ -86,6 +86,7 @@ mod tests {
     fn slots1_implies_core1_and_unknown_names_are_ignored() {
         let set = Capabilities::from_names(&["slots1", "warp9"]);
         assert_eq!(set.names(), ["core1", "slots1"]);
+        assert_eq!(Capabilities::from_names(&["core1"]).names(), ["core1"]);
     }
 
     #[test]
@@ -93,6 +94,7 @@ mod tests {
         let ours = Capabilities::new([Capability::Core1]);
         let theirs = Capabilities::from_names(&["slots1"]);
         assert_eq!(ours.intersection(&theirs).names(), ["core1"]);
+        assert!(theirs.has(Capability::Core1) && !ours.has(Capability::Slots1));
         assert!(!ours.intersection(&Capabilities::default()).has(Capability::Core1));
     }
 

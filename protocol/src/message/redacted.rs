@@ -102,6 +102,7 @@ mod tests {
         let chunk = ResponseChunk { request_id: request_id(), chunk: PLANTED.to_owned() };
         let headers = vec![header()];
         let start = ResponseStart { request_id: request_id(), status_code: 200, headers, content_length: None };
+        assert!(format!("{request:?}").contains("body: Some((12 hidden))"), "{request:?}");
         let headers = Some([header()].into());
         let complete =
             ResponseComplete { request_id: request_id(), headers, body: text(), ..ResponseComplete::default() };

@@ -271,7 +271,36 @@ fn large_parts_are_never_copied_and_small_ones_are_joined_when_they_wait() {
     let Some(Frame::Binary { payload, .. }) = out.next_frame() else { panic!("no piece") };
     assert_eq!(payload.as_ptr(), at);
     // 300,000 bytes in buffers of at most a piece: five, not three hundred.
-    assert_eq!(written(&mut out).len(), 1 + 5);
+    assert_eq!(written(&mut out), ["1:34464", "1:65000", "1:65000", "1:65000", "1:65000", "1:40000"]);
+    for _ in 0..129 {
+        out.push_body(1, body(1_024));
+    }
+    assert_eq!(written(&mut out), ["1:1024", "1:65536", "1:65536"]);
+}
+
+#[test]
+fn what_finds_nobody_waiting_and_what_is_large_goes_out_as_it_came() {
+    let mut out = worker();
+    out.open_stream(1, u64::MAX);
+    for parts in [vec![body(10)], vec![body(60_000), body(50_000)]] {
+        for part in &parts {
+            out.push_body(1, part.clone());
+        }
+        for part in parts {
+            let Some(Frame::Binary { payload, .. }) = out.next_frame() else { panic!("no piece") };
+            assert_eq!((payload.as_ptr(), payload.len()), (part.as_ptr(), part.len()));
+        }
+    }
+}
+
+#[test]
+fn nothing_follows_a_completion() {
+    let mut out = worker();
+    out.open_stream(1, u64::MAX);
+    out.push_body(1, body(10));
+    out.finish(1, "complete".into());
+    assert_eq!(out.push_body(1, body(10)), 10, "those of before");
+    assert_eq!(written(&mut out), ["1:10", "complete"]);
 }
 
 #[test]

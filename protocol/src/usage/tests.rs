@@ -214,6 +214,13 @@ proptest! {
 }
 
 #[test]
+fn a_long_comment_is_no_data() {
+    let stream =
+        format!(": {}{{\"usage\":{{\"prompt_tokens\":3,\"completion_tokens\":4}}}}\n\n", "x".repeat(WHOLE_BYTES));
+    assert_eq!(read(&stream, "/v1/chat/completions", SSE), Usage::default());
+}
+
+#[test]
 fn a_long_answer_says_the_same_however_it_is_cut() {
     let filler = "x".repeat(WHOLE_BYTES);
     for (before_end, is_found) in [(EDGE_BYTES / 2, true), (EDGE_BYTES * 3 / 2, false)] {

@@ -95,6 +95,44 @@ fn a_forms_model_is_replaced_whatever_its_pieces() {
 }
 
 #[test]
+fn a_form_that_is_cut_off_goes_on_as_far_as_it_came() {
+    let body = b"--B  \r\n\r\n\r\n--B\r\nContent-Disposition: form-data; name=model\r\n\r\nwhisper\r\n--B--";
+    let value = memchr::memmem::find(body, b"whisper").unwrap();
+    let whole = [&body[..value], b"WHISPER", &body[value + 7..]].concat();
+    for cut in 0..=body.len() {
+        // The whole new name stands where the old one begins.
+        let end = if (value..value + 7).contains(&cut) { value + 7 } else { cut };
+        for size in 1..=body.len() {
+            let mut renamer = Renamer::new(Some(BOUNDARY), "whisper", "WHISPER");
+            let mut after = Vec::new();
+            let mut pass = |piece: Bytes| after.extend_from_slice(&piece);
+            for piece in body[..cut].chunks(size) {
+                renamer.push(Bytes::copy_from_slice(piece), &mut pass);
+            }
+            renamer.finish(&mut pass);
+            assert_eq!(String::from_utf8_lossy(&after), String::from_utf8_lossy(&whole[..end]), "{cut}, {size}");
+        }
+    }
+}
+
+#[test]
+fn headers_without_end_are_not_held_for_ever_and_pieces_of_a_file_are_not_copied() {
+    let mut renamer = Renamer::new(Some(BOUNDARY), "q", "long");
+    let mut after = Vec::new();
+    renamer
+        .push(Bytes::from("--B\r\nContent-Disposition: form-data; name=file\r\n\r\n"), &mut |piece| after.push(piece));
+    let file = Bytes::from(vec![b'x'; 1_000]);
+    renamer.push(file.clone(), &mut |piece| after.push(piece));
+    assert_eq!(after.last().map(|piece| (piece.as_ptr(), piece.len())), Some((file.as_ptr(), 1_000)));
+    renamer.push(Bytes::from("\r\n--B\r\nX: "), &mut |piece| after.push(piece));
+    for _ in 0..70 {
+        renamer.push(file.clone(), &mut |piece| after.push(piece));
+    }
+    let passed = after.iter().map(Bytes::len).sum::<usize>();
+    assert!(passed > 70_000, "{passed}");
+}
+
+#[test]
 fn a_form_may_begin_with_words() {
     let body = b"hello\r\n--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n\r\n--B--";
     let after = renamed(Some(BOUNDARY), body, ("", "m"), 3);

@@ -214,6 +214,14 @@ proptest! {
 }
 
 #[test]
+fn the_id_of_a_long_answer_stands_at_the_top_and_is_read_where_it_is_asked_for() {
+    let text = "x".repeat(WHOLE_BYTES);
+    let body = format!(r#"{{"error":{{"id":"no"}},"tools":[{{"id":"no"}}],"id":"resp_1","output":"{text}"}}"#);
+    assert_eq!(read(&body, "/v1/responses", JSON).response_id.as_deref(), Some("resp_1"));
+    assert_eq!(read(&body, "/v1/chat/completions", JSON).response_id, None);
+}
+
+#[test]
 fn a_long_comment_is_no_data() {
     let stream =
         format!(": {}{{\"usage\":{{\"prompt_tokens\":3,\"completion_tokens\":4}}}}\n\n", "x".repeat(WHOLE_BYTES));

@@ -76,6 +76,20 @@ mod tests {
     }
 
     #[test]
+    fn the_end_is_two_edges_long_at_most_and_moved_once_per_edge() {
+        let mut window = Window::default();
+        window.push(&vec![1; WHOLE_BYTES]);
+        let (mut longest, mut moves) = (0, 0);
+        for _ in 0..1_000 {
+            let before = window.tail.len();
+            window.push(&[2; 1_024]);
+            longest = longest.max(window.tail.len());
+            moves += usize::from(window.tail.len() < before);
+        }
+        assert_eq!((longest, moves), (2 * EDGE_BYTES, 1_000 * 1_024 / EDGE_BYTES));
+    }
+
+    #[test]
     fn a_text_at_the_limit_is_whole() {
         let mut window = Window::default();
         window.push(&vec![1; WHOLE_BYTES]);

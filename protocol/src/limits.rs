@@ -78,3 +78,19 @@ pub const DEMAND_INTERVAL: Duration = Duration::from_millis(50);
 /// What may be unsent in the kernel on a worker's or a client's socket: a cancel must not sit behind megabytes, and a client
 /// that reads nothing must not look like one that reads fast.
 pub const NOTSENT_LOWAT_BYTES: u32 = 128 << 10;
+
+/// What the reasons above ask of one another, whatever the numbers are.
+const _: () = {
+    let piece = MAX_PIECE_BYTES as u64;
+    assert!(ANSWER_WINDOW_BYTES >= piece && STREAM_WINDOW_BYTES >= 2 * piece, "a stream stands still");
+    assert!(NOTSENT_LOWAT_BYTES as u64 >= piece, "its socket does");
+    assert!(MAX_UNREAD_BYTES > ANSWER_WINDOW_BYTES && WORKER_MAX_OUTSTANDING_BYTES > STREAM_WINDOW_BYTES);
+    assert!(MAX_STREAM_BYTES > MAX_UNREAD_BYTES && MAX_BUFFERED_BYTES >= 16 * MAX_REQUEST_BYTES);
+    // In JSON a byte of text takes two, and old workers have their bodies in there.
+    assert!(
+        MAX_MESSAGE_BYTES as u64 >= 2 * MAX_REQUEST_BYTES && MAX_REQUEST_BYTES >= MAX_OLD_WORKER_MESSAGE_BYTES as u64
+    );
+    assert!(MAX_OLD_WORKER_MESSAGE_BYTES > MAX_CONTROL_BYTES);
+    let models = MAX_MODELS_PER_SLOT * (1 + MAX_ALIASES_PER_MODEL) * (MAX_MODEL_CHARS + MAX_ID_BYTES);
+    assert!(MAX_CONTROL_BYTES > models, "a slot's models do not fit into one message");
+};

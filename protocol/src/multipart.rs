@@ -116,11 +116,20 @@ mod tests {
 
     #[test]
     fn what_comes_before_the_first_boundary_is_no_part() {
-        let body = b"x\r\nContent-Disposition: form-data; name=no\r\n\r\ny\r\n\
-            --B\r\nContent-Disposition: form-data; name=yes\r\n\r\nv\r\n--B--";
-        let found = fields("B", body).unwrap();
+        let boundary = "B".repeat(70);
+        let body = format!(
+            "x\r\n\r\nContent-Disposition: form-data; name=no\r\nA: it is no header either\r\n\
+            --{boundary}\r\nContent-Disposition: form-data; name=yes\r\n\r\nv\r\n--{boundary}--"
+        );
+        let found = fields(&boundary, body.as_bytes()).unwrap();
         assert_eq!(found.iter().map(|f| f.name.as_str()).collect::<Vec<_>>(), ["yes"]);
-        assert_eq!(&body[found[0].value.clone()], b"v");
+        assert_eq!(&body[found[0].value.clone()], "v");
+    }
+
+    #[test]
+    fn spaces_may_follow_a_boundary() {
+        let body = b"--B          \r\nContent-Disposition: form-data; name=f\r\n\r\nv\r\n--B--";
+        assert_eq!(fields("B", body).map(|found| found[0].name.clone()), Ok("f".to_owned()));
     }
 
     #[test]

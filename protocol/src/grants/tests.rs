@@ -239,22 +239,22 @@ fn a_held_request_is_not_overtaken_on_its_own_link() {
 #[test]
 fn a_held_request_that_begins_waits_no_more_and_was_served() {
     let now = Instant::now();
-    let mut divider = divider(2, &[A], now);
-    divider.add_link(B, LinkKind::Held, now);
+    let mut divider = divider(2, &[B], now);
+    divider.add_link(A, LinkKind::Held, now);
     for _ in 0..2 {
-        assert_eq!(divider.on_request(A, now), Admission::Run);
+        assert_eq!(divider.on_request(B, now), Admission::Run);
     }
     for _ in 0..2 {
-        assert_eq!(divider.on_request(B, now), Admission::AtCapacity);
+        assert_eq!(divider.on_request(A, now), Admission::AtCapacity);
     }
-    divider.on_finished(A, now);
-    assert!(divider.resume(B, now));
-    assert_eq!((divider.waiting(B), divider.running()), (1, 2));
-    // Each has one that runs, and B's began after A's ended: the next free slot is A's.
-    divider.on_demand(A, 1, now);
+    divider.on_finished(B, now);
+    assert!(divider.resume(A, now));
+    assert_eq!((divider.waiting(A), divider.running()), (1, 2));
+    // Each has one that runs, and A's began after B's ended: the next free slot is B's.
+    divider.on_demand(B, 1, now);
     divider.set_capacity(3, now);
-    assert!(!divider.resume(B, now));
-    assert_eq!(divider.on_request(A, now), Admission::Run);
+    assert!(!divider.resume(A, now));
+    assert_eq!(divider.on_request(B, now), Admission::Run);
 }
 
 #[test]

@@ -236,5 +236,7 @@ mod tests {
             Nearness::Far,
         ];
         assert!(ordered.is_sorted());
+        let free = ordered.map(|nearness| nearness.is_free());
+        assert_eq!(free, [false, true, true, true, true, false, false, false]);
     }
 }

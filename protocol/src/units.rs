@@ -218,7 +218,7 @@ fn scan_duration(text: &str) -> Option<Duration> {
     let mut millis: u64 = 0;
     while !rest.is_empty() {
         let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-        let number = parse_digits(&rest[..digits])?;
+        let number: u64 = rest[..digits].parse().ok()?;
         rest = &rest[digits..];
         // `ms` before `m`: the longer unit wins.
         let (factor, after) = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)]
@@ -243,15 +243,7 @@ fn scan_size(text: &str) -> Option<u64> {
         "Ti" => 40,
         _ => return None,
     };
-    parse_digits(&text[..digits])?.checked_mul(1 << shift)
-}
-
-/// `u64::from_str` would also take a leading `+`.
-fn parse_digits(digits: &str) -> Option<u64> {
-    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    digits.parse().ok()
+    text[..digits].parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 /// Reads one scalar of a file; every refusal repeats the value and what is allowed.

@@ -96,6 +96,9 @@ fn a_stream_without_credit_waits_alone_and_pieces_are_cut_to_it() {
 fn a_stream_opened_without_credit_sends_once_credit_comes() {
     let mut out = worker();
     out.open_stream(1, 0);
+    out.open_stream(2, 5);
+    out.add_credit(2, 5);
+    assert!(!out.has_frame(), "credit alone is nothing to send");
     assert_eq!(out.push_body(1, body(5)), 5);
     assert!(!out.has_frame());
     out.add_credit(1, 3);

@@ -20,9 +20,7 @@ const STARTING_INTERVAL: Duration = Duration::from_secs(1);
 impl Machine {
     /// Looks what is there before anything is loaded: the backend may have been running for days.
     pub(super) fn handle_started(&mut self) {
-        if self.starting && self.probe.is_none() {
-            self.start_probe(None);
-        }
+        self.start_probe(None);
     }
 
     /// A request found nobody: looks at once, not only when it is time.
@@ -42,7 +40,7 @@ impl Machine {
     pub(super) fn advance_probe(&mut self) -> bool {
         let due = self.next_probe.is_some_and(|due| due <= self.now);
         let model = self.ready().map(|resident| resident.model.clone());
-        if !due || self.probe.is_some() || (model.is_none() && !self.starting && !self.is_bereft) {
+        if !due || (model.is_none() && !self.starting && !self.is_bereft) {
             return false;
         }
         self.start_probe(model);
@@ -161,7 +159,7 @@ impl Machine {
             State::Ready(_) => Then::Rest,
             State::Draining(_) | State::Severing(_) => match self.leave() {
                 // It is not worth coming back to.
-                Some((_, Then::Load { model, attempt, .. })) => Then::Load { model, prior: None, attempt },
+                Some((_, Then::Load { model, .. })) => Then::Load { model, prior: None },
                 Some((_, then @ (Then::RollBack { .. } | Then::Rest))) => then,
                 None => return,
             },
@@ -179,6 +177,8 @@ impl Machine {
         self.news(News::BackendDown { model: model.clone(), cause, leases });
         self.set_asleep(&model, false);
         self.is_bereft = true;
+        // A look that is under way is at what was there before.
+        self.probe = None;
         self.next_probe = Some(self.after(RESYNC_INTERVAL));
         if !answered {
             // It would be loaded for ever, only to die at once or of its first request.

@@ -157,7 +157,7 @@ impl Entry {
         if admission == Admission::AtCapacity {
             match kind {
                 LinkKind::Held => {
-                    let place = self.held.partition_point(|other| *other < waiter);
+                    let (Ok(place) | Err(place)) = self.held.binary_search(&waiter);
                     self.held.insert(place, waiter);
                 }
                 // It is back in the relay's queue, which may not have been in the last demand.

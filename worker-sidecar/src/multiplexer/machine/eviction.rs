@@ -26,9 +26,9 @@ impl Machine {
         self.enter(State::Evicting(Evicting { model, step: Step::Memory, forced: true, op, deadline, since, then }));
     }
 
-    fn evicting(&self, op: OpId, step: Step) -> Option<Evicting> {
+    fn evicting(&self, op: OpId) -> Option<Evicting> {
         match &self.state {
-            State::Evicting(evicting) if evicting.op == op && evicting.step == step => Some(evicting.clone()),
+            State::Evicting(evicting) if evicting.op == op => Some(evicting.clone()),
             State::Evicting(_)
             | State::Empty
             | State::Ready(_)
@@ -43,7 +43,7 @@ impl Machine {
     }
 
     pub(super) fn handle_evicted(&mut self, op: OpId, result: Result<Left, String>) {
-        let Some(evicting) = self.evicting(op, Step::Evict) else { return };
+        let Some(evicting) = self.evicting(op) else { return };
         match result {
             Ok(left) => {
                 self.set_asleep(&evicting.model, left != Left::Nothing);
@@ -60,7 +60,7 @@ impl Machine {
     }
 
     pub(super) fn handle_force_evicted(&mut self, op: OpId, result: Result<(), String>) {
-        let Some(evicting) = self.evicting(op, Step::Force) else { return };
+        let Some(evicting) = self.evicting(op) else { return };
         self.set_asleep(&evicting.model, false);
         match result {
             Ok(()) => self.look_at_memory(evicting),
@@ -72,7 +72,7 @@ impl Machine {
     }
 
     pub(super) fn handle_memory_checked(&mut self, op: OpId, freed: bool) {
-        let Some(evicting) = self.evicting(op, Step::Memory) else { return };
+        let Some(evicting) = self.evicting(op) else { return };
         if freed {
             self.finish_eviction(evicting);
         } else {
@@ -135,10 +135,10 @@ impl Machine {
         if let Some(swap) = &mut self.swap {
             swap.evict += took;
         }
-        self.finish_unload_orders(&gone);
+        self.finish_unload_orders();
         let there = |model: &Model| self.models.get(model).is_some_and(|entry| !entry.removed);
         match then {
-            Then::Load { model, prior, attempt } if there(&model) => self.start_load(model, prior, attempt),
+            Then::Load { model, prior } if there(&model) => self.start_load(model, prior),
             Then::RollBack { prior } if there(&prior) => self.start_rollback(prior),
             Then::Load { .. } | Then::RollBack { .. } | Then::Rest => self.rest(&gone),
         }
@@ -150,7 +150,7 @@ impl Machine {
         let failure = self.models.get(gone).and_then(|entry| entry.failing(self.now));
         let until = failure.map(|failure| failure.until);
         self.enter(until.map_or(State::Empty, |until| State::Backoff { until }));
-        self.finish_orders();
+        self.fail_superseded_orders();
     }
 
     /// Out of use. Nobody waits for an operator.

@@ -17,24 +17,24 @@ const MOST_DOUBLINGS: u32 = 8;
 
 impl Machine {
     /// The memory is free: loads a model into it. `prior` could come back if that fails.
-    pub(super) fn start_load(&mut self, model: Model, prior: Option<Model>, attempt: u32) {
-        let loading = self.loading(model, prior, attempt);
+    pub(super) fn start_load(&mut self, model: Model, prior: Option<Model>) {
+        let loading = self.loading(model, prior);
         self.enter(State::Loading(loading));
     }
 
     pub(super) fn start_rollback(&mut self, prior: Model) {
-        let loading = self.loading(prior, None, 1);
+        let loading = self.loading(prior, None);
         self.enter(State::RollingBack(loading));
     }
 
-    fn loading(&mut self, model: Model, prior: Option<Model>, attempt: u32) -> Loading {
+    fn loading(&mut self, model: Model, prior: Option<Model>) -> Loading {
         self.preflight = None;
         self.is_bereft = false;
         let kind = self.models.get(&model).map_or(LoadKind::Cold, |entry| entry.load_kind());
         let timeout = self.load_timeout(&model, kind);
         let op = self.next_op();
         self.out.push(Effect::Load { op, model: model.clone(), kind });
-        Loading { model, prior, attempt, kind, since: self.now, op, deadline: self.after(timeout) }
+        Loading { model, prior, kind, since: self.now, op, deadline: self.after(timeout) }
     }
 
     fn current_load(&self) -> Option<&Loading> {
@@ -112,10 +112,11 @@ impl Machine {
 
     fn fail_loading(&mut self, loading: Loading, failure: LoadFailure) {
         let rolling_back = matches!(self.state, State::RollingBack(_));
-        let Loading { model, prior, attempt, kind, .. } = loading;
-        if kind == LoadKind::Wake && attempt == 1 && !rolling_back {
+        let Loading { model, prior, kind, .. } = loading;
+        if kind == LoadKind::Wake && !rolling_back {
             self.news(News::WakeFailed { model: model.clone(), failure });
-            self.force(model.clone(), Then::Load { model, prior, attempt: attempt + 1 });
+            // Once it is killed it does not sleep any more, so the next load is a cold one.
+            self.force(model.clone(), Then::Load { model, prior });
             return;
         }
         let refusal = Refusal::Load(failure);

@@ -120,9 +120,7 @@ impl Machine {
             }
             // It goes anyway, and does not come back if what it makes room for is not wanted any more.
             State::Draining(draining) if draining.resident.model == *model => {
-                if draining.target.reason != Reason::Order {
-                    draining.target.reason = Reason::Order;
-                }
+                draining.target.reason = Reason::Order;
                 self.hurry(now);
             }
             State::Severing(severing) if severing.resident.model == *model => {}
@@ -169,8 +167,7 @@ impl Machine {
     /// A model is resident: whoever ordered that is done, whoever ordered another one is late.
     pub(super) fn finish_load_orders(&mut self, model: &Model) {
         self.end_orders(|order| match order {
-            Order::Load(wanted) if wanted == model => Some(Ok(())),
-            Order::Load(_) => Some(Err(OrderError::Superseded)),
+            Order::Load(wanted) => Some(if wanted == model { Ok(()) } else { Err(OrderError::Superseded) }),
             Order::Unload { .. } | Order::Pin(_) | Order::Unpin(_) => None,
         });
     }
@@ -190,21 +187,11 @@ impl Machine {
         });
     }
 
-    /// A model's memory is free.
-    pub(super) fn finish_unload_orders(&mut self, model: &Model) {
-        self.end_orders(|order| match order {
-            Order::Unload { model: gone, .. } if gone == model => Some(Ok(())),
-            Order::Unload { .. } | Order::Load(_) | Order::Pin(_) | Order::Unpin(_) => None,
-        });
-    }
-
-    /// Nothing is resident and nothing is under way: whatever was to be unloaded is, also what was named to get a slot out
-    /// of its quarantine; and no load goes on that was ordered before.
-    pub(super) fn finish_orders(&mut self) {
+    /// The memory is free: whatever was to be unloaded is, also what was named to get a slot out of its quarantine.
+    pub(super) fn finish_unload_orders(&mut self) {
         self.end_orders(|order| match order {
             Order::Unload { .. } => Some(Ok(())),
-            Order::Load(_) => Some(Err(OrderError::Superseded)),
-            Order::Pin(_) | Order::Unpin(_) => None,
+            Order::Load(_) | Order::Pin(_) | Order::Unpin(_) => None,
         });
     }
 

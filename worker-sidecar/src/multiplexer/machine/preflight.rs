@@ -89,7 +89,7 @@ impl Machine {
                 severed: 0,
             });
             self.news(News::SwapBegun { from: None, to: Some(model.clone()), reason });
-            self.start_load(model, None, 1);
+            self.start_load(model, None);
         }
     }
 

@@ -116,7 +116,7 @@ pub(super) enum Step {
 #[derive(Clone, Debug)]
 pub(super) enum Then {
     /// The swap goes on.
-    Load { model: Model, prior: Option<Model>, attempt: u32 },
+    Load { model: Model, prior: Option<Model> },
     /// The load failed; the former resident comes back.
     RollBack { prior: Model },
     /// Nothing.
@@ -128,8 +128,6 @@ pub(super) struct Loading {
     pub(super) model: Model,
     /// What was resident before and could come back. None while rolling back.
     pub(super) prior: Option<Model>,
-    /// A sleeping model that does not wake is tried a second time, from nothing.
-    pub(super) attempt: u32,
     pub(super) kind: LoadKind,
     pub(super) since: Instant,
     pub(super) op: OpId,

@@ -274,7 +274,7 @@ impl Machine {
         };
         let model = resident.model.clone();
         let then = match target.model.clone() {
-            Some(to) => Then::Load { model: to, prior: Some(model.clone()), attempt: 1 },
+            Some(to) => Then::Load { model: to, prior: Some(model.clone()) },
             None => Then::Rest,
         };
         self.swap = Some(SwapRecord {

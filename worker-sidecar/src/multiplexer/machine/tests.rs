@@ -2,8 +2,10 @@
 //! multiplexer's specification.
 
 mod cancel;
+mod config;
 mod crash;
 mod demand;
+mod eta;
 mod harness;
 mod history;
 mod lease;

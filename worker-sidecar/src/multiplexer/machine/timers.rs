@@ -33,7 +33,7 @@ impl Machine {
     fn next_decision(&self) -> Option<Instant> {
         match &self.state {
             State::Ready(_) => {
-                let probe = self.next_probe.filter(|_| self.probe.is_none());
+                let probe = self.next_probe;
                 if self.preflight.is_some() {
                     return probe;
                 }
@@ -47,9 +47,9 @@ impl Machine {
                 };
                 leave.into_iter().chain(probe).min()
             }
-            State::Empty | State::Backoff { .. } if self.starting => self.next_probe.filter(|_| self.probe.is_none()),
+            State::Empty | State::Backoff { .. } if self.starting => self.next_probe,
             State::Empty | State::Backoff { .. } => {
-                let probe = self.next_probe.filter(|_| self.is_bereft && self.probe.is_none());
+                let probe = self.next_probe.filter(|_| self.is_bereft);
                 let default = self.default_due().filter(|_| self.preflight.is_none());
                 probe.into_iter().chain(default).min()
             }

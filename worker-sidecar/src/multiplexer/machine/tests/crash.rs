@@ -287,6 +287,42 @@ fn resident_that_comes_back_before_another_is_loaded_is_unloaded_for_it() {
 }
 
 #[test]
+fn look_that_was_under_way_when_the_resident_died_says_nothing_about_what_is_there_now() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.finish(1);
+    s.handle(Event::ConnectFailed { generation: 1 });
+    s.down(1, DownCause::Gone);
+    s.freed(true);
+    assert_eq!(s.answer_probe(Found::Serving("a".into())), NOTHING);
+    assert_eq!(s.state(), SlotState::Empty);
+    s.pass(5.0);
+    assert_eq!(s.answer_probe(Found::Serving("a".into())), ["open a"], "it is looked again");
+}
+
+#[test]
+fn look_that_was_under_way_when_the_slot_was_emptied_on_purpose_brings_nobody_back() {
+    let mut config = config(&["a", "b"]);
+    config.models[0].idle_ttl = Some(std::time::Duration::from_secs(11));
+    let mut s = Stage::serving_with("a", config);
+    s.handle(Event::ConnectFailed { generation: 1 });
+    s.oversleep(1.0);
+    assert_eq!(s.handle(Event::Tick), ["close a", "evict a"]);
+    s.finish_swap(0.0);
+    assert_eq!(s.answer_probe(Found::Serving("a".into())), NOTHING);
+    assert_eq!(s.state(), SlotState::Empty);
+}
+
+#[test]
+fn model_of_somebody_else_that_is_there_at_the_start_is_not_taken_up() {
+    let mut s = Stage::unstarted(config(&["a"]));
+    s.handle(Event::Started);
+    s.arrive(1, "a");
+    assert_eq!(s.answer_probe(Found::Serving("stranger".into())), ["preflight a"]);
+    assert_eq!(s.finish_swap(1.0), ["load a Cold", "open a", "lease r1 g1"]);
+}
+
+#[test]
 fn slot_that_was_emptied_on_purpose_looks_for_nobody() {
     let mut config = config(&["a", "b"]);
     config.models[0].idle_ttl = Some(std::time::Duration::from_secs(10));

@@ -143,6 +143,22 @@ fn ages_that_no_request_can_have_do_no_harm() {
 }
 
 #[test]
+fn demand_of_nothing_is_none() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.demand(&[("b", 1, 1.0)]);
+    s.demand(&[("b", 0, 1.0)]);
+    assert_eq!((s.slot().wanted, s.fits()), (0, vec![]));
+}
+
+#[test]
+fn of_models_that_are_waited_for_since_hours_the_one_that_waits_longest_comes_first() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    s.arrive(1, "a");
+    s.demand(&[("b", 1, 3.0 * 3600.0), ("c", 1, 2.0 * 3600.0)]);
+    assert_eq!(s.finish(1), ["preflight b"]);
+}
+
+#[test]
 fn demand_of_a_relay_that_leaves_counts_no_more_and_what_has_come_is_served() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive_from(NEW, 1, "a");

@@ -1,9 +1,9 @@
-//! Operators: orders, new configurations, the end of the worker.
+//! Operators: orders, and the end of the worker.
 
 use modelrelay_protocol::message::SlotState;
 
 use super::harness::{Call, NOTHING, Stage, config, secs};
-use crate::multiplexer::config::{ModelConfig, SlotConfig};
+use crate::multiplexer::config::SlotConfig;
 use crate::multiplexer::event::{DownCause, Event, Found, Order, Outcome};
 use crate::multiplexer::memory::Reading;
 
@@ -60,6 +60,16 @@ fn ordered_load_waits_for_one_that_is_under_way_and_no_other() {
 }
 
 #[test]
+fn ordered_load_does_not_turn_a_drain_to_another_model() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.order(1, load("c")), ["order 1 failed: the slot is in the middle of a swap"]);
+}
+
+#[test]
 fn ordered_load_goes_on_when_those_leave_who_had_begun_the_swap() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "a");
@@ -90,6 +100,16 @@ fn ordered_load_is_not_turned_to_another_model_by_a_question_from_before() {
     assert_eq!(s.finish(1), ["evict a"]);
     s.evicted();
     assert_eq!(s.freed(true), ["load b Cold"]);
+}
+
+#[test]
+fn ordered_load_that_was_refused_meanwhile_is_not_carried_out() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.order(1, load("b"));
+    let reload = |s: &mut Stage, models: &[&str]| s.handle(Event::ConfigChanged(Box::new(config(models))));
+    assert_eq!(reload(&mut s, &["a"]), ["order 1 failed: the slot has no such model"]);
+    assert_eq!(reload(&mut s, &["a", "b"]), NOTHING);
+    assert_eq!(s.fits(), NOTHING);
 }
 
 #[test]
@@ -185,89 +205,6 @@ fn unload_now_is_the_way_out_of_a_quarantine() {
     assert_eq!(s.order(2, unload("a", true)), ["kill a"]);
     assert_eq!(s.finish_swap(0.0), ["memory of a", "order 2 done"]);
     assert_eq!(s.arrive(2, "b"), ["preflight b"]);
-}
-
-// 60, m
-#[test]
-fn resident_that_is_not_in_the_configuration_any_more_drains_and_goes() {
-    let mut s = Stage::serving("a", &["a", "b"]);
-    for request in 1..=5 {
-        s.arrive(request, "a");
-    }
-    let lines = s.handle(Event::ConfigChanged(Box::new(config(&["b", "c"]))));
-    assert_eq!(lines, ["fail r5: model_not_found", "close a"]);
-    assert_eq!(s.arrive(6, "a"), ["fail r6: model_not_found"]);
-    for request in 1..=3 {
-        assert_eq!(s.finish(request), NOTHING);
-    }
-    assert_eq!(s.finish(4), ["evict a"]);
-    s.finish_swap(0.0);
-    let known: Vec<_> = s.slot().models.into_iter().map(|model| model.id).collect();
-    assert_eq!(known, ["b", "c"]);
-    assert_eq!(s.arrive(7, "c"), ["preflight c"]);
-}
-
-// 60, m
-#[test]
-fn target_that_is_not_in_the_configuration_any_more_is_not_loaded() {
-    let mut s = Stage::serving("a", &["a", "b"]);
-    s.arrive(1, "a");
-    s.arrive(2, "b");
-    s.pass(6.0);
-    s.fits();
-    assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["a"])))), ["fail r2: model_not_found", "open a"]);
-
-    let mut s = Stage::serving("a", &["a", "b"]);
-    s.arrive(1, "b");
-    s.fits();
-    s.handle(Event::ConfigChanged(Box::new(config(&["a"]))));
-    assert_eq!(s.finish_swap(1.0), ["memory of a"]);
-    assert_eq!(s.state(), SlotState::Empty);
-
-    let mut s = Stage::serving("a", &["a", "b"]);
-    s.arrive(1, "b");
-    s.fits();
-    s.evicted();
-    s.freed(true);
-    s.handle(Event::ConfigChanged(Box::new(config(&["a"]))));
-    assert_eq!(s.loaded(), ["evict b"], "nobody is let in");
-}
-
-// 60
-#[test]
-fn new_capacity_and_new_models_count_at_once() {
-    let mut s = Stage::serving("a", &["a"]);
-    for request in 1..=5 {
-        s.arrive(request, "a");
-    }
-    let mut more = config(&["a", "b"]);
-    more.models[0].capacity = 5;
-    assert_eq!(s.handle(Event::ConfigChanged(Box::new(more))), ["lease r5 g1"]);
-    s.arrive(6, "b");
-    assert_eq!(s.pass(6.0), ["preflight b"]);
-}
-
-#[test]
-fn order_to_pin_survives_a_reload_that_says_nothing_about_it() {
-    let mut s = Stage::serving("a", &["a", "b"]);
-    s.order(1, Order::Pin("a".into()));
-    s.handle(Event::ConfigChanged(Box::new(config(&["a", "b"]))));
-    assert!(s.slot().models[0].pinned);
-    let mut pinned = config(&["a", "b"]);
-    pinned.models[1] = ModelConfig { pin: true, ..ModelConfig::new("b", 4) };
-    s.handle(Event::ConfigChanged(Box::new(pinned)));
-    s.handle(Event::ConfigChanged(Box::new(config(&["a", "b"]))));
-    assert!(s.slot().models[0].pinned && !s.slot().models[1].pinned);
-}
-
-#[test]
-fn sleeping_model_that_is_not_in_the_configuration_any_more_is_discarded() {
-    let mut s = Stage::serving("a", &["a", "b"]);
-    s.arrive(1, "b");
-    s.fits();
-    s.put_to_sleep();
-    s.finish_swap(1.0);
-    assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["b"])))), ["discard a"]);
 }
 
 /// Just begun: what is there already is still to be found out.
@@ -420,6 +357,19 @@ fn in_each_state() -> Vec<(SlotState, Stage)> {
         (SlotState::Backoff, backoff),
         (SlotState::Quarantined, quarantined),
     ]
+}
+
+#[test]
+fn unload_in_the_middle_of_a_swap_is_of_what_is_in_the_slot_then() {
+    for (state, mut s) in in_each_state() {
+        let (there, not_there) = match state {
+            SlotState::Draining | SlotState::Severing | SlotState::Evicting | SlotState::RollingBack => ("a", "b"),
+            SlotState::Loading => ("b", "a"),
+            _ => continue,
+        };
+        assert_eq!(s.order(1, unload(not_there, false)), ["order 1 failed: the model is not loaded"], "{state:?}");
+        assert_eq!(s.order(2, unload(there, false)), NOTHING, "{state:?}");
+    }
 }
 
 // 58

@@ -343,3 +343,21 @@ fn default_that_went_with_its_ttl_or_by_order_does_not_come_back_by_itself() {
     s.finish_swap(0.0);
     assert_eq!(s.pass(1000.0), NOTHING);
 }
+
+#[test]
+fn default_that_went_by_order_comes_back_once_another_model_has_come_and_gone() {
+    let default = Some(Model::from("a"));
+    let after = Some(secs(10.0));
+    let mut s = Stage::serving_with("a", SlotConfig { default, return_to_default_after: after, ..config(&["a", "b"]) });
+    let unload = |model: &str| Order::Unload { model: model.into(), now: false };
+    s.order(2, unload("a"));
+    s.finish_swap(0.0);
+    assert_eq!(s.pass(1000.0), NOTHING);
+    s.arrive(1, "b");
+    s.finish_swap(1.0);
+    s.finish(1);
+    s.order(3, unload("b"));
+    s.finish_swap(0.0);
+    assert_eq!(s.pass(9.9), NOTHING);
+    assert_eq!(s.pass(0.1), ["preflight a"]);
+}

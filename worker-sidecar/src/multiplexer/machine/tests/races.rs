@@ -4,7 +4,7 @@
 use modelrelay_protocol::message::SlotState;
 
 use super::harness::{NEW, NOTHING, Stage};
-use crate::multiplexer::event::{Event, Outcome};
+use crate::multiplexer::event::{Event, Left, Outcome};
 
 // a
 #[test]
@@ -60,6 +60,20 @@ fn load_that_completes_long_after_its_backend_was_killed_is_of_no_interest() {
     assert_eq!(s.resident(), Some("a".into()));
     assert_eq!(s.late(op, Outcome::Loaded(Ok(()))), NOTHING);
     assert_eq!(s.arrive(2, "a"), ["lease r2 g2"], "and the resident is not touched");
+}
+
+// f
+#[test]
+fn eviction_that_ends_after_its_deadline_was_told_changes_nothing_while_it_is_killed() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    let op = s.op();
+    assert_eq!(s.pass(60.0), ["kill a"]);
+    assert_eq!(s.late(op, Outcome::Evicted(Ok(Left::Asleep))), NOTHING);
+    assert_eq!(s.killed(), ["memory of a"]);
+    assert_eq!(s.late(op, Outcome::Evicted(Err("no".into()))), NOTHING);
+    assert_eq!(s.freed(true), ["load b Cold"]);
 }
 
 // h

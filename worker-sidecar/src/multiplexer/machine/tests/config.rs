@@ -1,0 +1,104 @@
+//! A new configuration while the slot is at work.
+
+use modelrelay_protocol::message::SlotState;
+
+use super::harness::{NOTHING, Stage, config};
+use crate::multiplexer::config::ModelConfig;
+use crate::multiplexer::event::{Event, Order};
+
+// 60, m
+#[test]
+fn resident_that_is_not_in_the_configuration_any_more_drains_and_goes() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    for request in 1..=5 {
+        s.arrive(request, "a");
+    }
+    let lines = s.handle(Event::ConfigChanged(Box::new(config(&["b", "c"]))));
+    assert_eq!(lines, ["fail r5: model_not_found", "close a"]);
+    assert_eq!(s.arrive(6, "a"), ["fail r6: model_not_found"]);
+    for request in 1..=3 {
+        assert_eq!(s.finish(request), NOTHING);
+    }
+    assert_eq!(s.finish(4), ["evict a"]);
+    s.finish_swap(0.0);
+    let known: Vec<_> = s.slot().models.into_iter().map(|model| model.id).collect();
+    assert_eq!(known, ["b", "c"]);
+    assert_eq!(s.arrive(7, "c"), ["preflight c"]);
+}
+
+// 60, m
+#[test]
+fn target_that_is_not_in_the_configuration_any_more_is_not_loaded() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["a"])))), ["fail r2: model_not_found", "open a"]);
+
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.handle(Event::ConfigChanged(Box::new(config(&["a"]))));
+    assert_eq!(s.finish_swap(1.0), ["memory of a"]);
+    assert_eq!(s.state(), SlotState::Empty);
+
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.evicted();
+    s.freed(true);
+    s.handle(Event::ConfigChanged(Box::new(config(&["a"]))));
+    assert_eq!(s.loaded(), ["evict b"], "nobody is let in");
+}
+
+#[test]
+fn former_resident_that_is_not_in_the_configuration_any_more_does_not_come_back() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.evicted();
+    s.freed(true);
+    s.not_loaded();
+    s.handle(Event::ConfigChanged(Box::new(config(&["b"]))));
+    s.killed();
+    assert_eq!(s.freed(true), NOTHING);
+    assert_eq!(s.state(), SlotState::Backoff);
+}
+
+// 60
+#[test]
+fn new_capacity_and_new_models_count_at_once() {
+    let mut s = Stage::serving("a", &["a"]);
+    for request in 1..=5 {
+        s.arrive(request, "a");
+    }
+    let mut more = config(&["a", "b"]);
+    more.models[0].capacity = 5;
+    assert_eq!(s.handle(Event::ConfigChanged(Box::new(more))), ["lease r5 g1"]);
+    s.arrive(6, "b");
+    assert_eq!(s.pass(6.0), ["preflight b"]);
+}
+
+#[test]
+fn order_to_pin_survives_a_reload_that_says_nothing_about_it() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.order(1, Order::Pin("a".into()));
+    s.handle(Event::ConfigChanged(Box::new(config(&["a", "b"]))));
+    assert!(s.slot().models[0].pinned);
+    let mut pinned = config(&["a", "b"]);
+    pinned.models[1] = ModelConfig { pin: true, ..ModelConfig::new("b", 4) };
+    s.handle(Event::ConfigChanged(Box::new(pinned)));
+    s.handle(Event::ConfigChanged(Box::new(config(&["a", "b"]))));
+    assert!(s.slot().models[0].pinned && !s.slot().models[1].pinned);
+}
+
+#[test]
+fn sleeping_model_that_is_not_in_the_configuration_any_more_is_discarded() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.put_to_sleep();
+    s.finish_swap(1.0);
+    assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["b"])))), ["discard a"]);
+}

@@ -1,0 +1,113 @@
+//! How long it may still take, as those are told who wait.
+
+use modelrelay_protocol::message::SlotState;
+
+use super::harness::{Stage, secs};
+use crate::multiplexer::event::{Event, Order};
+
+fn eta(s: &Stage, model: &str) -> Option<f64> {
+    s.machine.eta(&model.into(), s.at(s.now)).map(|eta| eta.as_secs_f64())
+}
+
+/// `a` is idle. It was seen to load in 2 s and to be gone in 4 s, `b` in 10 s and 1 s; `c` was not seen yet.
+fn seen() -> Stage {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    let swap = |s: &mut Stage, request, model: &str, evict, load| {
+        s.arrive(request, model);
+        s.fits();
+        s.pass(evict);
+        s.evicted();
+        s.freed(true);
+        s.finish_swap(load);
+        s.finish(request);
+    };
+    swap(&mut s, 901, "b", 4.0, 10.0);
+    swap(&mut s, 902, "a", 1.0, 2.0);
+    s
+}
+
+/// `a` serves request 1, request 2 waits for `b`, and the drain has begun.
+fn draining() -> Stage {
+    let mut s = seen();
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(120.0);
+    s.fits();
+    s
+}
+
+#[test]
+fn idle_resident_serves_now_and_any_other_after_its_swap() {
+    let s = seen();
+    assert_eq!((eta(&s, "a"), eta(&s, "b")), (Some(0.0), Some(14.0)));
+    assert_eq!(eta(&s, "c"), Some(10.0), "which is taken to load as fast as others on average");
+}
+
+#[test]
+fn next_one_waits_for_what_is_left_of_a_busy_residents_quantum() {
+    let mut s = seen();
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    assert_eq!(eta(&s, "b"), Some(8.0 * 14.0 + 14.0));
+    s.pass(3.0);
+    assert_eq!(eta(&s, "b"), Some(8.0 * 14.0 + 14.0 - 3.0));
+    assert_eq!(eta(&s, "a"), Some(0.0), "which serves");
+}
+
+#[test]
+fn one_that_is_not_next_waits_for_the_turns_of_all_others_and_for_one_that_had_just_begun() {
+    let mut s = seen();
+    s.arrive(1, "a");
+    s.arrive(2, "b");
+    s.pass(6.0);
+    s.arrive(3, "c");
+    // A turn is eight times its swap, the swap itself, and a drain.
+    let (turn, turn_of_b, own_swap) = (9.0 * 10.0 + 30.0, 9.0 * 14.0 + 30.0, 10.0 + 30.0);
+    let longest = turn + turn_of_b + own_swap + turn_of_b + own_swap;
+    assert_eq!(eta(&s, "c"), Some(longest));
+    s.pass(1.0);
+    s.handle(Event::Tick);
+    assert_eq!(eta(&s, "c"), Some(longest - 1.0));
+}
+
+#[test]
+fn each_step_of_a_swap_brings_its_target_nearer_and_nobody_else() {
+    let mut s = draining();
+    s.arrive(3, "c");
+    s.arrive(4, "a");
+    assert_eq!((s.state(), eta(&s, "b")), (SlotState::Draining, Some(30.0 + 4.0 + 10.0)));
+    s.pass(10.0);
+    assert_eq!(eta(&s, "b"), Some(20.0 + 4.0 + 10.0));
+    assert_eq!(eta(&s, "a"), Some(4.0 + 2.0 + 30.0), "it has to come back");
+    let far = |s: &Stage| assert!(eta(s, "c") > Some(100.0), "{:?}: {:?}", s.state(), eta(s, "c"));
+    far(&s);
+    s.pass(20.0);
+    assert_eq!((s.state(), eta(&s, "b")), (SlotState::Severing, Some(4.0 + 10.0)));
+    far(&s);
+    s.drop_lease(1);
+    s.pass(1.0);
+    assert_eq!((s.state(), eta(&s, "b")), (SlotState::Evicting, Some(3.0 + 10.0)));
+    far(&s);
+    s.evicted();
+    s.freed(true);
+    s.pass(3.0);
+    assert_eq!((s.state(), eta(&s, "b")), (SlotState::Loading, Some(7.0)));
+    far(&s);
+    s.not_loaded();
+    assert_eq!((s.state(), eta(&s, "a")), (SlotState::Evicting, Some(1.0 + 2.0)), "b is ended, a comes back");
+    s.killed();
+    s.freed(true);
+    s.pass(0.5);
+    assert_eq!((s.state(), eta(&s, "a")), (SlotState::RollingBack, Some(1.5)));
+    far(&s);
+}
+
+#[test]
+fn empty_slot_only_loads_and_nothing_leads_out_of_one_that_ends() {
+    let mut s = seen();
+    s.order(1, Order::Unload { model: "a".into(), now: false });
+    s.finish_swap(0.0);
+    assert_eq!((s.state(), eta(&s, "b")), (SlotState::Empty, Some(10.0)));
+    s.handle(Event::Stop { timeout: secs(1.0) });
+    assert_eq!(eta(&s, "b"), None);
+}

@@ -236,20 +236,17 @@ impl Machine {
         }
     }
 
-    /// Forgets models that are not in the configuration, once the slot has nothing to do with them any more.
+    /// Forgets models that are not in the configuration, once they are neither in the slot nor on their way there.
     pub(super) fn forget_removed(&mut self) {
         let state = &self.state;
         let needed = |model: &Model| {
             state.resident().is_some_and(|resident| resident.model == *model)
                 || state.target() == Some(model)
                 || matches!(state, State::Evicting(evicting) if evicting.model == *model)
-                || matches!(state, State::Quarantined { model: stuck } if stuck == model)
-                || matches!(state, State::Loading(loading) if loading.prior.as_ref() == Some(model))
         };
-        let leases = &self.leases;
         let out = &mut self.out;
         self.models.retain(|model, entry| {
-            let keep = !entry.removed || needed(model) || leases.values().any(|lease| lease.model == *model);
+            let keep = !entry.removed || needed(model);
             if !keep && entry.asleep {
                 out.push(Effect::Discard { model: model.clone() });
             }

@@ -148,9 +148,9 @@ impl Machine {
             failing: entry.failing(self.now).map(|failure| failure.until),
         };
         Face {
-            state: self.state.name(),
+            state: self.state(),
             resident: self.resident().cloned(),
-            generation: self.generation,
+            generation: self.generation(),
             target: self.state.target().cloned(),
             // Whether it is idle decides where relays send their demand.
             idle: self.state.resident().is_some_and(|resident| resident.idle_since.is_some()),
@@ -169,9 +169,9 @@ impl Machine {
         let models = self.models.values().filter(|entry| !entry.removed);
         Slot {
             id: self.config.id.clone(),
-            state: self.state.name(),
+            state: self.state(),
             resident: self.resident().map(ToString::to_string),
-            generation: self.generation,
+            generation: self.generation(),
             target: self.state.target().map(|model| model.to_string()),
             eta_ms: None,
             since_ms: 0,

@@ -66,6 +66,30 @@ fn former_resident_that_is_not_in_the_configuration_any_more_does_not_come_back(
     assert_eq!(s.state(), SlotState::Backoff);
 }
 
+#[test]
+fn idle_resident_that_is_not_in_the_configuration_any_more_goes_and_leaves_nothing_asleep() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["b"])))), ["close a", "evict a"]);
+    assert_eq!(s.put_to_sleep(), ["memory of a"]);
+    assert_eq!(s.freed(true), ["discard a"]);
+}
+
+#[test]
+fn sleeper_that_is_not_in_the_configuration_any_more_is_not_killed_while_it_is_woken() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.put_to_sleep();
+    s.finish_swap(1.0);
+    s.finish(1);
+    s.arrive(2, "a");
+    s.fits();
+    s.evicted();
+    assert_eq!(s.freed(true), ["load a Wake"]);
+    assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["b"])))), ["fail r2: model_not_found"]);
+    assert_eq!(s.loaded(), ["evict a"]);
+}
+
 // 60
 #[test]
 fn new_capacity_and_new_models_count_at_once() {

@@ -74,7 +74,9 @@ fn relay_that_let_its_slot_pass_counts_again_once_it_sends_anything() {
     s.demand(&[("b", 2, 0.0)]);
     s.finish_swap(1.0);
     s.arrive(1, "a");
+    assert!(!s.machine.is_listening());
     s.pass(1.0);
+    assert!(s.machine.is_listening());
     s.finish_swap(1.0);
     assert_eq!((s.resident(), s.slot().wanted), (Some("a".into()), 0));
     assert_eq!(s.arrive_from(NEW, 2, "a"), ["lease r2 g3"]);

@@ -316,6 +316,17 @@ fn default_is_loaded_at_start_and_again_when_nobody_has_wanted_anything_for_long
 }
 
 #[test]
+fn default_that_was_asked_about_is_not_loaded_once_somebody_wants_something_again() {
+    let mut s = Stage::serving_with(
+        "b",
+        SlotConfig { default: Some("a".into()), return_to_default_after: Some(secs(20.0)), ..config(&["a", "b"]) },
+    );
+    assert_eq!(s.pass(20.0), ["preflight a"]);
+    assert_eq!(s.arrive(1, "b"), ["lease r1 g1"]);
+    assert_eq!(s.fits(), NOTHING);
+}
+
+#[test]
 fn default_that_cannot_be_loaded_is_tried_again_after_its_backoff_and_holds_nobody_up() {
     let default = Some(Model::from("a"));
     let mut s = Stage::with(SlotConfig { default, ..config(&["a", "b"]) });

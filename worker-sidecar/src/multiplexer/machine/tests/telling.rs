@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use modelrelay_protocol::message::SlotState;
+
 use super::harness::{OLD, Stage, config};
 use crate::multiplexer::Model;
 use crate::multiplexer::effect::{Effect, LeaseEnd};
@@ -16,6 +18,25 @@ fn a_snapshot_is_told_when_it_is_another() {
     assert_eq!(s.changes, before);
     s.arrive(1, "b");
     assert_eq!(s.changes, before + 1);
+}
+
+#[test]
+fn slot_without_a_resident_is_idle_while_nothing_is_under_way() {
+    let mut s = Stage::new(&["a"]);
+    s.pass(3.0);
+    assert_eq!(s.slot().idle_ms, 3_000);
+    s.arrive(1, "a");
+    s.fits();
+    s.pass(3.0);
+    assert_eq!((s.state(), s.slot().idle_ms), (SlotState::Loading, 0));
+}
+
+#[test]
+fn slot_serves_while_somebody_has_a_lease() {
+    let mut s = Stage::serving("a", &["a"]);
+    assert!(!s.machine.is_serving());
+    s.arrive(1, "a");
+    assert!(s.machine.is_serving());
 }
 
 #[test]

@@ -362,7 +362,7 @@ fn default_that_went_by_order_comes_back_once_another_model_has_come_and_gone() 
     let mut s = Stage::serving_with("a", SlotConfig { default, return_to_default_after: after, ..config(&["a", "b"]) });
     let unload = |model: &str| Order::Unload { model: model.into(), now: false };
     s.order(2, unload("a"));
-    s.finish_swap(0.0);
+    assert_eq!(s.finish_swap(0.0), ["memory of a", "order 2 done"]);
     assert_eq!(s.pass(1000.0), NOTHING);
     s.arrive(1, "b");
     s.finish_swap(1.0);

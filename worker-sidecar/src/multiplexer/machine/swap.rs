@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Machine;
 use super::entry::Entry;
-use super::state::{Draining, Evicting, Resident, Severing, State, Step, SwapRecord, Target, Then};
+use super::state::{Draining, Evicting, Severing, State, Step, SwapRecord, Target, Then};
 use crate::multiplexer::Model;
 use crate::multiplexer::config::{EVICT_TIMEOUT, SEVER_GRACE};
 use crate::multiplexer::effect::{Effect, LeaseEnd, News, Reason};
@@ -165,8 +165,8 @@ impl Machine {
     /// Closes the gate. Running requests may end.
     pub(super) fn depart(&mut self, target: Target) {
         let State::Ready(resident) = &self.state else { return };
-        let resident = resident.clone();
-        if resident.lingering {
+        let mut resident = resident.clone();
+        if std::mem::take(&mut resident.lingering) {
             self.news(News::LingerMiss { model: resident.model.clone() });
         }
         self.preflight = None;
@@ -219,7 +219,7 @@ impl Machine {
     /// Nobody waits for another model any more: the swap is called off.
     fn reopen(&mut self) {
         let State::Draining(draining) = &self.state else { return };
-        let resident = Resident { lingering: false, ..draining.resident.clone() };
+        let resident = draining.resident.clone();
         let from = resident.model.clone();
         self.preflight = None;
         self.enter(State::Ready(resident));

@@ -240,9 +240,9 @@ impl Entry {
         self.take_first(self.held.len(), now)
     }
 
-    /// Takes out what has waited here since `until` or longer; nothing, if there was no such time.
-    pub(super) fn take_held_until(&mut self, until: Option<Instant>, now: Instant) -> Vec<Waiter> {
-        let count = until.map_or(0, |until| self.held.partition_point(|waiter| waiter.at <= until));
+    /// Takes out what has waited here since `until` or longer.
+    pub(super) fn take_held_until(&mut self, until: Instant, now: Instant) -> Vec<Waiter> {
+        let count = self.held.partition_point(|waiter| waiter.at <= until);
         self.take_first(count, now)
     }
 

@@ -65,14 +65,15 @@ impl Machine {
 
     /// Ends the waits that the worker may not prolong.
     pub(super) fn expire_held(&mut self) {
-        let (now, budget) = (self.now, self.config.knobs.hold_budget);
+        let now = self.now;
+        let Some(until) = now.checked_sub(self.config.knobs.hold_budget) else { return };
         // The oldest is first.
-        let is_due = |entry: &&Entry| entry.held.first().is_some_and(|waiter| waiter.at + budget <= now);
+        let is_due = |entry: &&Entry| entry.held.first().is_some_and(|waiter| waiter.at <= until);
         let due: Vec<_> = self.models.values().filter(is_due).map(|entry| entry.model().clone()).collect();
         for model in due {
             let eta = self.eta(&model, now).unwrap_or_default();
             let Some(entry) = self.models.get_mut(&model) else { continue };
-            for waiter in entry.take_held_until(now.checked_sub(budget), now) {
+            for waiter in entry.take_held_until(until, now) {
                 let waited = now.saturating_duration_since(waiter.at);
                 let error = SlotError::HoldExpired { model: model.clone(), waited, eta };
                 self.out.push(Effect::Fail { request: waiter.request, error });

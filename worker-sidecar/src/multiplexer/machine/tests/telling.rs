@@ -57,10 +57,8 @@ fn who_asks_for_an_unknown_model_is_told_the_known_ones() {
     s.handle(Event::ConfigChanged(Box::new(config(&["a", "b"]))));
     let arrival = Arrival { relay: OLD, request: RequestKey(1), model: Model::from("d"), at: s.at(s.now) };
     let effects = s.machine.handle(Event::Arrived(arrival), s.at(s.now));
-    let error = effects.into_iter().find_map(|effect| match effect {
-        Effect::Fail { error, .. } => Some(error),
-        _ => None,
-    });
+    let error =
+        effects.into_iter().find_map(|effect| if let Effect::Fail { error, .. } = effect { Some(error) } else { None });
     let known = vec![Model::from("a"), Model::from("b")];
     assert_eq!(error, Some(SlotError::UnknownModel { model: "d".into(), known }));
 }

@@ -240,7 +240,7 @@ mod tests {
         memory.note_evict(model).await;
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn memory_that_comes_back_late_is_waited_for() {
         let (gpu, memory, model) = slot();
         load_and_evict(&gpu, &memory, &model).await;
@@ -252,7 +252,7 @@ mod tests {
         assert!(tokio::join!(freed, coming).0);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn memory_that_does_not_come_back_is_told() {
         let (gpu, memory, model) = slot();
         let memory = SlotMemory { patience: Duration::from_millis(1), ..memory };
@@ -269,7 +269,7 @@ mod tests {
         memory.is_freed(model, Returns::ALL).await
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn what_a_crashed_model_held_must_come_back_though_nobody_evicted_it() {
         for (free, freed) in [(20, false), (91, false), (92, true)] {
             let (gpu, memory, model) = slot();
@@ -281,7 +281,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_model_that_was_found_has_to_give_something_back() {
         for (free, freed) in [(20, false), (60, true)] {
             let (gpu, memory, model) = slot();
@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_meter_that_has_measured_and_fails_does_not_say_that_memory_is_back() {
         let (gpu, memory, model) = slot();
         load_and_evict(&gpu, &memory, &model).await;

@@ -321,7 +321,7 @@ fn default_that_was_asked_about_is_not_loaded_once_somebody_wants_something_agai
         "b",
         SlotConfig { default: Some("a".into()), return_to_default_after: Some(secs(20.0)), ..config(&["a", "b"]) },
     );
-    assert_eq!(s.pass(20.0), ["preflight a"]);
+    assert_eq!(s.pass(10.0), ["preflight a"]);
     assert_eq!(s.arrive(1, "b"), ["lease r1 g1"]);
     assert_eq!(s.fits(), NOTHING);
 }

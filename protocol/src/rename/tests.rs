@@ -40,6 +40,8 @@ fn spaces_make_up_for_a_shorter_name() {
     // Escapes that were not needed make what stood there longer than the name.
     assert_eq!(json(r#"{"mod\u0065l":"a\u002fb"}"#, ("a/b", "long")), r#"{"mod\u0065l":"long"     }"#);
     assert_eq!(json(r#"{"model":"a"}"#, ("a", "say \"x\"")), r#"{"model":"say \"x\""}"#);
+    let key = r"\u006d\u006f\u0064\u0065\u006c";
+    assert_eq!(json(&format!(r#"{{"{key}":"q"}}"#), ("q", "p")), format!(r#"{{"{key}":"p"}}"#));
 }
 
 #[test]
@@ -96,7 +98,11 @@ fn a_forms_model_is_replaced_whatever_its_pieces() {
 
 #[test]
 fn a_form_that_is_cut_off_goes_on_as_far_as_it_came() {
-    let body = b"--B  \r\n\r\n\r\n--B\r\nContent-Disposition: form-data; name=model\r\n\r\nwhisper\r\n--B--";
+    cut_off(b"--B\r\nContent-Disposition: form-data; name=model\r\n\r\nwhisper\r\n--B--");
+    cut_off(b"--B  \r\n\r\n\r\n--B\r\nContent-Disposition: form-data; name=model\r\n\r\nwhisper\r\n--B--");
+}
+
+fn cut_off(body: &[u8]) {
     let value = memchr::memmem::find(body, b"whisper").unwrap();
     let whole = [&body[..value], b"WHISPER", &body[value + 7..]].concat();
     for cut in 0..=body.len() {

@@ -4,8 +4,8 @@
 use bytes::{Buf, Bytes};
 use memchr::memchr2;
 
-/// `model` with every letter escaped takes 30 bytes.
-const LONGEST_KEY: usize = 32;
+/// `model` with every letter escaped, and its closing quote.
+const LONGEST_KEY: usize = 31;
 
 #[derive(Debug)]
 pub(super) struct Renamer {

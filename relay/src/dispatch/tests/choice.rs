@@ -175,6 +175,19 @@ fn choice_moves_to_one_that_is_nearer_and_was_asked_already() {
 }
 
 #[test]
+fn choice_is_looked_at_again_when_a_worker_speaks_and_not_with_each_request() {
+    let models = ["a", "b"];
+    let mut p = workers(vec![busy(&models, 1)]);
+    p.submit(1, "b");
+    let nearer = with(busy(&models, 1), "b", |entry| entry.wanted = true);
+    p.join_slots(2, &models, vec![nearer.clone()]);
+    p.submit(2, "b");
+    assert_eq!(asked(&p, "b"), Some(1));
+    p.slots(2, vec![nearer]);
+    assert_eq!(asked(&p, "b"), Some(2));
+}
+
+#[test]
 fn choice_does_not_move_back_to_one_that_had_its_time() {
     let mut p = workers(vec![loading(&["a", "b"], 1_000), busy(&["a", "b"], 0)]);
     p.submit(1, "b");
@@ -375,6 +388,24 @@ fn worker_that_serves_without_a_multiplexer_leaves_nothing_to_choose() {
         assert_eq!(p.submit(1, "b"), NOTHING, "it waits warm");
         assert_eq!(p.next_timeout(), Some(secs(30.0)));
     }
+}
+
+#[test]
+fn request_waits_for_the_busy_worker_that_serves_the_model_though_nobody_else_can_load_it() {
+    let mut p = workers(vec![failed(empty(&["a", "b"]), "b", "insufficient_memory", None)]);
+    p.join(2, &["b"], 1);
+    p.load(2, 1);
+    assert_eq!(p.submit(1, "b"), NOTHING);
+    assert_eq!(p.load(2, 0), ["send r1 to w2 #1"]);
+}
+
+#[test]
+fn request_of_one_worker_waits_there_while_the_model_is_served_though_it_could_not_be_loaded_again() {
+    let mut p = workers(vec![empty(&["a", "b"])]);
+    p.gates(1, &[("b", 0)]);
+    p.slots(1, vec![failed(idle(&["b", "a"], 0), "b", "insufficient_memory", None)]);
+    assert_eq!(p.submit_pinned(1, "b", 1), ["demand w1: b 1 0 0"]);
+    assert_eq!(p.gates(1, &[("b", 1)])[0], "send r1 to w1 #1");
 }
 
 #[test]

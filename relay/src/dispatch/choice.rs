@@ -295,7 +295,7 @@ impl Dispatch {
 /// The rendezvous hash: relays agree, each worker gets few models, and one that comes or goes moves few.
 pub(super) fn affinity(instance: &str, model: &str) -> u64 {
     let hash = Sha256::new().chain_update(instance).chain_update([0]).chain_update(model).finalize();
-    hash.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+    hash.first_chunk().map_or(0, |first| u64::from_be_bytes(*first))
 }
 
 fn failure(worker: WorkerKey, failed: &Failed, now: Moment) -> Failure {

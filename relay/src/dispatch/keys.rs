@@ -84,6 +84,13 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_number_is_told_apart_too() {
+        let hash = |key: &str| BuildHasherDefault::<KeyHasher>::default().hash_one(key);
+        let hashes: BTreeSet<_> = ["", "a", "b", "ab", "ba"].map(hash).into();
+        assert_eq!(hashes.len(), 5);
+    }
+
+    #[test]
     fn keys_in_one_place_are_told_apart() {
         let tags: BTreeSet<_> = (0..16).map(|key| hash(key) >> 57).collect();
         assert_eq!(tags.len(), 16);

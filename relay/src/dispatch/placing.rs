@@ -22,9 +22,9 @@ impl Dispatch {
             return self.models[request.model].available.best(request.needs_core1, suits);
         };
         let worker = self.workers.get(&pin)?;
-        let able = worker.serves(request.model) && (worker.core1 || !request.needs_core1);
-        let has_room = worker.has_room_for(&self.models[request.model].name);
-        (able && has_room && suits(worker)).then_some(pin)
+        // What needs `core1` is never pinned to a worker without it.
+        let has_room = worker.serves(request.model) && worker.has_room_for(&self.models[request.model].name);
+        (has_room && suits(worker)).then_some(pin)
     }
 
     /// Sends a waiting request to a free worker, if there is one.

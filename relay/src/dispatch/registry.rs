@@ -24,6 +24,7 @@ pub(super) struct Worker {
     pub(super) draining: bool,
     /// Whether the shell knows that a draining worker has nothing left.
     pub(super) idle_told: bool,
+    /// Never without `core1`.
     pub(super) grant: Option<Grant>,
     /// The number of the last sending to anyone before the grant was read.
     pub(super) granted_at: u64,
@@ -100,10 +101,7 @@ impl Worker {
 
     /// Everything it runs, as far as we know. Our own part is exact, so that a completion counts at once.
     pub(super) fn load(&self) -> u32 {
-        let others = match self.grant {
-            Some(grant) if self.core1 => grant.others,
-            Some(_) | None => self.foreign,
-        };
+        let others = self.grant.map_or(self.foreign, |grant| grant.others);
         self.own().saturating_add(others)
     }
 
@@ -196,11 +194,9 @@ impl Worker {
         }
         let own = self.own();
         match &mut self.grant {
-            Some(_) if self.core1 && has_granted_since => {}
-            Some(grant) if self.core1 => grant.slots = grant.slots.min(own),
-            Some(_) | None => {
-                self.foreign = self.foreign.max(self.max_concurrent.saturating_sub(own));
-            }
+            Some(_) if has_granted_since => {}
+            Some(grant) => grant.slots = grant.slots.min(own),
+            None => self.foreign = self.foreign.max(self.max_concurrent.saturating_sub(own)),
         }
     }
 }

@@ -141,10 +141,7 @@ impl Request {
         match cold {
             Some(cold) => Deadlines::new(Some(warm_zero + queue.min(request)), Some(cold_start + cold), None),
             // The wall ends it first unless the request timeout is the shorter one.
-            None => {
-                let warm = (request < queue).then(|| warm_zero + request);
-                Deadlines::new(warm, None, Some(self.arrived.plus(queue)))
-            }
+            None => Deadlines::new(Some(warm_zero + request), None, Some(self.arrived.plus(queue))),
         }
     }
 
@@ -180,8 +177,8 @@ impl Request {
 
     pub(super) fn note_failed_on(&mut self, entry: FailedOn) {
         self.failed_on.retain(|old| old.worker != entry.worker);
-        let place = self.failed_on.partition_point(|old| *old < entry);
-        self.failed_on.insert(place, entry);
+        self.failed_on.push(entry);
+        self.failed_on.sort_unstable();
     }
 }
 

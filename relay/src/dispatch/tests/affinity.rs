@@ -183,6 +183,34 @@ fn request_that_waits_for_a_process_waits_for_its_newer_connection() {
 }
 
 #[test]
+fn newer_connection_that_cannot_take_over_takes_nothing_from_the_older_one() {
+    for core1 in [false, true] {
+        let mut p = Provider::new();
+        p.join_granted(1, &["m"], 1);
+        p.submit_pinned(1, "m", 1);
+        p.submit_pinned(2, "m", 1);
+        if core1 {
+            p.join_granted(2, &["m"], 1);
+            p.drain(2);
+        } else {
+            p.join(2, &["m"], 1);
+        }
+        let succeeded = Event::WorkerSucceeded { older: WorkerKey(1), newer: WorkerKey(2) };
+        assert_eq!(p.handle(succeeded), NOTHING);
+        assert_eq!(p.complete(1), ["finished r1 at w1 #1", "send r2 to w1 #1"]);
+    }
+}
+
+#[test]
+fn pinned_request_waits_until_its_worker_advertises_the_model() {
+    let mut p = Provider::new();
+    p.join(1, &["other"], 1);
+    p.join(2, &["m"], 1);
+    assert_eq!(p.submit_pinned(1, "m", 1), NOTHING);
+    assert_eq!(p.models(1, &["m"]), ["send r1 to w1 #1"]);
+}
+
+#[test]
 fn what_a_superseded_connection_had_goes_on_over_the_newer_one_when_it_breaks() {
     let mut p = Provider::new();
     p.join_granted(1, &["m"], 2);

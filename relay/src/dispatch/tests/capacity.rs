@@ -200,6 +200,17 @@ fn late_answers_of_a_cancelled_request_mean_nothing() {
 }
 
 #[test]
+fn late_answer_to_an_earlier_sending_does_not_end_the_one_that_runs_at_the_same_worker() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    p.submit(1, "m");
+    assert_eq!(p.fail(1, AttemptFailure::SeveredBySwap)[1], "send r1 to w1 #2");
+    let (worker, request) = (WorkerKey(1), RequestKey(1));
+    assert_eq!(p.handle(Event::Completed { worker, request, attempt: 1 }), NOTHING);
+    assert_eq!(p.complete(1), ["finished r1 at w1 #2"]);
+}
+
+#[test]
 fn cancel_of_a_waiting_request_tells_no_worker() {
     let mut p = Provider::new();
     p.submit(1, "m");

@@ -264,6 +264,17 @@ fn clock_that_two_tasks_read_in_the_wrong_order_does_not_go_back() {
 }
 
 #[test]
+fn wait_that_ends_by_both_timeouts_at_once_was_a_wait() {
+    for cold_timeout in [None, Some(secs(100.0))] {
+        let queue_timeout = settings().queue_timeout;
+        let mut p = Provider::with(Settings { cold_timeout, request_timeout: queue_timeout, ..settings() });
+        p.join_core1(1, &["m"]);
+        p.submit(1, "m");
+        assert_eq!(p.pass(30.0), ["fail r1: QueueTimeout { retry_after_secs: 30 }"]);
+    }
+}
+
+#[test]
 fn zero_queue_timeout_means_now_or_never() {
     let mut p = Provider::with(Settings { queue_timeout: Duration::ZERO, ..settings() });
     assert_eq!(p.submit(1, "m"), ["fail r1: QueueTimeout { retry_after_secs: 1 }"]);

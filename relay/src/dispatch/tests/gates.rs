@@ -293,6 +293,22 @@ fn time_in_another_workers_queue_counts_when_the_process_moves() {
 }
 
 #[test]
+fn each_request_takes_the_cold_time_of_its_own_wait_along_when_the_process_moves() {
+    let mut p = Provider::with(Settings { cold_timeout: Some(secs(100.0)), ..settings() });
+    p.join_slots(1, &["a"], vec![empty(&["a"])]);
+    p.submit_pinned(1, "a", 1);
+    p.pass(20.0);
+    p.submit_pinned(2, "a", 1);
+    p.pass(10.0);
+    p.join_slots(2, &["a"], vec![empty(&["a"])]);
+    p.handle(Event::WorkerSucceeded { older: WorkerKey(1), newer: WorkerKey(2) });
+    p.drain(1);
+    p.cancel(1);
+    p.pass(1.0);
+    assert_eq!(p.next_timeout(), Some(secs(120.0)), "100 s after it came");
+}
+
+#[test]
 fn ages_are_those_of_the_requests_that_are_told() {
     let mut p = one_slot();
     let full = || vec![(Model::from("a"), Gate { slots: 0, others: 1, capacity: 1 })];
@@ -333,6 +349,15 @@ fn demand_for_an_open_model_stops_at_twice_its_capacity() {
     p.submit(9, "a");
     p.submit(10, "a");
     assert_eq!(p.pass(1.0), NOTHING);
+}
+
+#[test]
+fn demand_is_told_in_full_where_the_worker_did_not_say_what_it_can_run() {
+    let mut p = one_slot();
+    p.gates_of(1, vec![(Model::from("a"), Gate { slots: 0, others: 0, capacity: 0 })]);
+    p.submit(1, "a");
+    p.submit(2, "a");
+    assert_eq!(p.pass(1.0), ["demand w1: a 2 50 100"]);
 }
 
 #[test]

@@ -166,6 +166,7 @@ fn a_name_counts_as_the_id_that_everybody_means_by_it() {
     p.join_granted(2, &["x"], 1);
     assert_eq!(&*p.dispatch.counted_as("x"), "x", "a worker without slots has a model of that name");
     p.drain(2);
+    assert_eq!(&*p.dispatch.counted_as("x"), "x", "which answers still");
     p.lose(2, &[]);
     assert_eq!(&*p.dispatch.counted_as("x"), "a");
     p.models(1, &["x"]);

@@ -31,7 +31,7 @@ pub(super) struct Group {
     pub(super) open: Servers,
     /// Who of those serving has a multiplexer.
     pub(super) multiplexers: BTreeSet<WorkerKey>,
-    /// Who of those was asked for it by anybody, or is on its way there.
+    /// Multiplexers that were asked for it by anybody, or are on their way there; draining ones may be among them.
     pub(super) asked: BTreeSet<WorkerKey>,
     /// The multiplexer that was asked to load it.
     pub(super) choice: Option<Choice>,
@@ -130,7 +130,7 @@ impl Group {
 
     /// One of the multiplexers has said what its slots do.
     pub(super) fn note_asked(&mut self, key: WorkerKey, multiplexer: &Multiplexer) {
-        if self.multiplexers.contains(&key) && multiplexer.is_asked(&self.name) {
+        if multiplexer.is_asked(&self.name) {
             self.asked.insert(key);
         } else {
             self.asked.remove(&key);

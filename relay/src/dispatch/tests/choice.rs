@@ -146,10 +146,22 @@ fn slot_that_was_asked_for_one_model_is_not_free_for_another() {
 }
 
 #[test]
+fn slot_on_its_way_to_a_model_is_not_taken_by_another_while_one_is_free() {
+    let mut p = Provider::new();
+    let free = Slot { id: "gpu1".to_owned(), ..empty(&["a", "b"]) };
+    p.join_slots(1, &["a", "b"], vec![loading(&["a", "b"], 9_000), free]);
+    p.join_slots(2, &["b"], vec![asleep(empty(&["b"]), "b", 0)]);
+    p.submit(1, "a");
+    p.submit(2, "b");
+    assert_eq!((asked(&p, "a"), asked(&p, "b")), (Some(1), Some(1)));
+}
+
+#[test]
 fn choice_stays_whoever_comes_nearer() {
     let mut p = workers(vec![busy(&["a", "b"], 0)]);
     p.submit(1, "b");
     p.join_slots(2, &["a", "b"], vec![empty(&["a", "b"])]);
+    p.slots(2, vec![empty(&["a", "b"])]);
     p.pass(1.0);
     assert_eq!(p.submit(2, "b"), ["demand w1: b 2 1000 1000"]);
     assert_eq!(asked(&p, "b"), Some(1));

@@ -103,6 +103,27 @@ fn draining_worker_is_not_told() {
 }
 
 #[test]
+fn worker_that_drains_is_not_told_what_it_was_about_to_be_told() {
+    let mut p = busy_worker(&["m"]);
+    p.submit(1, "m");
+    p.pass(0.010);
+    p.submit(2, "m");
+    p.drain(1);
+    assert_eq!(p.next_timeout(), Some(super::harness::secs(30.0)));
+    assert_eq!(p.pass(1.0), NOTHING);
+}
+
+#[test]
+fn worker_that_has_counted_down_what_it_was_told_hears_of_more_at_its_pace() {
+    let mut p = busy_worker(&["m"]);
+    p.submit(1, "m");
+    p.pass(0.010);
+    p.submit(2, "m");
+    assert_eq!(p.grant(1, 1, 7, 2), ["send r1 to w1 #1"]);
+    assert_eq!(p.pass(0.040), ["demand w1: m 1 40 40"]);
+}
+
+#[test]
 fn model_that_the_worker_withdrew_is_not_told_any_more() {
     let mut p = busy_worker(&["a", "b"]);
     p.submit(1, "a");

@@ -43,6 +43,25 @@ fn each_model_has_a_capacity_of_its_own() {
 }
 
 #[test]
+fn free_slot_takes_one_request() {
+    let mut p = one_slot();
+    p.gates(1, &[("a", 2)]);
+    for key in 1..=4 {
+        p.submit(key, "a");
+    }
+    p.complete(1);
+    assert_eq!((p.dispatch.in_flight(), p.dispatch.queue_len()), (2, 1));
+}
+
+#[test]
+fn word_on_slots_that_changes_nothing_is_not_answered() {
+    let mut p = one_slot();
+    p.submit(1, "a");
+    p.pass(1.0);
+    assert_eq!(p.slots(1, vec![empty(&["a", "b"])]), NOTHING);
+}
+
+#[test]
 fn sums_limit_nothing() {
     let mut p = one_slot();
     let gates = vec![(Model::from("a"), Gate { slots: 2, others: 0, capacity: 2 })];
@@ -334,6 +353,16 @@ fn a_worker_that_has_counted_down_what_it_was_told_hears_at_once_that_more_waits
     assert_eq!(p.complete(2), ["finished r2 at w1 #1", "send r3 to w1 #1"]);
     p.pass(0.001);
     assert_eq!(p.complete(3), ["finished r3 at w1 #1", "send r4 to w1 #1", "demand w1: a 1 1002 1002"]);
+}
+
+#[test]
+fn a_worker_that_has_counted_down_all_that_waited_is_told_so_at_its_pace() {
+    let mut p = one_slot();
+    p.gates(1, &[("a", 0)]);
+    p.submit(1, "a");
+    p.pass(0.010);
+    assert_eq!(p.gates(1, &[("a", 1)]), ["send r1 to w1 #1"]);
+    assert_eq!(p.pass(0.040), ["demand w1:"]);
 }
 
 #[test]

@@ -35,6 +35,18 @@ fn queue_is_described_in_total_and_per_model() {
 }
 
 #[test]
+fn provider_is_idle_while_nothing_waits_and_nothing_runs() {
+    let mut p = Provider::new();
+    assert!(p.dispatch.is_idle());
+    p.submit(1, "m");
+    assert!(!p.dispatch.is_idle());
+    p.join(1, &["m"], 1);
+    assert!(!p.dispatch.is_idle());
+    p.complete(1);
+    assert!(p.dispatch.is_idle());
+}
+
+#[test]
 fn workers_are_described() {
     let mut p = Provider::new();
     p.join_core1(1, &["b", "a"]);

@@ -191,6 +191,18 @@ fn cold_waiting_does_not_count_into_the_request_timeout() {
 }
 
 #[test]
+fn request_timeout_excepts_the_cold_waiting_of_that_request_alone() {
+    let mut p = two_clocks();
+    p.submit(1, "m");
+    p.pass(60.0);
+    p.submit(2, "m");
+    p.pass(20.0);
+    p.join(1, &["m"], 2);
+    p.complete(1);
+    assert_eq!(p.next_timeout(), Some(secs(380.0)), "300 s after it came, and the 20 s that it waited");
+}
+
+#[test]
 fn model_served_only_by_draining_workers_is_cold() {
     let mut p = two_clocks();
     p.join_core1(1, &["m"]);

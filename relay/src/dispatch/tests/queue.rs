@@ -60,6 +60,15 @@ fn request_that_no_free_worker_can_serve_does_not_block_younger_ones() {
 }
 
 #[test]
+fn new_worker_finds_its_request_behind_older_ones_for_others() {
+    let mut p = Provider::new();
+    for (key, model) in [(1, "a"), (2, "b"), (3, "m"), (4, "c")] {
+        p.submit(key, model);
+    }
+    assert_eq!(p.join(1, &["m"], 1), ["send r3 to w1 #1"]);
+}
+
+#[test]
 fn key_is_the_place_whatever_the_order_of_arrival() {
     let mut p = Provider::new();
     p.submit(7, "m");

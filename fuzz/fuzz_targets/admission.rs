@@ -114,8 +114,8 @@ fn lookup(spec: &Value) -> Lookup {
         "apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool",
         "metadata": {"name": "llama", "namespace": "llm"}, "spec": spec,
     });
-    // What is no pool never gets past the API server.
-    serde_json::from_value::<WorkerPool>(pool).map_or(Lookup::Missing, |pool| Lookup::Found(Box::new(pool)))
+    // What is no pool never gets past the API server, nor what is too deep to be read.
+    serde_json::from_str::<WorkerPool>(&pool.to_string()).map_or(Lookup::Missing, |pool| Lookup::Found(Box::new(pool)))
 }
 
 /// A Pod and a pool with some values put where they matter.

@@ -73,8 +73,11 @@ impl SettingError {
 
 impl std::fmt::Display for SettingError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // One line, whatever a file or a library put into it.
-        let line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        // One line that steers no terminal, whatever a file or a library put into it.
+        let line = |text: &str| {
+            let text = text.replace(char::is_control, " ");
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
         match &self.value {
             Some(value) => write!(f, "{}: {value:?} is not allowed: {}", self.setting, line(&self.allowed)),
             None => write!(f, "{}: {}", self.setting, line(&self.allowed)),

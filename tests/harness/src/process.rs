@@ -351,7 +351,7 @@ mod tests {
     #[tokio::test]
     #[should_panic(expected = "a secret was told: \"planted-value-1\" is in what sh printed: it is planted-value-1")]
     async fn a_program_that_tells_a_secret_fails_the_test() {
-        let script = "echo ready; echo it is $DRAIN_TOKEN >&2; sleep 60";
+        let script = "echo it is $DRAIN_TOKEN >&2; echo ready; exec sleep 60";
         let spawn = Spawn { binary: "/bin/sh".into(), ..Spawn::program("sh") }.env("DRAIN_TOKEN", "planted-value-1");
         spawn.arg("-c").arg(script).start().wait_for_line("ready").await;
     }

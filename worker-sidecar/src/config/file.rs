@@ -42,6 +42,7 @@ pub(super) struct FileBackend {
     pub(super) url: Option<String>,
     pub(super) engine: Option<String>,
     pub(super) api_key_file: Option<PathBuf>,
+    #[serde(deserialize_with = "headers")]
     pub(super) headers: Hidden<BTreeMap<String, String>>,
 }
 
@@ -62,12 +63,18 @@ impl<'de> Deserialize<'de> for Hidden<Option<Secret>> {
     }
 }
 
-impl<'de> Deserialize<'de> for Hidden<BTreeMap<String, String>> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        // The library's error would repeat a scalar.
-        let refuse = |_| D::Error::custom("backend.headers: must be a map from names to one line of text each");
-        BTreeMap::deserialize(from).map(Self).map_err(refuse)
-    }
+/// Texts by name, for the key `key`.
+pub(super) fn hidden_texts<'de, D: Deserializer<'de>>(
+    from: D,
+    key: &str,
+) -> Result<Hidden<BTreeMap<String, String>>, D::Error> {
+    // The library's error would repeat a scalar.
+    let refuse = |_| D::Error::custom(format!("`{key}` must be a map from names to text"));
+    BTreeMap::deserialize(from).map(Hidden).map_err(refuse)
+}
+
+fn headers<'de, D: Deserializer<'de>>(from: D) -> Result<Hidden<BTreeMap<String, String>>, D::Error> {
+    hidden_texts(from, "headers")
 }
 
 impl File {

@@ -416,7 +416,7 @@ impl ModelAt<'_> {
     }
 
     fn launch(&self) -> Result<Option<Launch>, SettingError> {
-        let env = self.model.env.clone().unwrap_or_default();
+        let env = self.model.env.0.clone();
         if self.model.command.is_none() {
             let setting = format!("{}.env", self.at);
             let unused = SettingError::hidden(setting, "there is no `command` that it could be for");
@@ -428,7 +428,7 @@ impl ModelAt<'_> {
 
     fn process(&self) -> Result<ProcessModel, SettingError> {
         let command = self.argv("command", self.model.command.as_ref())?;
-        let launch = Launch { command, env: self.model.env.clone().unwrap_or_default(), ..Launch::default() };
+        let launch = Launch { command, env: self.model.env.0.clone(), ..Launch::default() };
         let url = self.model.url.is_some().then(|| self.url()).transpose()?;
         let told = launch.command.iter().chain(launch.env.values()).any(|text| text.contains(PORT));
         if url.is_none() && !told {

@@ -122,6 +122,32 @@ fn secrets_are_never_repeated() {
 }
 
 #[test]
+fn a_secret_of_the_wrong_shape_is_not_repeated() {
+    let model = |env: &str| {
+        format!(
+            "multiplexer: {{slots: [{{id: gpu0, driver: process, models: [{{id: m, command: [a], env: {env}}}]}}]}}"
+        )
+    };
+    for (yaml, place) in [
+        ("backend: {headers: 'x-key: hunter2'}".to_owned(), "backend: `headers` must be a map"),
+        (model("HF_TOKEN=hunter2"), "multiplexer.slots[0].models[0]: `env` must be a map"),
+        (model("[HF_TOKEN=hunter2]"), "multiplexer.slots[0].models[0]: `env` must be a map"),
+        (model("{HF_TOKEN: [hunter2]}"), "multiplexer.slots[0].models[0]: `env` must be a map"),
+    ] {
+        let text = error(&args(), &yaml);
+        assert!(text.contains(place) && !text.contains("hunter2"), "{text}");
+    }
+    let shown = format!("{:?}", File::parse(Path::new("worker.yaml"), &model("{HF_TOKEN: hunter2}")).unwrap());
+    assert!(!shown.contains("hunter2"), "{shown}");
+}
+
+#[test]
+fn a_refusal_steers_no_terminal() {
+    let text = error(&args(), "multiplexer:\n  slots:\n  - id: gpu0\n    driver: !%1bcstatic\n");
+    assert!(text.contains("cstatic`, expected one of") && !text.contains(char::is_control), "{text:?}");
+}
+
+#[test]
 fn a_relay_url_gives_the_sockets_url() {
     let url = |text| RelayUrl::parse("PROXY_URL", text).unwrap().connect_url("local");
     assert_eq!(url("https://relay.example"), "wss://relay.example:443/v1/worker/connect?provider=local");

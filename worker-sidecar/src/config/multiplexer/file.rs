@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use modelrelay_protocol::units::{ByteSize, HumanDuration, HumanDurationOrZero};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
+
+use crate::config::file::{Hidden, hidden_texts};
 
 /// The block, unjudged but for its shape.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -50,7 +52,8 @@ pub(super) struct FileModel {
     #[serde(default)]
     pub(super) aliases: Vec<String>,
     pub(super) command: Option<Vec<String>>,
-    pub(super) env: Option<BTreeMap<String, String>>,
+    #[serde(default, deserialize_with = "env")]
+    pub(super) env: Hidden<BTreeMap<String, String>>,
     pub(super) url: Option<String>,
     pub(super) memory: Option<ByteSize>,
     pub(super) max_concurrency: Option<i64>,
@@ -108,12 +111,16 @@ impl DriverKind {
     }
 }
 
+fn env<'de, D: Deserializer<'de>>(from: D) -> Result<Hidden<BTreeMap<String, String>>, D::Error> {
+    hidden_texts(from, "env")
+}
+
 impl FileModel {
     /// The keys that only some drivers read, as far as they are given.
     pub(super) fn keys(&self) -> impl Iterator<Item = &'static str> {
         [
             ("command", self.command.is_some()),
-            ("env", self.env.is_some()),
+            ("env", !self.env.0.is_empty()),
             ("url", self.url.is_some()),
             ("healthPath", self.health_path.is_some()),
             ("expectModel", self.expect_model.is_some()),

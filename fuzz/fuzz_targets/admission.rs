@@ -109,13 +109,27 @@ fn review_of(pod: &str) -> String {
     )
 }
 
+/// Deeper than any that gets past the API server, which knows the types of what is in a pool.
+const TOO_DEEP: usize = 64;
+
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+    }
+}
+
 fn lookup(spec: &Value) -> Lookup {
+    if depth(spec) >= TOO_DEEP {
+        return Lookup::Missing;
+    }
     let pool = json!({
         "apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool",
         "metadata": {"name": "llama", "namespace": "llm"}, "spec": spec,
     });
-    // What is no pool never gets past the API server, nor what is too deep to be read.
-    serde_json::from_str::<WorkerPool>(&pool.to_string()).map_or(Lookup::Missing, |pool| Lookup::Found(Box::new(pool)))
+    // Nor does what is no pool.
+    serde_json::from_value::<WorkerPool>(pool).map_or(Lookup::Missing, |pool| Lookup::Found(Box::new(pool)))
 }
 
 /// A Pod and a pool with some values put where they matter.

@@ -28,7 +28,7 @@ use crate::multiplexer::driver::served::Served;
 use crate::multiplexer::driver::sglang::SaverModel;
 use crate::multiplexer::driver::vllm_sleep::{Level, SleeperModel};
 use crate::multiplexer::estimate::Priors;
-use file::{DriverKind, FileModel, FileSlot};
+use file::{Argv, DriverKind, FileModel, FileSlot};
 
 const MAX_SLOT_ID_CHARS: usize = 64;
 
@@ -405,9 +405,9 @@ impl ModelAt<'_> {
         url(&self.at, self.model.url.as_deref())
     }
 
-    fn argv(&self, key: &str, given: Option<&Vec<String>>) -> Result<Vec<String>, SettingError> {
+    fn argv(&self, key: &str, given: Option<&Argv>) -> Result<Vec<String>, SettingError> {
         match given {
-            Some(argv) if argv.first().is_some_and(|program| !program.is_empty()) => Ok(argv.clone()),
+            Some(Argv(argv)) if argv.first().is_some_and(|program| !program.is_empty()) => Ok(argv.clone()),
             Some(_) | None => {
                 let setting = format!("{}.{key}", self.at);
                 Err(SettingError::hidden(setting, "missing: a program and its arguments, such as [vllm, serve, NAME]"))

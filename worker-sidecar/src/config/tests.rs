@@ -137,6 +137,13 @@ fn a_secret_of_the_wrong_shape_is_not_repeated() {
         let text = error(&args(), &yaml);
         assert!(text.contains(place) && !text.contains("hunter2"), "{text}");
     }
+    for key in ["command", "load", "evict", "alive"] {
+        let model = format!("{{id: m, {key}: vllm serve m --api-key hunter2}}");
+        let yaml = format!("multiplexer: {{slots: [{{id: gpu0, driver: hooks, models: [{model}]}}]}}");
+        let text = error(&args(), &yaml);
+        let place = "multiplexer.slots[0].models[0]: a command must be a list of a program and its arguments";
+        assert!(text.contains(place) && !text.contains("hunter2"), "{text}");
+    }
     let shown = format!("{:?}", File::parse(Path::new("worker.yaml"), &model("{HF_TOKEN: hunter2}")).unwrap());
     assert!(!shown.contains("hunter2"), "{shown}");
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use modelrelay_protocol::units::{ByteSize, HumanDuration, HumanDurationOrZero};
+use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
 use crate::config::file::{Hidden, hidden_texts};
@@ -51,7 +52,7 @@ pub(super) struct FileModel {
     pub(super) id: String,
     #[serde(default)]
     pub(super) aliases: Vec<String>,
-    pub(super) command: Option<Vec<String>>,
+    pub(super) command: Option<Argv>,
     #[serde(default, deserialize_with = "env")]
     pub(super) env: Hidden<BTreeMap<String, String>>,
     pub(super) url: Option<String>,
@@ -64,9 +65,9 @@ pub(super) struct FileModel {
     pub(super) idle_ttl: Option<HumanDuration>,
     pub(super) level: Option<u8>,
     pub(super) deployment: Option<String>,
-    pub(super) load: Option<Vec<String>>,
-    pub(super) evict: Option<Vec<String>>,
-    pub(super) alive: Option<Vec<String>>,
+    pub(super) load: Option<Argv>,
+    pub(super) evict: Option<Argv>,
+    pub(super) alive: Option<Argv>,
 }
 
 /// What loads and unloads the models of a slot.
@@ -108,6 +109,17 @@ impl DriverKind {
             Self::Sglang => &["command", "env", "url", "healthPath", "expectModel"],
             Self::Hooks => &["url", "healthPath", "expectModel", "load", "evict", "alive"],
         }
+    }
+}
+
+/// A program and its arguments, among which there may be a key: an error about its shape does not repeat them.
+#[derive(Clone, Debug)]
+pub(super) struct Argv(pub(super) Vec<String>);
+
+impl<'de> Deserialize<'de> for Argv {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        const SHAPE: &str = "a command must be a list of a program and its arguments, such as [vllm, serve, NAME]";
+        Vec::deserialize(from).map(Self).map_err(|_| D::Error::custom(SHAPE))
     }
 }
 

@@ -109,8 +109,8 @@ fn review_of(pod: &str) -> String {
     )
 }
 
-/// Deeper than any that gets past the API server, which knows the types of what is in a pool.
-const TOO_DEEP: usize = 64;
+/// So deep that neither the API server's list of pools nor a Pod with this in it can be read.
+const TOO_DEEP: usize = 120;
 
 fn depth(value: &Value) -> usize {
     match value {

@@ -351,7 +351,7 @@ fn backend(args: &Args, file: &File) -> Result<BackendSettings, SettingError> {
             ("backend.apiKey", None),
             ("backend.apiKeyFile", of_file.api_key_file.as_deref()),
         )?,
-        headers: parse::headers(&of_file.headers.0)?,
+        headers: parse::headers(of_file.headers.0.as_ref())?,
     })
 }
 

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use modelrelay_protocol::secret::Secret;
 use modelrelay_protocol::units::HumanDuration;
-use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
 use super::SettingError;
@@ -42,11 +41,10 @@ pub(super) struct FileBackend {
     pub(super) url: Option<String>,
     pub(super) engine: Option<String>,
     pub(super) api_key_file: Option<PathBuf>,
-    #[serde(deserialize_with = "headers")]
-    pub(super) headers: Hidden<BTreeMap<String, String>>,
+    pub(super) headers: Hidden<Option<BTreeMap<String, String>>>,
 }
 
-/// A value that neither `Debug` nor an error about its type shows.
+/// A value that `Debug` does not show.
 #[derive(Clone, Default)]
 pub(super) struct Hidden<T>(pub(super) T);
 
@@ -58,23 +56,14 @@ impl<T> std::fmt::Debug for Hidden<T> {
 
 impl<'de> Deserialize<'de> for Hidden<Option<Secret>> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        // Every scalar is text here, and of a list or a map an error names only the kind.
         Option::<String>::deserialize(from).map(|text| Self(text.map(Secret::new)))
     }
 }
 
-/// Texts by name, for the key `key`.
-pub(super) fn hidden_texts<'de, D: Deserializer<'de>>(
-    from: D,
-    key: &str,
-) -> Result<Hidden<BTreeMap<String, String>>, D::Error> {
-    // The library's error would repeat a scalar.
-    let refuse = |_| D::Error::custom(format!("`{key}` must be a map from names to text"));
-    BTreeMap::deserialize(from).map(Hidden).map_err(refuse)
-}
-
-fn headers<'de, D: Deserializer<'de>>(from: D) -> Result<Hidden<BTreeMap<String, String>>, D::Error> {
-    hidden_texts(from, "headers")
+impl<'de> Deserialize<'de> for Hidden<Option<BTreeMap<String, String>>> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Option::deserialize(from).map(Self)
+    }
 }
 
 impl File {
@@ -84,7 +73,41 @@ impl File {
         if empty {
             return Ok(Self::default());
         }
-        serde_yaml::from_str(text)
-            .map_err(|error| SettingError::new("--config", path.display().to_string(), error.to_string()))
+        serde_yaml::from_str(text).map_err(|error| {
+            SettingError::new("--config", path.display().to_string(), without_values(&error.to_string()))
+        })
     }
+}
+
+/// What the library says of a file, without the values that it found: one in the wrong place may be a secret, or hold one.
+fn without_values(message: &str) -> String {
+    for (before, after) in [("invalid type: ", ", expected "), ("invalid value: ", ", expected ")] {
+        if let (Some(start), Some(end)) = (message.find(before), message.rfind(after)) {
+            let start = start + before.len();
+            // `string "…"`, `integer `…``: the kind comes first.
+            let kind = message.get(start..end).unwrap_or_default().split(['"', '`']).next().unwrap_or_default();
+            let (found, expected) = (kind.trim_end(), in_yaml(&message[end + after.len()..]));
+            return format!("{}{found}{after}{expected}", &message[..start]);
+        }
+    }
+    for before in ["unknown field `", "unknown variant `"] {
+        if let Some((place, name)) = message.split_once(before) {
+            let end = name.rfind("`, expected").or_else(|| name.find("`, there are no")).unwrap_or(name.len());
+            // A key without its colon's space, or a whole line: what is behind the name is a value.
+            let shown = name[..end].split([':', '=', ' ', '\t', '\n']).next().unwrap_or_default();
+            return format!("{place}{before}{shown}{}", &name[end..]);
+        }
+    }
+    message.to_owned()
+}
+
+/// The library's words for shapes, in those of the file's format; where it is, which the library mostly knows, follows them.
+fn in_yaml(expected: &str) -> String {
+    let (shape, at) = expected.split_at(expected.find(" at line ").unwrap_or(expected.len()));
+    let shape = match shape {
+        "a sequence" => "a list",
+        of_settings if of_settings.starts_with("struct ") => "a map",
+        other => other,
+    };
+    format!("{shape}{at}")
 }

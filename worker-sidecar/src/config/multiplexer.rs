@@ -28,7 +28,7 @@ use crate::multiplexer::driver::served::Served;
 use crate::multiplexer::driver::sglang::SaverModel;
 use crate::multiplexer::driver::vllm_sleep::{Level, SleeperModel};
 use crate::multiplexer::estimate::Priors;
-use file::{Argv, DriverKind, FileModel, FileSlot};
+use file::{DriverKind, FileModel, FileSlot};
 
 const MAX_SLOT_ID_CHARS: usize = 64;
 
@@ -405,9 +405,9 @@ impl ModelAt<'_> {
         url(&self.at, self.model.url.as_deref())
     }
 
-    fn argv(&self, key: &str, given: Option<&Argv>) -> Result<Vec<String>, SettingError> {
+    fn argv(&self, key: &str, given: Option<&Vec<String>>) -> Result<Vec<String>, SettingError> {
         match given {
-            Some(Argv(argv)) if argv.first().is_some_and(|program| !program.is_empty()) => Ok(argv.clone()),
+            Some(argv) if argv.first().is_some_and(|program| !program.is_empty()) => Ok(argv.clone()),
             Some(_) | None => {
                 let setting = format!("{}.{key}", self.at);
                 Err(SettingError::hidden(setting, "missing: a program and its arguments, such as [vllm, serve, NAME]"))
@@ -416,7 +416,7 @@ impl ModelAt<'_> {
     }
 
     fn launch(&self) -> Result<Option<Launch>, SettingError> {
-        let env = self.model.env.0.clone();
+        let env = self.model.env.0.clone().unwrap_or_default();
         if self.model.command.is_none() {
             let setting = format!("{}.env", self.at);
             let unused = SettingError::hidden(setting, "there is no `command` that it could be for");
@@ -428,7 +428,7 @@ impl ModelAt<'_> {
 
     fn process(&self) -> Result<ProcessModel, SettingError> {
         let command = self.argv("command", self.model.command.as_ref())?;
-        let launch = Launch { command, env: self.model.env.0.clone(), ..Launch::default() };
+        let launch = Launch { command, env: self.model.env.0.clone().unwrap_or_default(), ..Launch::default() };
         let url = self.model.url.is_some().then(|| self.url()).transpose()?;
         let told = launch.command.iter().chain(launch.env.values()).any(|text| text.contains(PORT));
         if url.is_none() && !told {

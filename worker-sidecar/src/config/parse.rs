@@ -135,10 +135,10 @@ pub(super) fn models<'a>(setting: &str, list: impl Iterator<Item = &'a str>) -> 
     }
 }
 
-pub(super) fn headers(of: &BTreeMap<String, String>) -> Result<HeaderMap, SettingError> {
+pub(super) fn headers(of: Option<&BTreeMap<String, String>>) -> Result<HeaderMap, SettingError> {
     const OURS: [&str; 4] = ["host", "content-length", "transfer-encoding", "connection"];
     let mut headers = HeaderMap::new();
-    for (name, value) in of {
+    for (name, value) in of.into_iter().flatten() {
         let setting = "backend.headers";
         let parsed = name.parse::<HeaderName>().ok().filter(|name| !OURS.contains(&name.as_str()));
         let Some(parsed) = parsed else {

@@ -122,30 +122,52 @@ fn secrets_are_never_repeated() {
 }
 
 #[test]
-fn a_secret_of_the_wrong_shape_is_not_repeated() {
-    let model = |env: &str| {
-        format!(
-            "multiplexer: {{slots: [{{id: gpu0, driver: process, models: [{{id: m, command: [a], env: {env}}}]}}]}}"
-        )
-    };
-    for (yaml, place) in [
-        ("backend: {headers: 'x-key: hunter2'}".to_owned(), "backend: `headers` must be a map"),
-        (model("HF_TOKEN=hunter2"), "multiplexer.slots[0].models[0]: `env` must be a map"),
-        (model("[HF_TOKEN=hunter2]"), "multiplexer.slots[0].models[0]: `env` must be a map"),
-        (model("{HF_TOKEN: [hunter2]}"), "multiplexer.slots[0].models[0]: `env` must be a map"),
+fn a_value_of_the_wrong_shape_is_not_repeated() {
+    let model =
+        |rest: &str| format!("multiplexer: {{slots: [{{id: gpu0, driver: hooks, models: [{{id: m, {rest}}}]}}]}}");
+    let slot = |rest: &str| format!("multiplexer: {{slots: [{{id: gpu0, {rest}}}]}}");
+    for (yaml, parts) in [
+        ("backend: {headers: 'x-key: hunter2'}".to_owned(), ["backend.headers: ", "string, expected a map at line 1"]),
+        ("backend: 'http://user:hunter2@host'".to_owned(), ["backend: ", "string, expected a map at line 1"]),
+        (model("env: HF_TOKEN=hunter2"), ["slots[0].models[0].env: ", "string, expected a map at line 1"]),
+        (model("env: [HF_TOKEN=hunter2]"), ["slots[0].models[0].env: ", "sequence, expected a map at line 1"]),
+        (model("env: {HF_TOKEN: [hunter2]}"), ["models[0].env.HF_TOKEN: ", "sequence, expected a string at line 1"]),
+        (model("command: vllm --api-key hunter2"), ["models[0].command: ", "string, expected a list at line 1"]),
+        (model("alive: [a, {b: hunter2}]"), ["models[0].alive[1]: ", "map, expected a string at line 1"]),
+        (model("pin: hunter2"), ["models[0].pin: ", "string, expected a boolean at line 1"]),
+        (model("pin: 'a, expected hunter2'"), ["models[0].pin: ", "string, expected a boolean at line 1"]),
+        (model("HF_TOKEN=hunter2: x"), ["models[0]: ", "unknown field `HF_TOKEN`, expected one of"]),
+        (
+            slot("driver: static, models: ['vllm hunter2']"),
+            ["slots[0].models[0]: ", "string, expected a map at line 1"],
+        ),
+        (slot("driver: 'vllm hunter2'"), ["slots[0].driver: ", "unknown variant `vllm`, expected one of"]),
+        ("workerSecret:hunter2".to_owned(), ["invalid type: string, ", "expected a map"]),
+        ("{workerSecret:hunter2, relay: x}".to_owned(), ["unknown field `workerSecret`", ", expected one of"]),
+        ("workerSecret: !!null hunter2".to_owned(), ["invalid value: string", ", expected null"]),
     ] {
         let text = error(&args(), &yaml);
-        assert!(text.contains(place) && !text.contains("hunter2"), "{text}");
+        assert!(parts.iter().all(|part| text.contains(part)) && !text.contains("hunter2"), "{text}");
     }
-    for key in ["command", "load", "evict", "alive"] {
-        let model = format!("{{id: m, {key}: vllm serve m --api-key hunter2}}");
-        let yaml = format!("multiplexer: {{slots: [{{id: gpu0, driver: hooks, models: [{model}]}}]}}");
-        let text = error(&args(), &yaml);
-        let place = "multiplexer.slots[0].models[0]: a command must be a list of a program and its arguments";
-        assert!(text.contains(place) && !text.contains("hunter2"), "{text}");
-    }
-    let shown = format!("{:?}", File::parse(Path::new("worker.yaml"), &model("{HF_TOKEN: hunter2}")).unwrap());
+    let shown = format!("{:?}", File::parse(Path::new("worker.yaml"), &model("env: {HF_TOKEN: hunter2}")).unwrap());
     assert!(!shown.contains("hunter2"), "{shown}");
+}
+
+#[test]
+fn nothing_behind_a_key_is_as_without_it() {
+    for nothing in ["", "null", "~"] {
+        let model = format!("{{id: m, url: 'http://127.0.0.1:1', env: {nothing}}}");
+        let yaml = format!(
+            "backend: {{headers: {nothing}}}\nmultiplexer: {{slots: [{{id: gpu0, driver: static, models: [{model}]}}]}}"
+        );
+        File::parse(Path::new("worker.yaml"), &yaml).unwrap();
+    }
+}
+
+#[test]
+fn what_is_no_yaml_is_named_where_it_is() {
+    let text = error(&args(), "backend:\n  headers: {a: 'b}\n");
+    assert!(text.contains("while scanning a quoted scalar") && text.contains("line 2"), "{text}");
 }
 
 #[test]

@@ -55,7 +55,7 @@ async fn dribble(mut crowd: Vec<RawConnection>, enough: Arc<AtomicBool>) -> (Vec
     let mut rounds = 0;
     while !enough.load(Ordering::Relaxed) {
         let byte = head.get(rounds).copied().unwrap_or(b'a');
-        // Spread over a fifth of a second, as those of a crowd are that knows nothing of one another.
+        // Spread over a fifth of a second or two, as those of a crowd are that knows nothing of one another.
         for some in crowd.chunks_mut(CROWD / 200) {
             for slow in some {
                 slow.write([byte]).await;

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use modelrelay_protocol::units::{ByteSize, HumanDuration, HumanDurationOrZero};
-use serde::de::Error;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
-use crate::config::file::{Hidden, hidden_texts};
+use crate::config::file::Hidden;
 
 /// The block, unjudged but for its shape.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -52,9 +51,9 @@ pub(super) struct FileModel {
     pub(super) id: String,
     #[serde(default)]
     pub(super) aliases: Vec<String>,
-    pub(super) command: Option<Argv>,
-    #[serde(default, deserialize_with = "env")]
-    pub(super) env: Hidden<BTreeMap<String, String>>,
+    pub(super) command: Option<Vec<String>>,
+    #[serde(default)]
+    pub(super) env: Hidden<Option<BTreeMap<String, String>>>,
     pub(super) url: Option<String>,
     pub(super) memory: Option<ByteSize>,
     pub(super) max_concurrency: Option<i64>,
@@ -65,9 +64,9 @@ pub(super) struct FileModel {
     pub(super) idle_ttl: Option<HumanDuration>,
     pub(super) level: Option<u8>,
     pub(super) deployment: Option<String>,
-    pub(super) load: Option<Argv>,
-    pub(super) evict: Option<Argv>,
-    pub(super) alive: Option<Argv>,
+    pub(super) load: Option<Vec<String>>,
+    pub(super) evict: Option<Vec<String>>,
+    pub(super) alive: Option<Vec<String>>,
 }
 
 /// What loads and unloads the models of a slot.
@@ -112,27 +111,12 @@ impl DriverKind {
     }
 }
 
-/// A program and its arguments, among which there may be a key: an error about its shape does not repeat them.
-#[derive(Clone, Debug)]
-pub(super) struct Argv(pub(super) Vec<String>);
-
-impl<'de> Deserialize<'de> for Argv {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        const SHAPE: &str = "a command must be a list of a program and its arguments, such as [vllm, serve, NAME]";
-        Vec::deserialize(from).map(Self).map_err(|_| D::Error::custom(SHAPE))
-    }
-}
-
-fn env<'de, D: Deserializer<'de>>(from: D) -> Result<Hidden<BTreeMap<String, String>>, D::Error> {
-    hidden_texts(from, "env")
-}
-
 impl FileModel {
     /// The keys that only some drivers read, as far as they are given.
     pub(super) fn keys(&self) -> impl Iterator<Item = &'static str> {
         [
             ("command", self.command.is_some()),
-            ("env", !self.env.0.is_empty()),
+            ("env", self.env.0.is_some()),
             ("url", self.url.is_some()),
             ("healthPath", self.health_path.is_some()),
             ("expectModel", self.expect_model.is_some()),

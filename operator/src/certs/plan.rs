@@ -197,8 +197,9 @@ fn when_trusted(can_sign: bool, published: Published, policy: &Policy) -> Action
 }
 
 fn when_due(now: SystemTime, contents: &Contents, authority: Validity, leaf: Validity, policy: &Policy) -> Action {
-    // The certificate first: when the authority changes, it must last until the API server has heard.
-    if contents.can_sign && leaf.is_due(now) {
+    // The certificate first: when the authority changes, it must last until the API server has heard. One that ends with its
+    // authority would be followed by one that ends then too, over and over: there the authority's turn comes first.
+    if contents.can_sign && leaf.is_due(now) && leaf.not_after < authority.not_after {
         return Action::NewLeaf(Reason::Due);
     }
     if let Some(previous) = contents.previous {

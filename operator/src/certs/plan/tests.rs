@@ -140,6 +140,20 @@ fn the_certificate_is_renewed_before_the_authority_so_that_it_lasts() {
     assert_eq!(next(day(2470), both_due), Action::NewLeaf(Reason::Due));
 }
 
+/// What a certificate's end is cut to, a certificate of the same authority ends at too: renewing it would never be over.
+#[test]
+fn a_certificate_that_ends_with_its_authority_waits_for_the_next_authority() {
+    let last = Contents { leaf: leaf(life(3560, 3650), Some(Signer::Current)), ..fresh() };
+    assert_eq!(next(day(3640), last), Action::NewAuthority(Reason::Due));
+    // A lifetime that has grown since: the authority has time left, but none beyond that of the certificate.
+    let outgrown = Contents { authority: Some(life(0, 90)), ..fresh() };
+    assert_eq!(next(day(60), outgrown), Action::NewAuthority(Reason::Due));
+    let late = Contents { authority: Some(life(0, 90)), leaf: leaf(life(30, 90), Some(Signer::Current)), ..fresh() };
+    assert_eq!(next(day(50), late), Action::Wait);
+    let old_beside = Contents { previous: Some(life(0, 100)), ..outgrown };
+    assert_eq!(next(day(60), old_beside), Action::ForgetPrevious);
+}
+
 #[test]
 fn without_a_caller_a_new_authority_is_used_at_once() {
     let beside = Contents { previous: fresh().authority, leaf: leaf(life(0, 90), Some(Signer::Previous)), ..fresh() };

@@ -109,8 +109,8 @@ fn review_of(pod: &str) -> String {
     )
 }
 
-/// So deep that neither the API server's list of pools nor a Pod with this in it can be read.
-const TOO_DEEP: usize = 120;
+/// Deeper than what the operator sees of a pool: of an answer of the API server it reads a hundred levels.
+const TOO_DEEP: usize = 99;
 
 fn depth(value: &Value) -> usize {
     match value {

@@ -1,8 +1,12 @@
-//! The one way to the API server, with a limit on silence.
+//! The one way to the API server: with a limit on silence, and on depth.
 
 use std::time::Duration;
 
+use kube::client::ClientBuilder;
 use kube::{Client, Config};
+use tower::util::MapResponseLayer;
+
+mod shallow;
 
 /// Watches end themselves after 290 s at most, so whoever says nothing for longer is gone. Without this limit a connection
 /// into nowhere would hold whoever asked for ever.
@@ -15,5 +19,5 @@ pub async fn client() -> Result<Client, kube::Error> {
     let mut config = Config::infer().await.map_err(kube::Error::InferConfig)?;
     config.read_timeout = Some(READ_TIMEOUT);
     config.connect_timeout = Some(CONNECT_TIMEOUT);
-    Client::try_from(config)
+    Ok(ClientBuilder::try_from(config)?.with_layer(&MapResponseLayer::new(shallow::response)).build())
 }

@@ -3,6 +3,7 @@
 //! Each of these tests disturbs the operator, or looks at what it does while nothing happens, so one runs at a time.
 
 mod certificates;
+mod deep;
 mod leading;
 mod quiet;
 mod replicas;

@@ -1,0 +1,39 @@
+//! A pool that somebody nested too deep for the operator's own reader, beside one that is as it should be.
+
+use modelrelay_cluster::manifests::worker_pool;
+use modelrelay_cluster::{Cluster, PATIENCE, SYSTEM_NAMESPACE, wait_until};
+use serde_json::json;
+
+use crate::replicas::{OPERATOR, Operator};
+use crate::turn;
+
+/// The operator's JSON reader gives up at 128, the API server at thousands.
+const LEVELS: usize = 300;
+
+#[tokio::test]
+async fn a_pool_that_is_nested_too_deep_stops_no_other() {
+    let _turn = turn().await;
+    let cluster = Cluster::connect().await;
+    Operator::settled(&cluster).await;
+    // In a namespace of its own: the tests' own watches could not read it either.
+    let deep = cluster.namespace("deep").await;
+    let limits = (0..LEVELS).fold(json!({}), |inner, _| json!({"a": inner}));
+    deep.apply(&[worker_pool("deep", &json!({"provider": "local", "sidecar": {"resources": limits}}))]).await;
+    let status = "get workerpool deep --output jsonpath={.status.conditions[?(@.type=='Ready')].status}";
+    wait_until("the pool to be judged", PATIENCE, async || !deep.kubectl(status).await.is_empty()).await;
+
+    let beside = cluster.namespace("beside").await;
+    let pools = beside.custom("modelrelay.io/v1alpha1", "WorkerPool");
+    beside.apply(&[worker_pool("llama", &json!({"provider": "local"}))]).await;
+    beside.wait_for_condition(&pools, "llama", "Ready", "False").await;
+
+    // And one that lists all of them anew.
+    let rollout =
+        |what: &str| cluster.kubectl(&format!("--namespace {SYSTEM_NAMESPACE} rollout {what} deployment/{OPERATOR}"));
+    rollout("restart").await;
+    rollout("status --timeout 90s").await;
+    Operator::settled(&cluster).await;
+    beside.apply(&[worker_pool("mistral", &json!({"provider": "local"}))]).await;
+    beside.wait_for_condition(&pools, "mistral", "Ready", "False").await;
+    deep.kubectl("delete workerpool deep --timeout 60s").await;
+}

@@ -262,3 +262,6 @@ fn register<C: Collector + Clone + 'static>(registry: &Registry, metric: prometh
     registry.register(Box::new(metric.clone())).expect("a metric registered once");
     metric
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@ mod cancel;
 mod driver;
 mod end;
 mod harness;
+mod history;
 mod lease;
 mod names;
 mod races;

@@ -48,6 +48,18 @@ async fn demand_by_all_names_is_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn demand_by_an_alias_alone_is_the_models() {
+    let stage = stage().await;
+    stage.demand("x", 3);
+    pass(2.5).await;
+    assert_eq!(stage.resident().await.as_deref(), Some("a"));
+    assert_eq!(stage.report().await.requests[0].1.waiting, 3);
+    // One that came is not waited for any more, by whichever of its names.
+    drop(stage.send("a").await.unwrap());
+    assert_eq!(stage.report().await.requests[0].1.waiting, 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn orders_take_any_name() {
     let stage = stage().await;
     stage.command("1", "load", "x");

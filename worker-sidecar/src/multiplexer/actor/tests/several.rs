@@ -239,3 +239,22 @@ async fn a_worker_that_ends_gives_back_what_waits_for_relays_that_can_send_it_el
     assert_eq!(stage.counts().await, (2, 1), "what runs, and what has nowhere else to go, stays");
     drop((runs, keeps));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_slots_last_said_of_themselves_grows_older() {
+    let stage = Stage::serving("a", &["a", "b"]).await;
+    let before = stage.mux.slots().slots.swap_remove(0);
+    pass(7.0).await;
+    let after = stage.mux.slots().slots.swap_remove(0);
+    assert_eq!((after.since_ms - before.since_ms, after.idle_ms - before.idle_ms), (7000, 7000));
+    // What is at work stays at work, and what comes comes nearer.
+    let _loads = stage.ask("b");
+    pass(0.1).await;
+    let before = stage.mux.slots().slots.swap_remove(0);
+    pass(0.5).await;
+    let after = stage.mux.slots().slots.swap_remove(0);
+    assert_eq!((before.idle_ms, after.idle_ms), (0, 0));
+    assert_eq!(before.eta_ms.zip(after.eta_ms).map(|(before, after)| before - after), Some(500));
+    pass(60.0).await;
+    assert!(stage.mux.slots().slots[0].eta_ms.is_none_or(|eta| eta == 0));
+}

@@ -1,0 +1,23 @@
+//! What a slot says of what it did with its time.
+
+use std::time::Duration;
+
+use super::harness::{Stage, pass};
+use crate::multiplexer::actor::Shares;
+
+#[tokio::test(start_paused = true)]
+async fn time_is_spent_serving_swapping_or_idle() {
+    let stage = Stage::new(&["a", "b"]).await;
+    pass(3.0).await;
+    let lease = stage.ask("a").await.unwrap();
+    pass(5.0).await;
+    drop(lease);
+    pass(4.0).await;
+    let Shares { serving, swapping, idle } = stage.report().await.shares;
+    let seconds = |time: Duration| time.as_secs_f64().round();
+    assert_eq!((seconds(serving), seconds(swapping), seconds(idle)), (5.0, 2.0, 7.0));
+    // What is told of a moment that has not ended counts too, once.
+    pass(2.0).await;
+    let later = stage.report().await.shares;
+    assert_eq!((later.serving, later.swapping, seconds(later.idle)), (serving, swapping, 9.0));
+}

@@ -110,7 +110,7 @@ fn review_of(pod: &str) -> String {
 }
 
 /// Deeper than what the operator sees of a pool: of an answer of the API server it reads a hundred levels.
-const TOO_DEEP: usize = 99;
+const TOO_DEEP: usize = 100;
 
 fn depth(value: &Value) -> usize {
     match value {

@@ -9,7 +9,8 @@ use http::{HeaderMap, Response};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Bytes};
 
-/// Levels that stay, counted from the outermost. No field that anybody reads is a quarter as deep.
+/// Levels that stay, counted from the outermost: of an object two fewer in a list than alone. No field that anybody reads is a
+/// quarter as deep.
 const MAX_DEPTH: usize = 100;
 
 /// The answer, with `null` for each value below [`MAX_DEPTH`]. What is no JSON stays as it is.

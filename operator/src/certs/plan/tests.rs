@@ -148,8 +148,8 @@ fn a_certificate_that_ends_with_its_authority_waits_for_the_next_authority() {
     // A lifetime that has grown since: the authority has time left, but none beyond that of the certificate.
     let outgrown = Contents { authority: Some(life(0, 90)), ..fresh() };
     assert_eq!(next(day(60), outgrown), Action::NewAuthority(Reason::Due));
-    let late = Contents { authority: Some(life(0, 90)), leaf: leaf(life(30, 90), Some(Signer::Current)), ..fresh() };
-    assert_eq!(next(day(50), late), Action::Wait);
+    let older = Contents { authority: Some(life(30, 90)), ..fresh() };
+    assert_eq!(next(day(65), older), Action::Wait);
     let old_beside = Contents { previous: Some(life(0, 100)), ..outgrown };
     assert_eq!(next(day(60), old_beside), Action::ForgetPrevious);
 }

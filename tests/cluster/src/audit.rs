@@ -22,15 +22,18 @@ pub struct Asked {
     pub uri: String,
     /// Whether its rights did not suffice.
     pub refused: bool,
+    /// What the API server said of it, and when; nothing where it went well.
+    pub said: String,
 }
 
 impl Cluster {
-    /// What the ServiceAccounts of one namespace were refused so far, and never allowed: who, verb, what. For telling whether
-    /// a program's rights suffice.
+    /// What the ServiceAccounts of one namespace were refused so far, and never allowed: who, verb, what, when and why. For
+    /// telling whether a program's rights suffice.
     #[must_use]
     pub fn refusals(&self, namespace: &str) -> Vec<String> {
         let asked = self.audited(&format!("\"system:serviceaccount:{namespace}:"));
-        lacking(&asked).into_iter().map(|Asked { user, verb, uri, .. }| format!("{user} {verb} {uri}")).collect()
+        let told = |Asked { user, verb, uri, said, .. }: &Asked| format!("{user} {verb} {uri}: {said}");
+        lacking(&asked).into_iter().map(told).collect()
     }
 
     /// Everything that a ServiceAccount asked for so far. Of the one that is there now: an earlier one of that name may
@@ -72,13 +75,16 @@ fn asked(record: &str) -> Option<Asked> {
     }
     let status = &record["responseStatus"];
     // Nothing can be created where everything is being deleted, and that is told by the same number.
-    let ending = status["message"].as_str().is_some_and(|why| why.contains("because it is being terminated"));
+    let why = text(&status["message"]);
+    let ending = why.contains("because it is being terminated");
+    let at = text(&record["requestReceivedTimestamp"]);
     Some(Asked {
         user: text(&record["user"]["username"]),
         verb: text(&record["verb"]),
         resource,
         uri: text(&record["requestURI"]),
         refused: status["code"] == 403 && !ending,
+        said: if why.is_empty() { why } else { format!("{at} {why}") },
     })
 }
 

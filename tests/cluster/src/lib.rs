@@ -96,6 +96,14 @@ impl Cluster {
         Namespace::create(self, prefix, pod_security).await
     }
 
+    /// Waits until what earlier tests left behind is deleted: the operator has work with that too.
+    pub async fn nothing_is_leaving(&self) {
+        wait_until("the namespaces of earlier tests to be gone", PATIENCE, async || {
+            self.kubectl("get namespaces --field-selector status.phase=Terminating --output name").await.is_empty()
+        })
+        .await;
+    }
+
     /// `kubectl` with these arguments, split at white space.
     pub fn kubectl(&self, arguments: &str) -> Command {
         self.program("kubectl").args(arguments.split_whitespace())

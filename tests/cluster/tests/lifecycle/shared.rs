@@ -15,8 +15,10 @@ pub(crate) struct Away {
 }
 
 impl Away {
-    /// Uninstalls it.
+    /// Uninstalls it, once it has nothing to do: its rights go before its Pods, and what it may not do any more would be
+    /// taken for a right that it lacks.
     pub(crate) async fn take(cluster: &Cluster) -> Self {
+        cluster.nothing_is_leaving().await;
         let values = tempfile::tempdir().expect("a temporary folder");
         let get = cluster.helm(4, &format!("get values {RELEASE} --namespace {SYSTEM_NAMESPACE} --output json"));
         let shown = get.output().await;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::replicas::{OPERATOR, Operator, REPLICAS};
-use crate::{nothing_is_leaving, turn};
+use crate::turn;
 
 /// A leader that vanishes is replaced within this.
 const FAILOVER: Duration = Duration::from_secs(20);
@@ -65,7 +65,7 @@ async fn an_api_server_that_was_away_is_not_stormed() {
     let providers = namespace.custom("modelrelay.io/v1alpha1", "Provider");
     namespace.wait_for_condition(&providers, "local", "Ready", "True").await;
     let operator = Operator::settled(&cluster).await;
-    nothing_is_leaving(&cluster).await;
+    cluster.nothing_is_leaving().await;
     let restarts = restarts(&operator).await;
     let reconciled = operator.reconciliations().await;
     let asked = requests_about(&namespace).await;

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::certificates::nobodys_pod;
 use crate::replicas::{OPERATOR, Operator, sum};
-use crate::{nothing_is_leaving, turn};
+use crate::turn;
 
 /// What is measured over a time can only be waited for.
 const WINDOW: Duration = Duration::from_secs(20);
@@ -38,7 +38,7 @@ async fn nothing_is_written_while_nothing_happens() {
     let known = |provider: &kube::api::DynamicObject| provider.data["status"]["workers"] == 1;
     namespace.wait_for(&providers, "local", "its worker in the status", known).await;
     let operator = Operator::settled(&cluster).await;
-    nothing_is_leaving(&cluster).await;
+    cluster.nothing_is_leaving().await;
     settle(&namespace).await;
 
     let (reconciled, asked) = (operator.reconciliations().await, requests(&namespace).await.len());

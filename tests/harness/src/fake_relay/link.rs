@@ -261,11 +261,15 @@ impl RelayLink {
         self.expect_where("models_update", |update| update["models"] == wanted).await;
     }
 
-    /// Waits until the worker advertises these models and, with `core1`, grants `slots`.
+    /// Waits until the worker advertises these models and takes part in the link: with `core1` it grants `slots`, without it
+    /// answers a ping. A worker that advertises in `register` may not have read the answer to that yet.
     pub async fn ready(&mut self, models: &[&str], slots: u64) {
         self.models(models).await;
         if self.core1 {
             self.grant(slots).await;
+        } else {
+            self.send(&json!({"type": "ping", "timestamp_unix_ms": 1}));
+            self.expect("pong").await;
         }
     }
 

@@ -39,6 +39,9 @@ const REASONS_OF_LOAD: [&str; 3] = ["queue_full", "queue_timeout", "request_time
 /// Those that a worker with a slot adds, and that need nothing to go wrong but loads.
 const REASONS_OF_SLOTS: [&str; 3] = ["model_loading", "severed_by_swap", "backend_unavailable"];
 
+/// What a worker that gives no code with an error is taken to mean, as old ones do.
+const REASON_OF_OLD_WORKERS: &str = "worker_error";
+
 /// A request is begun so often at most before its first byte: it is sent to a worker once and three times again, and a worker
 /// asks its backend once more when a connection that it had kept turns out to be closed.
 const MAX_EXECUTIONS: usize = 8;
@@ -116,7 +119,8 @@ impl<'a> History<'a> {
             }
             Event::Gone(host) => self.gone.entry(host).or_default().push((at, Duration::MAX)),
             Event::Started(host) => {
-                if let Some((_, back)) = self.gone.entry(host).or_default().last_mut() {
+                // Each starts once without having been gone.
+                if let Some((_, back)) = self.gone.get_mut(host.as_str()).and_then(|gone| gone.last_mut()) {
                     *back = at;
                 }
             }
@@ -179,9 +183,10 @@ impl<'a> History<'a> {
         let by_key = code == "key_limit" || self.refusal(request) == Some(code);
         let is_quiet = self.plan.faults.is_empty() && request.answer.trouble == Trouble::None;
         let has_slots = self.plan.workers.iter().any(|worker| worker.slot.is_some());
+        let by_old_worker = code == REASON_OF_OLD_WORKERS && self.plan.workers.iter().any(|worker| worker.is_old);
         if own_error || by_key || (has_slots && REASONS_OF_SLOTS.contains(&code)) {
             None
-        } else if !REASONS.contains(&code) {
+        } else if !REASONS.contains(&code) && !by_old_worker {
             Some(format!("ended for the reason {code:?}, which is none"))
         } else if is_quiet && !REASONS_OF_LOAD.contains(&code) {
             Some(format!("failed with {code}, and nothing had gone wrong"))

@@ -12,6 +12,8 @@ pub mod determinism;
 pub mod keys;
 pub mod ledger;
 pub mod log;
+pub mod old_relay;
+pub mod old_worker;
 pub mod plan;
 pub mod router;
 pub mod secrets;

@@ -23,6 +23,8 @@ pub struct Plan {
     pub latency: Duration,
     /// Relays, which are `relay-0`, `relay-1` and so on.
     pub relays: usize,
+    /// The last relay is a published one, which speaks the first messages of the wire alone.
+    pub has_old_relay: bool,
     /// Workers, which are `worker-0` and so on.
     pub workers: Vec<WorkerPlan>,
     /// Settings of the relays.
@@ -46,6 +48,8 @@ pub struct WorkerPlan {
     pub capacity: usize,
     /// Its multiplexer's only slot; `None`: its backend has all models at once.
     pub slot: Option<SlotPlan>,
+    /// It is a published worker, which speaks the first messages of the wire alone, and to one relay.
+    pub is_old: bool,
 }
 
 /// A slot that holds one model at a time.
@@ -96,6 +100,8 @@ pub struct RequestPlan {
     pub at: Duration,
     /// Which relay is asked.
     pub relay: usize,
+    /// It is an old one.
+    pub is_to_old_relay: bool,
     /// The model.
     pub model: &'static str,
     /// Bytes of the prompt.
@@ -181,14 +187,25 @@ pub enum FaultKind {
 }
 
 impl Plan {
-    /// What `seed` means. Of odd seeds some workers swap models; each third has API keys, and clients that keep their connections.
+    /// What `seed` means. Of odd seeds some workers swap models; each third has API keys, and clients that keep their connections;
+    /// in each fifth some workers are old, and of two relays one may be.
     pub fn new(seed: u64) -> Self {
         let mut plan = Self::without_slots(seed);
+        if seed.is_multiple_of(5) {
+            let mut rng = SmallRng::seed_from_u64(seed.rotate_left(16));
+            plan.workers.iter_mut().for_each(|worker| worker.is_old = rng.random_bool(0.5));
+            // An old relay knows no API keys.
+            plan.has_old_relay = plan.relays > 1 && !seed.is_multiple_of(3) && rng.random_bool(0.7);
+            let old = plan.has_old_relay.then_some(plan.relays - 1);
+            plan.requests.iter_mut().for_each(|request| request.is_to_old_relay = old == Some(request.relay));
+            plan.probes = plan.probes();
+        }
         if !seed.is_multiple_of(2) {
             // From numbers of its own, so that all else of the seed stays as it is.
             let mut rng = SmallRng::seed_from_u64(!seed);
             for worker in &mut plan.workers {
-                worker.slot = rng.random_bool(0.4).then(|| SlotPlan::new(&mut rng));
+                let slot = rng.random_bool(0.4).then(|| SlotPlan::new(&mut rng));
+                worker.slot = slot.filter(|_| !worker.is_old);
             }
             plan.settings.cold_timeout = rng.random_range(5..=20);
         }
@@ -232,19 +249,57 @@ impl Plan {
         let faults = rng.random_range(0..=6);
         let mut faults: Vec<_> = (0..faults).map(|_| Fault::new(&mut rng, relays, workers.len())).collect();
         faults.sort_by_key(|fault| fault.at);
-        let probes = probes(&requests, relays, &workers);
-        Self {
+        let mut plan = Self {
             seed,
-            probes,
+            probes: Vec::new(),
             tick: Duration::from_millis(*[2, 5, 10].choose(&mut rng).expect("three")),
             latency: Duration::from_millis(rng.random_range(1..=50)),
             relays,
+            has_old_relay: false,
             workers,
             settings: Settings::new(&mut rng),
             keys: Vec::new(),
             requests,
             faults,
-        }
+        };
+        plan.probes = plan.probes();
+        plan
+    }
+
+    /// One request for each model at each relay that a worker serves it to.
+    fn probes(&self) -> Vec<RequestPlan> {
+        let reaches = |number: usize, relay| !self.workers[number].is_old || self.only_relay_of(number) == relay;
+        let is_served = |model: &&str, relay| {
+            let mut workers = self.workers.iter().enumerate();
+            workers.any(|(number, worker)| worker.models.contains(model) && reaches(number, relay))
+        };
+        let places = MODELS.iter().flat_map(|model| (0..self.relays).map(move |relay| (*model, relay)));
+        let first = &self.requests[0];
+        let probe = |(index, (model, relay))| {
+            let answer = Answer { trouble: Trouble::None, ..first.answer.clone() };
+            let (nonce, is_to_old_relay) = (self.requests.len() + index, self.is_old_relay(relay));
+            RequestPlan {
+                nonce,
+                relay,
+                is_to_old_relay,
+                model,
+                answer,
+                leaves_after: None,
+                reads_each: None,
+                ..first.clone()
+            }
+        };
+        places.filter(|(model, relay)| is_served(model, *relay)).enumerate().map(probe).collect()
+    }
+
+    /// The relay that an old worker dials: never an old one.
+    pub fn only_relay_of(&self, worker: usize) -> usize {
+        worker % (self.relays - usize::from(self.has_old_relay))
+    }
+
+    /// Whether the relay of that number is an old one.
+    pub fn is_old_relay(&self, relay: usize) -> bool {
+        self.has_old_relay && relay + 1 == self.relays
     }
 
     /// The request of that nonce, probes too.
@@ -258,17 +313,6 @@ impl Plan {
     }
 }
 
-fn probes(requests: &[RequestPlan], relays: usize, workers: &[WorkerPlan]) -> Vec<RequestPlan> {
-    let served = MODELS.into_iter().filter(|model| workers.iter().any(|worker| worker.models.contains(model)));
-    let places = served.flat_map(|model| (0..relays).map(move |relay| (model, relay)));
-    let probe = |(index, (model, relay))| {
-        let answer = Answer { trouble: Trouble::None, ..requests[0].answer.clone() };
-        let nonce = requests.len() + index;
-        RequestPlan { nonce, relay, model, answer, leaves_after: None, reads_each: None, ..requests[0].clone() }
-    };
-    places.enumerate().map(probe).collect()
-}
-
 impl WorkerPlan {
     fn new(rng: &mut SmallRng, models: &[&'static str]) -> Self {
         let count = rng.random_range(1..=models.len());
@@ -276,6 +320,7 @@ impl WorkerPlan {
             models: models.choose_multiple(rng, count).copied().collect(),
             capacity: rng.random_range(1..=4),
             slot: None,
+            is_old: false,
         }
     }
 }
@@ -322,6 +367,7 @@ impl RequestPlan {
             nonce: 0,
             at: within(rng, TROUBLE),
             relay: rng.random_range(0..relays),
+            is_to_old_relay: false,
             model: models.choose(rng).expect("at least one"),
             prompt_bytes: *[10, 500, 20_000, 200_000].choose(rng).expect("four"),
             answer: Answer::new(rng),

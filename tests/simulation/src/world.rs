@@ -26,7 +26,7 @@ use crate::backend::{Backend, FIRST_PORT};
 use crate::ledger::{Entry, Event, Ledger};
 use crate::log::{self, Line};
 use crate::plan::{Fault, FaultKind, Plan, RequestPlan, SlotPlan, WorkerPlan};
-use crate::{check, client, determinism, keys, secrets};
+use crate::{check, client, determinism, keys, old_relay, old_worker, secrets};
 
 /// After the last fault every model of every relay is served again within this time.
 const HEALING: Duration = Duration::from_secs(60);
@@ -150,10 +150,15 @@ impl World {
     fn start_relay(&mut self, sim: &mut Sim<'_>, number: usize, keys: String) {
         let name = format!("relay-{number}");
         let host = self.add_host(&name);
-        let plan = Rc::clone(&self.plan);
+        let (plan, ledger) = (Rc::clone(&self.plan), self.ledger.clone());
         sim.host(name, move || {
-            let (plan, keys, host) = (Rc::clone(&plan), keys.clone(), host.clone());
+            let (plan, keys, host, ledger) = (Rc::clone(&plan), keys.clone(), host.clone(), ledger.clone());
             async move {
+                if plan.is_old_relay(number) {
+                    let stop = host.stop.borrow().subscribe();
+                    old_relay::serve(plan, ledger, stop).await?;
+                    return host.end().await;
+                }
                 let args = RelayArgs::load_from(relay_arguments(&plan, &keys))?;
                 let config = Config::from_args(&args)?;
                 let signal = ShutdownSignal::sent_by(host.stop.borrow().subscribe());
@@ -174,6 +179,11 @@ impl World {
         sim.host(name, move || {
             let (plan, host, config) = (Rc::clone(&plan), host.clone(), config.clone());
             async move {
+                if plan.workers[number].is_old {
+                    let stop = host.stop.borrow().subscribe();
+                    old_worker::work(plan, number, stop).await;
+                    return host.end().await;
+                }
                 let Ok(Command::Run(args)) = parse(worker_arguments(&plan, number, &config)) else {
                     return Err("the worker's arguments".into());
                 };

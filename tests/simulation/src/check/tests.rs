@@ -3,7 +3,7 @@ use crate::plan::KeyPlan;
 
 /// One request for a stream to the only relay, and nothing goes wrong.
 fn plan() -> Plan {
-    let seeds = (0..).map(|seed| Plan::new(seed)).find(|plan| plan.relays == 1 && plan.requests[0].answer.streams);
+    let seeds = (0..).map(Plan::new).find(|plan| plan.relays == 1 && plan.requests[0].answer.streams);
     let mut plan = seeds.expect("there is one");
     plan.requests.truncate(1);
     let request = &mut plan.requests[0];
@@ -13,14 +13,15 @@ fn plan() -> Plan {
     plan.faults.clear();
     plan.keys.clear();
     (plan.tick, plan.latency) = (Duration::from_millis(1), Duration::from_millis(1));
-    (plan.workers[0].capacity, plan.workers[0].slot) = (1, None);
+    (plan.workers[0].capacity, plan.workers[0].slot, plan.workers[0].is_old) = (1, None, false);
     plan.workers.truncate(1);
     plan
 }
 
 fn judged(plan: &Plan, events: &[(u64, Event)]) -> Vec<String> {
+    let began = ["relay-0", "worker-0"].map(|host| (0, Event::Started(host.to_owned())));
     let entry = |(at, event): &(u64, Event)| Entry { at: Duration::from_secs(*at), event: event.clone() };
-    check(plan, &events.iter().map(entry).collect::<Vec<_>>(), &[])
+    check(plan, &began.iter().chain(events).map(entry).collect::<Vec<_>>(), &[])
 }
 
 fn sent() -> (u64, Event) {

@@ -1,0 +1,199 @@
+//! A worker of the published program, played by hand: it speaks the first messages of the wire and no others, to one relay. It
+//! knows no grants, credits or drains, and leaves it to its relay not to send it too much.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{SinkExt, StreamExt};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use modelrelay_relay::shutdown::StopSignal;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use turmoil::net::TcpStream;
+
+use crate::backend::FIRST_PORT;
+use crate::client::RELAY_PORT;
+use crate::plan::Plan;
+use crate::secrets;
+
+/// Between a link's end and the next dial.
+const REDIAL: Duration = Duration::from_secs(2);
+
+/// After three heartbeats without a word a link is lost, for old peers of either kind. A published worker hears that from its kernel, whose peer answers with
+/// a reset; here packets of before a partition just vanish.
+pub const SILENCE: Duration = Duration::from_secs(3);
+
+/// A dial takes no longer.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// SIGTERM.
+pub type Stop = watch::Receiver<Option<StopSignal>>;
+
+/// Serves until it is told to stop, and then what runs.
+pub async fn work(plan: Rc<Plan>, number: usize, mut stop: Stop) {
+    while stop.borrow().is_none() {
+        if let Ok(Some(socket)) = timeout(DIAL_TIMEOUT, dial(&plan, number)).await {
+            Link::new(&plan, number).serve(socket, &mut stop).await;
+        }
+        tokio::select! {
+            () = sleep(REDIAL) => {}
+            _ = stop.wait_for(Option::is_some) => {}
+        }
+    }
+}
+
+async fn dial(plan: &Plan, number: usize) -> Option<WebSocketStream<TcpStream>> {
+    let relay = format!("relay-{}", plan.only_relay_of(number));
+    let stream = TcpStream::connect((relay.as_str(), RELAY_PORT)).await.ok()?;
+    let url = format!("ws://{relay}:{RELAY_PORT}/v1/worker/connect?provider=local");
+    let mut request = url.into_client_request().ok()?;
+    request.headers_mut().insert("x-worker-secret", secrets::WORKER_SECRET.parse().ok()?);
+    Some(tokio_tungstenite::client_async(request, stream).await.ok()?.0)
+}
+
+/// One socket, and what runs for it.
+struct Link<'a> {
+    plan: &'a Plan,
+    number: usize,
+    running: HashMap<String, Running>,
+    /// What is to be sent, in this order.
+    says: mpsc::UnboundedSender<Value>,
+    said: mpsc::UnboundedReceiver<Value>,
+}
+
+/// Ends with its link, or when it is cancelled.
+struct Running(JoinHandle<()>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl<'a> Link<'a> {
+    fn new(plan: &'a Plan, number: usize) -> Self {
+        let (says, said) = mpsc::unbounded_channel();
+        Self { plan, number, running: HashMap::new(), says, said }
+    }
+
+    async fn serve(mut self, socket: WebSocketStream<TcpStream>, stop: &mut Stop) {
+        let own = &self.plan.workers[self.number];
+        self.say(json!({"type": "register", "worker_name": format!("worker-{}", self.number), "models": own.models,
+            "max_concurrent": own.capacity, "protocol_version": "1", "current_load": 0}));
+        let (mut sink, mut stream) = socket.split();
+        let mut heard = Instant::now();
+        let mut ends: Option<Instant> = None;
+        while ends.is_none() || !self.running.is_empty() || !self.said.is_empty() {
+            tokio::select! {
+                message = stream.next() => match message {
+                    Some(Ok(Message::Text(text))) => {
+                        heard = Instant::now();
+                        self.handle(&serde_json::from_str(&text).unwrap_or_default());
+                    }
+                    Some(Ok(Message::Ping(_) | Message::Pong(_))) => heard = Instant::now(),
+                    Some(Ok(Message::Binary(_) | Message::Close(_) | Message::Frame(_)) | Err(_)) | None => return,
+                },
+                Some(message) = self.said.recv() => {
+                    if let ("response_complete" | "error", Some(id)) = (kind(&message), message["request_id"].as_str()) {
+                        self.running.remove(id);
+                    }
+                    if sink.send(Message::text(message.to_string())).await.is_err() {
+                        return;
+                    }
+                }
+                _ = stop.wait_for(Option::is_some), if ends.is_none() => {
+                    ends = Some(Instant::now() + Duration::from_secs(self.plan.settings.drain_timeout));
+                    self.say(json!({"type": "models_update", "models": [], "current_load": self.running.len()}));
+                }
+                () = sleep_until(heard + SILENCE) => return,
+                () = sleep_until(ends.unwrap_or(heard)), if ends.is_some() => return,
+            }
+        }
+        let _ = sink.close().await;
+    }
+
+    fn say(&self, message: Value) {
+        let _ = self.says.send(message);
+    }
+
+    fn handle(&mut self, message: &Value) {
+        let id = message["request_id"].as_str().unwrap_or_default().to_owned();
+        match kind(message) {
+            "request" => {
+                let (number, message, says) = (self.number, message.clone(), self.says.clone());
+                let task = tokio::task::spawn_local(async move { answer(number, &message, &says).await });
+                self.running.insert(id, Running(task));
+            }
+            "cancel" => drop(self.running.remove(&id)),
+            "ping" => self.say(json!({"type": "pong", "current_load": self.running.len(),
+                "timestamp_unix_ms": message["timestamp_unix_ms"]})),
+            // The relay closes the socket when all is answered.
+            "graceful_shutdown" | "register_ack" | "models_refresh" => {}
+            _ => {}
+        }
+    }
+}
+
+fn kind(message: &Value) -> &str {
+    message["type"].as_str().unwrap_or_default()
+}
+
+/// Asks the backend and says what it answers.
+async fn answer(number: usize, request: &Value, says: &mpsc::UnboundedSender<Value>) {
+    let id = &request["request_id"];
+    let failed = || json!({"type": "error", "request_id": id, "message": "backend error"});
+    let last = match ask(number, request).await {
+        Some(response) if response.status() == 200 && request["is_streaming"] == true => {
+            stream(id, response, says).await.unwrap_or_else(failed)
+        }
+        Some(response) => whole(id, response).await.unwrap_or_else(failed),
+        None => failed(),
+    };
+    let _ = says.send(last);
+}
+
+async fn ask(number: usize, request: &Value) -> Option<Response<Incoming>> {
+    let stream = TcpStream::connect(("backends", FIRST_PORT + number as u16)).await.ok()?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.ok()?;
+    tokio::task::spawn_local(connection);
+    let mut asked = Request::post(request["endpoint_path"].as_str()?).header("host", "backends");
+    for (name, value) in request["headers"].as_object()? {
+        asked = asked.header(name, value.as_str()?);
+    }
+    let body = Bytes::from(request["body"].as_str()?.to_owned());
+    sender.send_request(asked.body(Full::new(body)).ok()?).await.ok()
+}
+
+/// Sends chunks; gives the end, unless the backend breaks off.
+async fn stream(id: &Value, response: Response<Incoming>, says: &mpsc::UnboundedSender<Value>) -> Option<Value> {
+    let mut body = response.into_body();
+    while let Some(frame) = body.frame().await {
+        // All that backends say here is ASCII, wherever it is cut.
+        let data = frame.ok()?.into_data().unwrap_or_default();
+        let chunk = String::from_utf8(data.into()).ok()?;
+        let _ = says.send(json!({"type": "response_chunk", "request_id": id, "chunk": chunk}));
+    }
+    Some(json!({"type": "response_complete", "request_id": id, "status_code": 200}))
+}
+
+async fn whole(id: &Value, response: Response<Incoming>) -> Option<Value> {
+    let status = response.status().as_u16();
+    let text = |value: &http::HeaderValue| value.to_str().unwrap_or_default().to_owned();
+    let headers: HashMap<_, _> =
+        response.headers().iter().map(|(name, value)| (name.as_str().to_owned(), text(value))).collect();
+    let body = String::from_utf8(response.into_body().collect().await.ok()?.to_bytes().into()).ok()?;
+    Some(
+        json!({"type": "response_complete", "request_id": id, "status_code": status, "headers": headers, "body": body}),
+    )
+}

@@ -115,7 +115,8 @@ fuzz_target!(|text: &str| {
     let forwarded = backend_headers(&header_map(&input.client), Some(&Secret::new(ADMIN_TOKEN)));
     for (name, value) in &forwarded {
         check_header(name, value);
-        assert!(!is_credential(name) || bearer(value) != ADMIN_TOKEN, "the admin's token leaves the relay");
+        let has_token = value.split([' ', '\t', ',']).any(|word| word == ADMIN_TOKEN);
+        assert!(!is_credential(name) || !has_token, "the admin's token leaves the relay");
     }
     request(backend, &input, forwarded.iter().map(|(name, value)| (name.as_str(), value.as_str())));
     request(backend, &input, input.wire.iter().map(|(name, value)| (name.as_str(), value.as_str())));
@@ -148,8 +149,7 @@ fn request<'a>(backend: &Backend, input: &Input, headers: impl Iterator<Item = (
 
     let sent = head.headers();
     for (name, value) in sent {
-        let text = value.to_str().unwrap_or_default();
-        check_header(name.as_str(), text);
+        check_header(name.as_str(), &String::from_utf8_lossy(value.as_bytes()));
         assert!(value.as_bytes().iter().all(|byte| *byte == b'\t' || (*byte >= b' ' && *byte != 127)));
     }
     let host = base.port().map_or_else(
@@ -171,10 +171,6 @@ fn place(url: &Url) -> (&str, Option<&str>, Option<u16>) {
 
 fn is_credential(name: &str) -> bool {
     matches!(name, "authorization" | "x-api-key")
-}
-
-fn bearer(value: &str) -> &str {
-    value.trim().strip_prefix("Bearer ").unwrap_or(value).trim()
 }
 
 fn check_header(name: &str, value: &str) {

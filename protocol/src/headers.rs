@@ -54,7 +54,12 @@ pub fn is_response_header(name: &str) -> bool {
 
 /// Whether a credential header's value holds one of a relay's own API keys: under any scheme or none, alone or in a list.
 pub fn is_own_key(value: &str) -> bool {
-    value.split([' ', '\t', ',']).any(|word| word.starts_with(OWN_KEY_PREFIX))
+    credential_words(value).any(|word| word.starts_with(OWN_KEY_PREFIX))
+}
+
+/// What of a credential header's value may be a credential: each of its words, under any scheme or none, alone or in a list.
+pub fn credential_words(value: &str) -> impl Iterator<Item = &str> {
+    value.split([' ', '\t', ','])
 }
 
 /// The token of `Bearer <token>`, or the value as it is.

@@ -14,6 +14,8 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
+use crate::limits::MAX_CONTROL_BYTES;
+
 /// What parsing a text message gave.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Parsed<M> {
@@ -26,6 +28,12 @@ pub enum Parsed<M> {
 /// A text message that breaks the protocol.
 #[derive(Debug)]
 pub struct MessageError(serde_json::Error);
+
+impl MessageError {
+    fn too_long() -> Self {
+        Self(serde::de::Error::custom(format_args!("more than {MAX_CONTROL_BYTES} bytes, and no body")))
+    }
+}
 
 impl std::fmt::Display for MessageError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -54,6 +54,9 @@ pub fn fields(boundary: &str, body: &[u8]) -> Result<Vec<Field>, &'static str> {
             let end = memmem::find(part, b"\r\n\r\n").ok_or("it ends within a part's headers")?;
             (&part[..end], at + end + 4)
         };
+        if is_ambiguous(headers) {
+            return Err("of a part's name there is more than one reading");
+        }
         let value_len = finder.find(&body[value_at..]).ok_or("it ends within a part")?;
         if let Some(name) = field_name(headers) {
             fields.push(Field { name, value: value_at..value_at + value_len });
@@ -67,28 +70,51 @@ pub fn fields(boundary: &str, body: &[u8]) -> Result<Vec<Field>, &'static str> {
 
 /// The name of the part with these headers, if it has one.
 pub fn field_name(headers: &[u8]) -> Option<String> {
-    let text = std::str::from_utf8(headers).ok()?;
-    let disposition = text.split("\r\n").find_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        name.trim().eq_ignore_ascii_case("content-disposition").then_some(value)
-    })?;
+    let text = String::from_utf8_lossy(headers);
+    let disposition = dispositions(&text).next()?;
     parameter(disposition.split_once(';')?.1, "name")
 }
 
-/// One parameter of a header's value, quoted or not.
-fn parameter(mut parameters: &str, wanted: &str) -> Option<String> {
-    loop {
-        let (name, rest) = parameters.split_once('=')?;
-        let (value, rest) = match rest.trim_start().strip_prefix('"') {
+/// Whether some readers may see another name in these headers than [`field_name`] does: it is there twice, in pieces or coded
+/// (`name*`), or headers are folded.
+fn is_ambiguous(headers: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(headers);
+    let is_folded = text.split("\r\n").any(|line| line.starts_with([' ', '\t']));
+    let names = |disposition| {
+        let names = parameters(disposition).map(|(name, _)| name.to_ascii_lowercase());
+        names.filter(|name| name == "name" || name.starts_with("name*")).collect::<Vec<_>>()
+    };
+    let all: Vec<String> =
+        dispositions(&text).filter_map(|value| Some(names(value.split_once(';')?.1))).flatten().collect();
+    is_folded || dispositions(&text).count() > 1 || all.len() > 1 || all.iter().any(|name| name != "name")
+}
+
+/// The values of `Content-Disposition`.
+fn dispositions(headers: &str) -> impl Iterator<Item = &str> {
+    headers.split("\r\n").filter_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.trim().eq_ignore_ascii_case("content-disposition").then_some(value)
+    })
+}
+
+/// A header's parameter that is there once.
+fn parameter(text: &str, wanted: &str) -> Option<String> {
+    let mut found = parameters(text).filter(|(name, _)| name.eq_ignore_ascii_case(wanted));
+    let (_, value) = found.next()?;
+    found.next().is_none().then(|| value.to_owned())
+}
+
+/// Name and value of each parameter, quoted or not.
+fn parameters(mut rest: &str) -> impl Iterator<Item = (&str, &str)> {
+    std::iter::from_fn(move || {
+        let (name, after) = rest.split_once('=')?;
+        let (value, after) = match after.trim_start().strip_prefix('"') {
             Some(quoted) => quoted.split_once('"')?,
-            None => rest.split_once(';').map_or((rest, ""), |(value, rest)| (value, rest)),
+            None => after.split_once(';').unwrap_or((after, "")),
         };
-        let name = name.trim().trim_start_matches(';').trim();
-        if name.eq_ignore_ascii_case(wanted) {
-            return Some(value.trim().to_owned());
-        }
-        parameters = rest;
-    }
+        rest = after;
+        Some((name.trim().trim_start_matches(';').trim(), value.trim()))
+    })
 }
 
 #[cfg(test)]
@@ -102,6 +128,36 @@ mod tests {
         assert_eq!(boundary("application/json"), None);
         assert_eq!(boundary("multipart/mixed; boundary=abc"), None);
         assert_eq!(boundary("multipart/form-data; boundary="), None);
+        assert_eq!(boundary("multipart/form-data; boundary=abc; boundary=def"), None);
+    }
+
+    #[test]
+    fn a_name_that_others_may_read_differently_is_refused() {
+        let of = |headers: &str| {
+            let body = format!("--B\r\n{headers}\r\n\r\nv\r\n--B--");
+            fields("B", body.as_bytes()).map(|fields| fields.into_iter().map(|field| field.name).collect::<Vec<_>>())
+        };
+        let disposition = "Content-Disposition: form-data";
+        assert_eq!(of(&format!("{disposition}; name=\"model\"; filename=\"name=x\"")), Ok(vec!["model".to_owned()]));
+        assert_eq!(of("X-Odd: \u{fffd}"), Ok(Vec::new()));
+        for odd in [
+            "; name=model; name=other".to_owned(),
+            "; name=x; NAME=\"model\"".to_owned(),
+            "; name=\"x\\\"; name=\\\"model\"".to_owned(),
+            "; name*=utf-8''model".to_owned(),
+            "; name=x; name*=utf-8''model".to_owned(),
+            "; name*0=mo; name*1=del".to_owned(),
+            ";\r\n name=model".to_owned(),
+            format!("; name=x\r\n{disposition}; name=model"),
+        ] {
+            assert!(of(&format!("{disposition}{odd}")).is_err(), "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn headers_that_are_no_text_hide_no_name() {
+        let body = b"--B\r\nX: \xff\r\ncontent-disposition: form-data; name=model\r\n\r\nv\r\n--B--";
+        assert_eq!(fields("B", body).unwrap()[0].name, "model");
     }
 
     #[test]

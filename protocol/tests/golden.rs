@@ -454,6 +454,23 @@ mod odd_peers {
         }
     }
 
+    #[test]
+    fn only_a_message_with_a_body_may_be_longer_than_a_mebibyte() {
+        let long = "x".repeat(1 << 20);
+        for text in [
+            format!(r#"{{"type": "models_update", "models": ["{long}"]}}"#),
+            format!(r#"{{"type": "error", "message": "{long}"}}"#),
+        ] {
+            assert!(WorkerToRelay::parse(&text).unwrap_err().to_string().contains("more than 1048576 bytes"));
+        }
+        for text in [
+            format!(r#"{{"type": "response_chunk", "request_id": "r", "chunk": "{long}"}}"#),
+            format!(r#"{{"type": "response_complete", "request_id": "r", "body": "{long}"}}"#),
+        ] {
+            assert!(matches!(WorkerToRelay::parse(&text), Ok(Parsed::Known(_))));
+        }
+    }
+
     /// Stopping is always safe.
     #[test]
     fn an_unknown_reason_to_cancel_cancels() {

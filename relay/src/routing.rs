@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::limits::MAX_MODEL_CHARS;
 
 use crate::config::ProviderConfig;
 use crate::provider::Provider;
@@ -82,6 +83,11 @@ impl Providers {
     /// Where a request for `model` goes: to the provider that it names, else to the first whose catalogue has the model,
     /// else to the first with a worker that serves it.
     pub fn route(&self, named: Option<&str>, model: &str) -> Result<Route, ApiError> {
+        // Nobody can serve it, because no worker, catalogue or alias may have such a name. It must not wait either: what waits
+        // is logged and listed by its name.
+        if model.chars().nth(MAX_MODEL_CHARS).is_some() {
+            return Err(model_not_found(model));
+        }
         let table = self.table.load();
         let candidates: Vec<&Entry> = match named {
             None => table.entries.iter().collect(),
@@ -144,7 +150,7 @@ impl Entry {
 }
 
 fn model_not_found(model: &str) -> ApiError {
-    let shown: String = model.chars().take(256).collect();
+    let shown: String = model.chars().take(MAX_MODEL_CHARS).collect();
     ApiError::new(ErrorKind::ModelNotFound, format!("no provider for model {shown}"))
 }
 

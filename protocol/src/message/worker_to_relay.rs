@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::limits::MAX_CONTROL_BYTES;
+
 use super::{Credit, MessageError, ModelGrant, Parsed, TokenCounts, read, type_of};
 
 /// A message from worker to relay.
@@ -37,9 +39,13 @@ pub enum WorkerToRelay {
 }
 
 impl WorkerToRelay {
-    /// Reads a text message.
+    /// Reads a text message. One that holds no body is no longer than [`MAX_CONTROL_BYTES`]: a list of empty names takes ten times
+    /// as much memory once it is read.
     pub fn parse(text: &str) -> Result<Parsed<Self>, MessageError> {
         let kind = type_of(text)?;
+        if text.len() > MAX_CONTROL_BYTES && !matches!(kind.as_ref(), "response_chunk" | "response_complete") {
+            return Err(MessageError::too_long());
+        }
         let message = match kind.as_ref() {
             "register" => Self::Register(read(text)?),
             "models_update" => Self::ModelsUpdate(read(text)?),

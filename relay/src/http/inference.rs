@@ -113,7 +113,7 @@ async fn prepare_by_model(
     let lease = caller.lease()?;
     let body = read_body(relay, opened.endpoint, &parts.headers, body).await?;
     let read_at = Instant::now();
-    let content_type = text_header(&parts.headers, "content-type");
+    let content_type = content_type(&parts.headers)?;
     let routed = read_route(content_type, &body).await?;
     let route = relay.providers.route(named_provider(&parts.headers).as_deref(), &routed.model)?;
     let allowed = caller.check_model(&route.provider, &[&routed.model, &route.model])?;
@@ -300,9 +300,11 @@ fn response_not_found() -> ApiError {
 /// The client's headers that go to the backend, repeats joined. The relay's own keys stay here, and so does an admin's
 /// token that somebody sent to the wrong place.
 pub fn backend_headers(map: &HeaderMap, admin_token: Option<&Secret>) -> BTreeMap<String, String> {
-    let is_ours = |value: &str| {
-        headers::is_own_key(value) || admin_token.is_some_and(|token| token.verify(headers::bearer_token(value)))
+    // A token with a space in it is no word.
+    let is_token = |value: &str, token: &Secret| {
+        token.verify(headers::bearer_token(value)) || headers::credential_words(value).any(|word| token.verify(word))
     };
+    let is_ours = |value: &str| headers::is_own_key(value) || admin_token.is_some_and(|token| is_token(value, token));
     let mut kept: BTreeMap<String, String> = BTreeMap::new();
     for (name, value) in map {
         let Ok(value) = std::str::from_utf8(value.as_bytes()) else { continue };
@@ -323,6 +325,14 @@ pub fn backend_headers(map: &HeaderMap, admin_token: Option<&Secret>) -> BTreeMa
 /// The provider that a request names; one that is not text is named all the same, and does not exist.
 fn named_provider(headers: &HeaderMap) -> Option<Cow<'_, str>> {
     headers.get("x-modelrelay-provider").map(|value| String::from_utf8_lossy(value.as_bytes()))
+}
+
+/// The type of a body. Of two, readers pick different ones, and would find different models in a form.
+fn content_type(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
+    if headers.get_all("content-type").iter().nth(1).is_some() {
+        return Err(ApiError::new(ErrorKind::InvalidJson, "there is more than one Content-Type"));
+    }
+    Ok(text_header(headers, "content-type"))
 }
 
 fn text_header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
@@ -369,5 +379,22 @@ mod tests {
             kept,
             [("anthropic-beta", "a, b"), ("content-type", "application/json"), ("x-api-key", "sk-theirs")]
         );
+    }
+
+    #[test]
+    fn the_admin_token_stays_here_however_it_is_written() {
+        for value in
+            ["admin", "bearer admin", "Bearer  admin", "Bearer\tadmin", "Token admin", "Bearer sk, Bearer admin"]
+        {
+            for name in ["authorization", "x-api-key"] {
+                let map = HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static(value))]);
+                assert!(backend_headers(&map, Some(&Secret::new("admin"))).is_empty(), "{name}: {value:?}");
+            }
+        }
+        let two_words =
+            HeaderMap::from_iter([(http::header::AUTHORIZATION, HeaderValue::from_static("Bearer two words"))]);
+        assert!(backend_headers(&two_words, Some(&Secret::new("two words"))).is_empty());
+        assert_eq!(backend_headers(&two_words, Some(&Secret::new("two"))).len(), 0);
+        assert_eq!(backend_headers(&two_words, Some(&Secret::new("wo"))).len(), 1);
     }
 }

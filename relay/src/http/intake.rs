@@ -11,11 +11,16 @@ use http::HeaderMap;
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
+use tokio::time::Instant;
 
 use crate::budget::{Budget, Reservation};
 
 /// A client that sends nothing for so long in the middle of its body is not waited for.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Nor is one that has sent less than this a second, beyond its first minute: memory is reserved for all of its body, and some
+/// dozens that send a byte now and then would leave none for others. 128 kbit/s.
+const MIN_BYTES_PER_SEC: u64 = 16 << 10;
 
 /// What a refused client may still send before its connection is closed.
 const DISCARD_BYTES: u64 = 64 << 20;
@@ -33,12 +38,20 @@ pub async fn read(headers: &HeaderMap, body: &mut Body, budget: &Arc<Budget>, li
     }
     let mut reservation = budget.reserve(announced.unwrap_or(0)).ok_or_else(overloaded)?;
     let mut bytes = BytesMut::with_capacity(usize::try_from(announced.unwrap_or(0)).unwrap_or(0));
+    let began = Instant::now();
     loop {
-        let frame = match tokio::time::timeout(IDLE_TIMEOUT, body.frame()).await {
+        let allowed = IDLE_TIMEOUT + Duration::from_secs(bytes.len() as u64 / MIN_BYTES_PER_SEC);
+        let deadline = (began + allowed).min(Instant::now() + IDLE_TIMEOUT);
+        let frame = match tokio::time::timeout_at(deadline, body.frame()).await {
             Ok(Some(Ok(frame))) => frame,
             Ok(Some(Err(_))) => return Err(ApiError::new(ErrorKind::InvalidJson, "the request body broke off")),
             Ok(None) => break,
-            Err(_) => return Err(ApiError::new(ErrorKind::InvalidJson, "the request body stopped coming")),
+            Err(_) => {
+                return Err(ApiError::new(
+                    ErrorKind::InvalidJson,
+                    "the request body stopped coming, or came too slowly",
+                ));
+            }
         };
         let Ok(data) = frame.into_data() else { continue };
         let total = bytes.len() as u64 + data.len() as u64;
@@ -137,5 +150,29 @@ mod tests {
         assert_eq!(code(&[("content-encoding", "gzip")], b"x", 100).await, Err("unsupported_encoding".into()));
         assert_eq!(code(&[("content-length", "5")], b"01234", 4).await, Err("overloaded".into()));
         assert_eq!(code(&[], b"01234", 4).await, Err("overloaded".into()));
+    }
+
+    /// How long a body is read that comes in pieces of `bytes`, one each `pause`, and how that ends.
+    async fn dripping(bytes: usize, pause: Duration) -> (Result<usize, String>, Duration) {
+        let pieces = futures_util::stream::unfold(0, move |sent| async move {
+            tokio::time::sleep(pause).await;
+            (sent < 1 << 20).then(|| (Ok::<_, std::io::Error>(Bytes::from(vec![b' '; bytes])), sent + bytes))
+        });
+        let (budget, began) = (Budget::new(2 << 20), Instant::now());
+        let read = read(&HeaderMap::new(), &mut Body::from_stream(pieces), &budget, 2 << 20).await;
+        (read.map(|bytes| bytes.len()).map_err(|error| error.code().to_owned()), began.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_drips_is_given_up_though_each_piece_comes_in_time() {
+        let (read, took) = dripping(1, Duration::from_secs(30)).await;
+        assert_eq!(read, Err("invalid_json".to_owned()));
+        assert!(took <= Duration::from_secs(61), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_is_slow_but_comes_is_waited_for() {
+        let (read, took) = dripping(20 << 10, Duration::from_secs(1)).await;
+        assert!(read.is_ok_and(|read| read >= 1 << 20), "{took:?}");
     }
 }

@@ -182,6 +182,10 @@ impl Visitor<'_> for KeyVisitor {
             b"model" => Key::Model,
             b"stream" => Key::Stream,
             b"previous_response_id" => Key::PreviousResponseId,
+            // Some readers, Go's among them, take it for the model; and of two of them the last.
+            _ if name.eq_ignore_ascii_case(b"model") => {
+                return Err(serde::de::Error::custom("`model` is written in another case; backends may read either"));
+            }
             _ => Key::Other,
         })
     }
@@ -226,6 +230,8 @@ mod tests {
             (br#"{"model":null}"#, "invalid_json", "model"),
             (br#"{"model":7}"#, "invalid_json", "model"),
             (br#"{"model":"a","model":"b"}"#, "invalid_json", "model"),
+            (br#"{"model":"a","Model":"b"}"#, "invalid_json", "model"),
+            (br#"{"MODEL":"a"}"#, "invalid_json", "model"),
             (br#"{"model":"a","stream":"yes"}"#, "invalid_json", "stream"),
             (br#"{"model":"a","previous_response_id":3}"#, "invalid_json", "previous_response_id"),
         ] {

@@ -209,6 +209,10 @@ where
                 return Err(PROTOCOL_ERROR);
             }
         };
+        // Bodies may be longer, but this is no body, and all of its models are kept.
+        if text.len() > MAX_CONTROL_BYTES {
+            return Err(TOO_LARGE);
+        }
         return match WorkerToRelay::parse(&text) {
             Ok(Parsed::Known(WorkerToRelay::Register(register))) => Ok(Some(register)),
             Ok(_) | Err(_) => Err(PROTOCOL_ERROR),

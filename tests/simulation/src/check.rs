@@ -17,7 +17,7 @@ use std::time::Duration;
 use crate::client;
 use crate::ledger::{Ending, Entry, Event};
 use crate::log::Line;
-use crate::plan::{FaultKind, Plan, RequestPlan, Trouble};
+use crate::plan::{Fault, FaultKind, Plan, RequestPlan, Trouble};
 use crate::secrets;
 
 /// Codes that a relay may end a request with here.
@@ -137,7 +137,8 @@ impl<'a> History<'a> {
         let connected = self.connected(request);
         let relay_went = self.relay_went(request.relay, connected, *at);
         // An answer that has begun came from the relay as it was then.
-        let has_excuse = self.relay_went(request.relay, *sent, *at) || self.is_hard_to_reach(request.relay);
+        let has_excuse =
+            self.relay_went(request.relay, *sent, *at) || self.is_hard_to_reach(request.relay, connected, *at);
         if let Some(why) = self.check_refusal(request, how) {
             return Some(why);
         }
@@ -145,8 +146,13 @@ impl<'a> History<'a> {
             Ending::Hung if self.lost_power(request.relay, connected, *at) => return None,
             Ending::Hung => return Some("hung".to_owned()),
             Ending::Unconnected if !relay_went => return Some("lost its relay, which was there".to_owned()),
-            Ending::BrokenOff if request.answer.streams && !has_excuse && request.reads_each.is_none() => {
-                return Some("its stream broke off without a reason".to_owned());
+            // Whatever else breaks a document off cannot be told in it.
+            Ending::BrokenOff
+                if (request.answer.streams || self.is_quiet(request))
+                    && !has_excuse
+                    && request.reads_each.is_none() =>
+            {
+                return Some("it broke off without a reason".to_owned());
             }
             Ending::BackendError if request.answer.trouble != Trouble::Refuses => {
                 return Some("got an error that its backend did not make".to_owned());
@@ -182,7 +188,7 @@ impl<'a> History<'a> {
         let own_error = request.answer.trouble == Trouble::Refuses && code == "backend_error";
         let by_key = code == "key_limit" || self.refusal(request) == Some(code);
         let is_quiet = self.plan.faults.is_empty() && request.answer.trouble == Trouble::None;
-        let has_slots = self.plan.workers.iter().any(|worker| worker.slot.is_some());
+        let has_slots = self.has_slots();
         let by_old_worker = code == REASON_OF_OLD_WORKERS && self.plan.workers.iter().any(|worker| worker.is_old);
         if own_error || by_key || (has_slots && REASONS_OF_SLOTS.contains(&code)) {
             None
@@ -195,9 +201,18 @@ impl<'a> History<'a> {
         }
     }
 
+    fn has_slots(&self) -> bool {
+        self.plan.workers.iter().any(|worker| worker.slot.is_some())
+    }
+
+    /// Nothing goes wrong here but load.
+    fn is_quiet(&self, request: &RequestPlan) -> bool {
+        self.plan.faults.is_empty() && request.answer.trouble == Trouble::None && !self.has_slots()
+    }
+
     fn longest(&self, request: &RequestPlan) -> Duration {
         let settings = &self.plan.settings;
-        let held: Duration = self.delays(request.relay).sum();
+        let held: Duration = self.delays(request.relay).map(|(_, by)| by).sum();
         let read = request.reads_each.map_or(Duration::ZERO, |each| each * 2 * (request.answer.pieces as u32 + 10));
         Duration::from_secs(settings.queue_timeout + settings.cold_timeout + settings.request_timeout)
             + SLACK
@@ -205,18 +220,19 @@ impl<'a> History<'a> {
             + read
     }
 
-    /// How long each fault between clients and that relay may delay a packet.
-    fn delays(&self, relay: usize) -> impl Iterator<Item = Duration> {
+    /// Faults between clients and that relay, and how long each may delay a packet.
+    fn delays(&self, relay: usize) -> impl Iterator<Item = (&Fault, Duration)> {
         let relay = format!("relay-{relay}");
         self.plan.faults.iter().filter_map(move |fault| match &fault.kind {
-            FaultKind::Hold(a, b) if *a == relay && b == "clients" => Some(fault.lasts),
-            FaultKind::Slow(a, b, by) if *a == relay && b == "clients" => Some(*by * 6),
+            FaultKind::Hold(a, b) if *a == relay && b == "clients" => Some((fault, fault.lasts)),
+            FaultKind::Slow(a, b, by) if *a == relay && b == "clients" => Some((fault, *by * 6)),
             _ => None,
         })
     }
 
-    fn is_hard_to_reach(&self, relay: usize) -> bool {
-        self.delays(relay).next().is_some()
+    /// Whether anything of that time may have come late.
+    fn is_hard_to_reach(&self, relay: usize, from: Duration, to: Duration) -> bool {
+        self.delays(relay).any(|(fault, by)| fault.at <= to && fault.at + fault.lasts + by >= from)
     }
 
     fn relay_went(&self, relay: usize, from: Duration, to: Duration) -> bool {
@@ -237,12 +253,17 @@ impl<'a> History<'a> {
 
     /// What a relay logs, and counts, of a request is what its client saw.
     fn check_log(&self, request: &RequestPlan, lines: &[Line]) -> Option<String> {
-        let (_, how) = self.ended.get(&request.nonce)?.first()?;
+        let (at, how) = self.ended.get(&request.nonce)?.first()?;
         let id = client::id(request.nonce);
         let said = lines.iter().find(|line| {
             line.message == "response complete" && line.request_id.as_deref() == Some(&id) && !line.host.is_empty()
-        })?;
-        let outcome = said.text.split(" outcome=").nth(1)?.split(' ').next()?;
+        });
+        let outcome = said.and_then(|said| said.text.split(" outcome=").nth(1)?.split(' ').next());
+        let Some(outcome) = outcome else {
+            let may_be_silent = request.is_to_old_relay || self.relay_went(request.relay, Duration::ZERO, *at);
+            let is_answered = matches!(how, Ending::Answered | Ending::BackendError);
+            return (is_answered && !may_be_silent).then(|| format!("its client saw {how:?}, and the log is silent"));
+        };
         let is_told = match how {
             Ending::Answered => outcome == "ok",
             Ending::BackendError | Ending::Failed(_) | Ending::BrokenStream(_) => {
@@ -263,13 +284,10 @@ impl<'a> History<'a> {
         begun.iter().any(|begin| begin > first).then(|| "was begun again behind its first byte".to_owned())
     }
 
-    /// 3: a worker never has more than it acknowledged. Its backend hears a little later that it let go of something, and
-    /// later still when it is killed or cannot be reached.
+    /// 3: a worker never has more than it acknowledged. Its backend, beside it, hears a little later that it let go of something,
+    /// or was killed.
     fn check_capacity(&self, worker: usize) -> Option<String> {
         let host = format!("worker-{worker}");
-        if self.gone.contains_key(host.as_str()) {
-            return None;
-        }
         let capacity = self.plan.workers[worker].capacity;
         let work: Vec<_> = self.work.get(&worker)?.values().collect();
         let grace = GRACE + self.plan.tick * 4 + self.plan.latency * 4;

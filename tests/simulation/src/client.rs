@@ -40,7 +40,7 @@ pub async fn ask_in_turn(requests: Vec<RequestPlan>, ledger: Ledger) {
 async fn ask(plan: &RequestPlan, ledger: &Ledger, kept: &mut Kept) {
     let nonce = plan.nonce;
     ledger.note(Event::Sent { nonce });
-    let mut exchange = Exchange { plan, ledger, kept, received: Vec::new() };
+    let mut exchange = Exchange { plan, ledger, kept, received: Vec::new(), has_begun: false };
     let patience = plan.leaves_after.unwrap_or(PATIENCE);
     let how = match timeout(patience, exchange.run()).await {
         Ok(how) => how,
@@ -58,6 +58,8 @@ struct Exchange<'a> {
     ledger: &'a Ledger,
     kept: &'a mut Kept,
     received: Vec<u8>,
+    /// Something of the answer itself is there, and not only a comment.
+    has_begun: bool,
 }
 
 impl Exchange<'_> {
@@ -119,10 +121,11 @@ impl Exchange<'_> {
                 Some(Ok(frame)) => frame,
             };
             let data = frame.into_data().unwrap_or_default();
-            if status == 200 && self.received.is_empty() && !data.is_empty() && !data.starts_with(b":") {
+            self.received.extend_from_slice(&data);
+            if status == 200 && !self.has_begun && !self.body().is_empty() {
+                self.has_begun = true;
                 self.ledger.note(Event::FirstByte { nonce: self.plan.nonce });
             }
-            self.received.extend_from_slice(&data);
             if let Some(pause) = self.plan.reads_each {
                 sleep(pause).await;
             }
@@ -220,14 +223,16 @@ fn split_error(body: &[u8]) -> (&[u8], Option<String>) {
     (part, Some(code.to_owned()))
 }
 
-/// Asks until there is an answer: whether there is one in time.
-pub async fn probe(plan: &RequestPlan, patience: Duration) -> Result<(), Ending> {
+/// Asks until there is an answer: whether there is one in time. Only what must not be is noted.
+pub async fn probe(plan: &RequestPlan, patience: Duration, ledger: &Ledger) -> Result<(), Ending> {
     let mut last = Ending::Hung;
     let trying = async {
         loop {
-            let ledger = Ledger::default();
-            let mut exchange = Exchange { plan, ledger: &ledger, kept: &mut None, received: Vec::new() };
+            let own = Ledger::default();
+            let mut exchange = Exchange { plan, ledger: &own, kept: &mut None, received: Vec::new(), has_begun: false };
             last = exchange.run().await;
+            let noted = own.entries().into_iter().map(|entry| entry.event);
+            noted.filter(|event| matches!(event, Event::Wrong(_))).for_each(|event| ledger.note(event));
             if last == Ending::Answered {
                 return;
             }

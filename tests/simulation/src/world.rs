@@ -241,7 +241,7 @@ impl World {
             tokio::time::sleep(healed).await;
             for probe in &plan.probes {
                 let (relay, model) = (probe.relay, probe.model);
-                if let Err(last) = client::probe(probe, HEALING).await {
+                if let Err(last) = client::probe(probe, HEALING, &ledger).await {
                     let what = format!("relay-{relay} did not serve {model} again in {HEALING:?}: {last:?}");
                     ledger.note(Event::Wrong(what));
                 }

@@ -172,6 +172,39 @@ async fn a_key_may_be_kept_to_models() {
     let _ = pending.reply().await.with_status(200);
 }
 
+/// Backends read some bodies in another way than the relay: what may be read in two ways comes to none.
+#[tokio::test]
+async fn a_key_that_is_kept_to_models_gets_no_other_by_a_body_with_two() {
+    let relay = strict().start().await;
+    let mut worker = relay.worker(&["a", "b"], 1).await;
+    let (_, secret) = new_key(&relay, json!({"name": "k", "models": ["a"]})).await;
+    let form = |headers: &str| {
+        let part =
+            |headers: &str, value: &str| format!("--B\r\ncontent-disposition: form-data; {headers}\r\n\r\n{value}\r\n");
+        format!("{}{}--B--\r\n", part("name=model", "a"), part(headers, "b"))
+    };
+    let json = |body: &str| ("/v1/chat/completions", "application/json", body.to_owned());
+    let forms =
+        ["name=x; name=model", "name*=utf-8''model", "filename=\"\\\"; name=x\"; name=model", "x=y;\r\n name=model"];
+    let forms = forms.map(|headers| ("/v1/audio/transcriptions", "multipart/form-data; boundary=B", form(headers)));
+    let bodies = [json(r#"{"model":"a","Model":"b"}"#), json(r#"{"model":"a","MODEL":"b"}"#)].into_iter().chain(forms);
+    for (path, content_type, body) in bodies {
+        let ask = Request::new("POST", path).header("content-type", content_type).body(body.clone()).bearer(&secret);
+        openai_error(&relay.fetch(ask).await, 400, "invalid_request_error", "invalid_json");
+    }
+    let two_boundaries = "multipart/form-data; boundary=B; boundary=C";
+    for types in [vec![two_boundaries], vec!["multipart/form-data; boundary=B", "multipart/form-data; boundary=C"]] {
+        let ask = Request::new("POST", "/v1/audio/transcriptions").body(form("name=x")).bearer(&secret);
+        let ask = types.iter().fold(ask, |ask, content_type| ask.header("content-type", content_type));
+        openai_error(&relay.fetch(ask).await, 400, "invalid_request_error", "invalid_json");
+    }
+    let pending = relay.begin(chat("a").bearer(&secret));
+    let job = worker.expect_request().await;
+    assert!(job.message["model"] == "a", "{}", job.message);
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
 #[tokio::test]
 async fn a_key_may_be_kept_to_providers() {
     let config = two_providers("  models: [{id: a}]", "  models: [{id: b}]");

@@ -207,6 +207,19 @@ async fn an_unknown_model_is_404_in_both_dialects() {
     assert_eq!(message, "no provider for model nope");
 }
 
+/// Such a name would stand in the log, in `/admin/state` and in an answer for as long as it waits.
+#[tokio::test]
+async fn a_model_whose_name_nobody_may_have_is_404_at_once_where_others_wait() {
+    let relay = Relay::start().await;
+    let _worker = relay.worker(&["m"], 1).await;
+    let _waits = relay.begin(chat(&"x".repeat(256)));
+    relay.wait_for_queue_depth("local", 1).await;
+    let message =
+        openai_error(&relay.fetch(chat(&"x".repeat(1 << 20))).await, 404, "invalid_request_error", "model_not_found");
+    assert_eq!(message, format!("no provider for model {}", "x".repeat(256)));
+    assert!(relay.log().lines().iter().all(|line| line.len() < 4096), "the name is in the log");
+}
+
 #[tokio::test]
 async fn an_empty_answer_of_a_backend_passes() {
     let relay = Relay::start().await;

@@ -54,6 +54,19 @@ async fn at_most_256_models_are_accepted() {
     assert!(!warnings(&ack).is_empty());
 }
 
+/// Each empty name would take eight times its two bytes and a comma, and be kept.
+#[tokio::test]
+async fn lists_of_more_than_a_mebibyte_close_the_socket() {
+    let relay = Relay::start().await;
+    let long = vec![""; 500_000];
+    let mut worker = relay.dial().open().await;
+    worker.send(&registration(&long, 1)).await;
+    assert_eq!(worker.expect_close().await, (1009, "message too large".to_owned()));
+    let mut old = relay.worker(&["m"], 1).await;
+    old.send(&json!({"type": "models_update", "models": long})).await;
+    assert_eq!(old.expect_close().await.0, 1002);
+}
+
 #[tokio::test]
 async fn the_number_of_models_is_a_setting() {
     let relay = Relay::builder().env("MAX_MODELS_PER_WORKER", "2").start().await;

@@ -11,8 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use http::StatusCode;
@@ -21,6 +20,7 @@ use tracing::{debug, info, warn};
 
 use crate::crd::WorkerPool;
 use crate::defaults::WorkerDefaults;
+use crate::intake::{Intake, Refused};
 use decide::{Decision, Lookup, Question};
 use review::Review;
 
@@ -33,8 +33,13 @@ pub const PATH: &str = "/mutate-pods";
 /// Every value of the label `result` of `modelrelay_operator_injections_total`.
 pub const RESULTS: [&str; 5] = ["injected", "gated", "refused", "skipped", "error"];
 
-/// The API server takes requests of 3 MiB; a review repeats the Pod once, as JSON.
-const MAX_BODY_BYTES: usize = 8 << 20;
+/// The API server takes requests of 3 MiB; a review of a Pod's creation has it once, as JSON, and little else.
+const MAX_BODY_BYTES: usize = 4 << 20;
+/// Ten thousand objects, with a name and a value each: a Pod has some hundreds. Parsed they are 8 MiB, and as much again
+/// when the Pod is changed.
+const MAX_COST: u32 = 100_000;
+/// Large reviews that are read, and the costliest that are parsed and judged, at the same time.
+const AT_ONCE: usize = 4;
 /// For the pool. The chart gives the webhook 5 s, and an answer that says what is wrong is worth more than a timeout.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
 /// For the whole answer, a slow sender included.
@@ -53,11 +58,11 @@ pub struct Webhook {
 
 /// The webhook's one route.
 pub fn router(webhook: Webhook) -> Router {
+    let intake = Intake::new(MAX_BODY_BYTES, MAX_COST, AT_ONCE, AT_ONCE);
     Router::new()
         .route(PATH, post(mutate))
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(axum::middleware::from_fn(within_time))
-        .with_state(webhook)
+        .with_state(Arc::new(Served { webhook, intake }))
 }
 
 /// A fresh drain token: 128 bits, in hexadecimal.
@@ -68,7 +73,12 @@ pub fn token() -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-async fn within_time(request: axum::extract::Request, next: axum::middleware::Next) -> Response {
+struct Served {
+    webhook: Webhook,
+    intake: Intake,
+}
+
+async fn within_time(request: Request, next: axum::middleware::Next) -> Response {
     match tokio::time::timeout(ANSWER_TIMEOUT, next.run(request)).await {
         Ok(response) => response,
         Err(_) => {
@@ -77,16 +87,26 @@ async fn within_time(request: axum::extract::Request, next: axum::middleware::Ne
     }
 }
 
-async fn mutate(State(webhook): State<Webhook>, body: Bytes) -> Response {
-    let review = match Review::parse(&body) {
-        Ok(review) => review,
-        Err(error) => {
-            (webhook.observe)("error");
-            warn!(%error, "a request is no review that this webhook understands");
-            return (StatusCode::BAD_REQUEST, error.to_string()).into_response();
+async fn mutate(State(served): State<Arc<Served>>, request: Request) -> Response {
+    let webhook = &served.webhook;
+    let refuse = |status: StatusCode, why: String| {
+        (webhook.observe)("error");
+        warn!(error = why, "a request is no review that this webhook understands");
+        (status, why).into_response()
+    };
+    // Held until the answer: what is parsed from it lives as long.
+    let body = match served.intake.read(request.into_body()).await {
+        Ok(body) => body,
+        Err(why @ Refused::BrokenOff) => return refuse(StatusCode::BAD_REQUEST, format!("the body {why}")),
+        Err(why @ (Refused::TooLong | Refused::TooManyValues)) => {
+            return refuse(StatusCode::PAYLOAD_TOO_LARGE, format!("the body {why}"));
         }
     };
-    match decide(&webhook, &review).await {
+    let review = match Review::parse(&body.bytes) {
+        Ok(review) => review,
+        Err(error) => return refuse(StatusCode::BAD_REQUEST, error.to_string()),
+    };
+    match decide(webhook, &review).await {
         Ok(decision) => {
             (webhook.observe)(decision.result());
             log(&review, &decision);

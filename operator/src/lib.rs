@@ -1,5 +1,6 @@
 //! Makes ModelRelay Kubernetes-native: `Provider` and `WorkerPool` become relays and workers.
 
+mod accept;
 pub mod api;
 pub mod apply;
 pub mod cache;
@@ -11,6 +12,7 @@ pub mod context;
 pub mod crd;
 pub mod defaults;
 pub mod inject;
+mod intake;
 pub mod lead;
 pub mod manifests;
 pub mod metrics;

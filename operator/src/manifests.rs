@@ -11,6 +11,7 @@ use serde_json::Value;
 pub mod backend;
 pub mod config;
 pub mod network;
+mod quantity;
 pub mod relay;
 pub mod secrets;
 pub mod sidecar;

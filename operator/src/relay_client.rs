@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use crate::cache::Caches;
 use crate::context::Context;
 use crate::crd::{Provider, WorkerPool};
+use crate::intake::Intake;
 use crate::manifests::relay::TLS_ENV;
 use crate::manifests::secrets::ADMIN_TOKEN;
 use crate::names;
@@ -41,8 +42,16 @@ const CLOSE_INTERVAL: Duration = Duration::from_millis(200);
 /// After that the relay is not late but unwell, and looked at like any other.
 const CLOSE_FOR: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// A relay's state has some hundred bytes per worker; a Pod that answers more is no relay.
-const MAX_STATE_BYTES: usize = 32 << 20;
+/// A relay's state has some 700 bytes per worker and 30 per model of it; with a multiplexer of two slots and eight models,
+/// of long names, aliases and failures in both, 5,000: a thousand of those workers are 5 MB, and ten thousand without are 7 MB
+/// and more. A Pod that answers more is no relay.
+const MAX_STATE_BYTES: usize = 8 << 20;
+/// In [`Intake`]'s measure: a thousand of those workers have some 30 objects and 200 other values each, which is 440,000.
+const MAX_STATE_COST: u32 = 600_000;
+/// Of large answers; anybody may label a Pod as a relay's, and one that is slow is waited for no longer than [`TIMEOUT`].
+const READ_AT_ONCE: usize = 4;
+/// All that the process reads. The costliest answer, of some 60 MB when it is parsed, is parsed alone.
+static INTAKE: Intake = Intake::new(MAX_STATE_BYTES, MAX_STATE_COST, READ_AT_ONCE, 1);
 /// A user's own token may change at any time; a refused one is read again at once.
 const TOKEN_LIVES: Duration = Duration::from_secs(60);
 
@@ -196,7 +205,7 @@ impl Schedule {
         }
     }
 
-    /// A look takes at most [`TIMEOUT`], and its end wakes the loop; this is for those that wait. New Pods are found by it too.
+    /// A look takes at most twice [`TIMEOUT`], and its end wakes the loop; this is for those that wait. New Pods are found by it too.
     fn next_due(&self) -> Instant {
         let soonest = self.entries.values().filter(|entry| !entry.is_running).map(|entry| entry.due).min();
         let at_latest = Instant::now() + BRISK_INTERVAL;
@@ -346,15 +355,12 @@ fn unreached(error: &reqwest::Error) -> Unanswered {
     Unanswered::Silent("it cannot be connected to".to_owned())
 }
 
-async fn body(mut response: reqwest::Response) -> Result<RelayState, String> {
-    let mut bytes = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|_| "its answer broke off".to_owned())? {
-        if bytes.len() + chunk.len() > MAX_STATE_BYTES {
-            return Err("its answer is too long".to_owned());
-        }
-        bytes.extend_from_slice(&chunk);
-    }
-    serde_json::from_slice(&bytes).map_err(|error| format!("its answer is not understood: {error}"))
+async fn body(response: reqwest::Response) -> Result<RelayState, String> {
+    let read = INTAKE.read(reqwest::Body::from(response));
+    let late = |_| "its answer had to wait too long".to_owned();
+    let read = tokio::time::timeout(TIMEOUT, read).await.map_err(late)?;
+    let read = read.map_err(|why| format!("its answer {why}"))?;
+    serde_json::from_slice(&read.bytes).map_err(|error| format!("its answer is not understood: {error}"))
 }
 
 /// Sums over relays; a worker counts once, however many relays it is attached to.

@@ -14,23 +14,20 @@ use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderValue, Request, header};
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower_service::Service;
-use tracing::{debug, warn};
+use tracing::debug;
 
+use crate::accept::{self, Door};
 use crate::certs::Certificates;
 
-/// Connections at once. An API server opens one per review that runs at the same time; anything in the cluster can open
-/// some and keep them.
-const MAX_CONNECTIONS: usize = 512;
 /// For a handshake; the whole review has 5 s.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Between answers. Longer than the 90 s after which the API server closes an idle connection: if we were first, its next
@@ -38,8 +35,6 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Headers of one request, in bytes.
 const MAX_HEADER_BYTES: usize = 32 << 10;
-/// When no descriptor is left, accepting again at once would only spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// For the last answers, when no more are taken; each takes less than 5 s.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
@@ -94,37 +89,23 @@ struct Connections {
 
 impl Connections {
     async fn accept(&self, listener: &TcpListener, end: impl Future<Output = ()>) {
-        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let door = Door::new(listener, "webhook");
         let mut end = std::pin::pin!(end);
         loop {
-            let accepted = tokio::select! {
+            let (stream, place) = tokio::select! {
                 () = &mut end => return,
-                accepted = next(listener, &places) => accepted,
+                accepted = door.next() => accepted,
             };
-            match accepted {
-                Ok((stream, place)) => {
-                    self.tracker.spawn(connection(
-                        stream,
-                        place,
-                        self.acceptor.clone(),
-                        self.router.clone(),
-                        self.leaving.clone(),
-                        self.closing.clone(),
-                    ));
-                }
-                Err(error) => {
-                    warn!(%error, "a connection to the webhook could not be accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            }
+            self.tracker.spawn(connection(
+                stream,
+                place,
+                self.acceptor.clone(),
+                self.router.clone(),
+                self.leaving.clone(),
+                self.closing.clone(),
+            ));
         }
     }
-}
-
-async fn next(listener: &TcpListener, places: &Arc<Semaphore>) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
-    let place = Arc::clone(places).acquire_owned().await.map_err(std::io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
-    Ok((stream, place))
 }
 
 /// One connection, from its handshake to its end. Its place goes with it.
@@ -136,8 +117,6 @@ async fn connection(
     leaving: CancellationToken,
     closing: CancellationToken,
 ) {
-    // Without it the last piece of an answer could wait for an acknowledgement.
-    let _ = stream.set_nodelay(true);
     let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         // Port scans and probes end here too, so it is no warning; a real mismatch shows at the API server.
@@ -151,11 +130,7 @@ async fn connection(
             response.map(|response| if leaving.is_cancelled() { last(response) } else { response })
         }
     });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(IDLE_TIMEOUT)
-        .max_buf_size(MAX_HEADER_BYTES)
-        .serve_connection(TokioIo::new(stream), service);
+    let connection = accept::http1(IDLE_TIMEOUT, MAX_HEADER_BYTES).serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => result,

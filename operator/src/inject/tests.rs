@@ -1,6 +1,6 @@
 use std::sync::Mutex;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use http::{Method, Request, Response as HttpResponse};
 use serde_json::{Value, json};
 use tower_service::Service;
@@ -160,6 +160,20 @@ async fn what_is_no_review_is_said_to_be_none() {
     assert_eq!(scene.send(Method::GET, String::new()).await.0, StatusCode::METHOD_NOT_ALLOWED);
     let huge = "x".repeat(MAX_BODY_BYTES + 1);
     assert_eq!(scene.send(Method::POST, huge).await.0, StatusCode::PAYLOAD_TOO_LARGE);
+}
+
+#[tokio::test]
+async fn a_body_of_countless_values_is_refused_before_it_is_parsed() {
+    let mut scene = scene(200, pool(&json!({})));
+    for value in ["[0],", r#"{"":0},"#] {
+        let bomb = format!("[{}0]", value.repeat(60_000));
+        assert_eq!(scene.send(Method::POST, bomb).await.0, StatusCode::PAYLOAD_TOO_LARGE, "{value}");
+    }
+    // As large, and as good as any other: what is inside of a string is text.
+    let mut long = labelled("llama");
+    long["metadata"]["annotations"] = json!({"a": "[\"{,\\".repeat(60_000)});
+    assert_eq!(scene.create(&long).await["allowed"], true);
+    assert_eq!(scene.results(), ["error", "error", "injected"]);
 }
 
 #[test]

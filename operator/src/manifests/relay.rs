@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::Manifest;
 use super::network::object;
+use super::quantity;
 use super::secrets::{ADMIN_TOKEN, API_KEYS};
 use crate::crd::LogFormat;
 use crate::crd::common::RawObject;
@@ -37,6 +38,8 @@ pub const RESERVED_PATH: &str = "/etc/modelrelay";
 pub const RESERVED_VOLUMES: [&str; 5] = ["config", "admin", "api-keys", "api-access", "tls"];
 /// Tells a relay that speaks TLS, and where its certificate is.
 pub const TLS_ENV: &str = "TLS_CERT_FILE";
+/// Tells a relay how many bytes of bodies it may hold. A user may say another number.
+const BODY_BUDGET_ENV: &str = "MAX_BUFFERED_BYTES";
 /// Variables that the operator sets; a user's must have other names.
 pub const RESERVED_ENV: [&str; 15] = [
     "LISTEN_ADDR",
@@ -212,7 +215,7 @@ fn container(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_
         }),
     );
     set("volumeMounts", volume_mounts(provider, mounts_api_keys));
-    if let Some(resources) = first_object(&relay.resources, &defaults.resources) {
+    if let Some(resources) = resources(relay, defaults) {
         set("resources", resources.clone());
     }
     Value::Object(container)
@@ -248,8 +251,22 @@ fn env(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: 
     if !has("POD_NAMESPACE") {
         env.push(json!({"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}));
     }
+    if let Some(bytes) = body_budget(relay, defaults).filter(|_| !has(BODY_BUDGET_ENV)) {
+        env.push(json!({"name": BODY_BUDGET_ENV, "value": bytes.to_string()}));
+    }
     env.extend(relay.pod_template.env.iter().cloned());
     Value::Array(env)
+}
+
+fn resources<'a>(relay: &'a Relay, defaults: &'a RelayDefaults) -> Option<&'a Value> {
+    first_object(&relay.resources, &defaults.resources)
+}
+
+/// Half of what the container may have: with all of it in bodies the kernel would end the relay, and every stream with it,
+/// where it should have refused one more request.
+fn body_budget(relay: &Relay, defaults: &RelayDefaults) -> Option<u64> {
+    let limit = quantity::bytes(resources(relay, defaults)?.pointer("/limits/memory")?)?;
+    Some(limit / 2).filter(|bytes| *bytes > 0)
 }
 
 fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {

@@ -217,6 +217,56 @@ async fn what_is_no_relay_is_told_from_one() {
     assert_eq!((code, why(answer).as_str()), (0, "it cannot be connected to"));
 }
 
+/// What is said to an answer of `body`.
+async fn judged(body: String) -> String {
+    let router = Router::new().route("/admin/state", get(async move || body));
+    why(request(&http_client(), &serve(router).await, &token()).await.1)
+}
+
+#[tokio::test]
+async fn an_answer_that_no_relay_gives_is_not_taken_in() {
+    let long = format!(r#"{{"version": "{}"}}"#, "x".repeat(9 << 20));
+    assert_eq!(judged(long).await, "its answer is too long");
+    // Megabytes that would be hundreds of slots, models and the like.
+    for value in [r#"{"id":"s"},"#, r#""","#, "[0],"] {
+        let bomb = format!(r#"{{"version": "1", "newer": [{}0]}}"#, value.repeat(700_000));
+        assert_eq!(judged(bomb).await, "its answer has too many values", "{value}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_of_a_thousand_workers_with_multiplexers_is_taken_in() {
+    let slot = |id: &str| {
+        let model = |n: usize| {
+            json!({"id": format!("meta-llama/Llama-3.1-8B-Instruct-{n}"), "aliases": [format!("llama-{n}")],
+                "status": "unloaded", "code": null, "retry_ms": null})
+        };
+        json!({
+            "id": id, "state": "ready", "resident": "m", "generation": 3, "target": null, "since_ms": 123_456,
+            "idle_ms": 0, "eta_ms": null, "wanted": 2, "models": (0..8).map(model).collect::<Vec<_>>(),
+            "last_failure": {"model": "m", "code": "load_timeout", "message": "x".repeat(256), "age_ms": 1_000},
+        })
+    };
+    let gate = |n: usize| json!({"id": format!("meta-llama/Llama-3.1-8B-Instruct-{n}"), "slots": 1, "others": 0, "capacity": 4});
+    let worker = |n: usize| {
+        json!({
+            "worker_id": format!("{n:032x}"), "provider": "local", "worker_name": format!("llama-5f8d7c9b4-{n}"),
+            "models": (0..8).map(|n| format!("meta-llama/Llama-3.1-8B-Instruct-{n}")).collect::<Vec<_>>(),
+            "max_concurrent": 4, "reported_load": 1, "load": 1, "in_flight_count": 1, "is_draining": false,
+            "connected_at": "2026-11-01T00:00:00.000Z", "last_heartbeat_at": "2026-11-01T00:00:00.000Z",
+            "address": "10.0.0.1:50000", "identity": "llm/workers", "version": "0.1.0",
+            "instance_id": format!("{n:032x}"), "pool": "llama", "core1": true,
+            "grant": {"slots": 4, "others": 0, "capacity": 4, "links": 2}, "slots": [slot("gpu0"), slot("gpu1")],
+            "gates": (0..8).map(gate).collect::<Vec<_>>(),
+        })
+    };
+    let mut state = state("h", false);
+    state["providers"][0]["workers"] = (0..1_000).map(worker).collect();
+    let body = state.to_string();
+    assert!(body.len() > 4 << 20, "{} bytes", body.len());
+    assert_eq!(judged(body).await, "answered");
+}
+
 /// A relay with this certificate.
 async fn serve_tls(certificate: &str, key: &str) -> String {
     let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).map(Result::unwrap).collect();

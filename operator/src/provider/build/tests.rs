@@ -125,6 +125,29 @@ fn everything_set() {
     snapshot::check("provider-everything", &page(&built(spec, &[], &steady(), &defaults())));
 }
 
+/// The relay's `MAX_BUFFERED_BYTES`, as its Deployment has them.
+fn body_budgets(relay: Value, defaults: Value) -> Vec<Value> {
+    let defaults = RelayDefaults { resources: serde_json::from_value(defaults).unwrap(), ..self::defaults() };
+    let desired = built(json!({"relay": relay}), &[], &steady(), &defaults);
+    let deployment = desired.objects.iter().find(|object| object.value["kind"] == "Deployment").unwrap();
+    let env = deployment.value["spec"]["template"]["spec"]["containers"][0]["env"].as_array().unwrap();
+    env.iter().filter(|entry| entry["name"] == "MAX_BUFFERED_BYTES").map(|entry| entry["value"].clone()).collect()
+}
+
+#[test]
+fn bodies_take_half_of_the_relays_memory() {
+    let limit = |memory: &str| json!({"limits": {"memory": memory}});
+    assert_eq!(body_budgets(json!({}), limit("1Gi")), ["536870912"]);
+    assert_eq!(body_budgets(json!({"resources": limit("3G")}), limit("1Gi")), ["1500000000"]);
+    // The user's own number wins, and nothing is guessed.
+    let own = json!({"podTemplate": {"env": [{"name": "MAX_BUFFERED_BYTES", "value": "64Mi"}]}});
+    assert_eq!(body_budgets(own, limit("1Gi")), ["64Mi"]);
+    let unlimited = json!({"resources": {"requests": {"memory": "1Gi"}}});
+    assert_eq!(body_budgets(unlimited, limit("1Gi")), Vec::<Value>::new());
+    assert_eq!(body_budgets(json!({}), limit("plenty")), Vec::<Value>::new());
+    assert_eq!(body_budgets(json!({}), json!({})), Vec::<Value>::new());
+}
+
 #[test]
 fn disabled() {
     snapshot::check("provider-disabled", &page(&built(json!({"enabled": false}), &[], &steady(), &defaults())));

@@ -1,0 +1,141 @@
+//! Bodies that strangers send, read and held within a bound of memory that all of them share.
+//!
+//! Parsed JSON takes up to forty times as much memory as its text, so what a body would cost is counted before it is
+//! parsed. And not one body ends the operator but many at once: small ones are read beside each other, so that slow
+//! senders keep nobody waiting; large ones take places, and what is parsed takes of a common sum.
+
+use axum::body::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::Body;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// Up to this, a body is read without a place.
+const SMALL_BYTES: usize = 64 << 10;
+/// An object's map or struct takes some 600 bytes, however little is in it; any other value takes 80 at most.
+const OBJECT_COST: u32 = 8;
+
+/// What may be taken in.
+pub(crate) struct Intake {
+    max_bytes: usize,
+    max_cost: u32,
+    large: Semaphore,
+    costs: Semaphore,
+}
+
+/// A body, and its part of what may be held: to be kept for as long as what was made of it.
+#[derive(Debug)]
+pub(crate) struct Taken<'a> {
+    /// The body.
+    pub(crate) bytes: Vec<u8>,
+    _large: Option<SemaphorePermit<'a>>,
+    _cost: SemaphorePermit<'a>,
+}
+
+/// Why a body is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refused {
+    /// It has too many bytes.
+    #[error("is too long")]
+    TooLong,
+    /// Its bytes are values that each take many times as much.
+    #[error("has too many values")]
+    TooManyValues,
+    /// It did not come to its end.
+    #[error("broke off")]
+    BrokenOff,
+}
+
+impl Intake {
+    /// Bodies of `max_bytes` and `max_cost` (see [`cost`]) at most, of which `large` are read at once and `parsed` parsed:
+    /// of smaller ones as many more as cost the same.
+    pub(crate) const fn new(max_bytes: usize, max_cost: u32, large: usize, parsed: usize) -> Self {
+        let costs = Semaphore::const_new(max_cost as usize * parsed);
+        Self { max_bytes, max_cost, large: Semaphore::const_new(large), costs }
+    }
+
+    /// Reads a body, and waits until there is room for what is parsed from it.
+    pub(crate) async fn read<B: Body<Data = Bytes> + Unpin>(&self, mut body: B) -> Result<Taken<'_>, Refused> {
+        let (mut bytes, mut large) = (Vec::new(), None);
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|_| Refused::BrokenOff)?;
+            let Some(chunk) = frame.data_ref() else { continue };
+            let length = bytes.len() + chunk.len();
+            if length > self.max_bytes {
+                return Err(Refused::TooLong);
+            }
+            if length > SMALL_BYTES && large.is_none() {
+                large = Some(self.large.acquire().await.map_err(|_| Refused::BrokenOff)?);
+            }
+            bytes.extend_from_slice(chunk);
+        }
+        let cost = cost(&bytes);
+        if cost > self.max_cost {
+            return Err(Refused::TooManyValues);
+        }
+        let part = self.costs.acquire_many(cost).await.map_err(|_| Refused::BrokenOff)?;
+        Ok(Taken { bytes, _large: large, _cost: part })
+    }
+}
+
+/// What a JSON text costs to hold when it is parsed: about its values, of which an object is worth several. A text that
+/// is no JSON may be told too much, but never less than its part up to the mistake.
+fn cost(text: &[u8]) -> u32 {
+    let (mut cost, mut is_string, mut is_escaped) = (0_u32, false, false);
+    for byte in text {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_string => is_escaped = true,
+            b'"' => is_string = !is_string,
+            b',' | b'[' if !is_string => cost = cost.saturating_add(1),
+            b'{' if !is_string => cost = cost.saturating_add(OBJECT_COST),
+            _ => {}
+        }
+    }
+    cost
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use http_body_util::Full;
+
+    use super::*;
+
+    #[test]
+    fn values_are_counted_outside_of_strings() {
+        for (text, expected) in [
+            ("", 0),
+            ("[[0],[0]]", 4),
+            (r#"{"a":1,"b":{}}"#, 17),
+            (r#"["[,{\"[,{","\\",0]"#, 3),
+            (r#"["never ends,,,"#, 1),
+        ] {
+            assert_eq!(cost(text.as_bytes()), expected, "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn bodies_wait_for_others_only_where_all_would_be_too_much() {
+        let intake = Intake::new(1 << 20, 10, 1, 2);
+        let body = |values: usize| Full::new(Bytes::from(",".repeat(values)));
+        assert_eq!(intake.read(body(11)).await.unwrap_err(), Refused::TooManyValues);
+        let _small = intake.read(body(1)).await.unwrap();
+        let first = intake.read(body(10)).await.unwrap();
+        assert!(intake.read(body(10)).now_or_never().is_none());
+        assert!(intake.read(body(9)).now_or_never().is_some());
+        drop(first);
+        assert!(intake.read(body(10)).now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn large_bodies_are_read_a_few_at_once_and_small_ones_beside_them() {
+        let intake = Intake::new(1 << 20, 10, 1, 2);
+        let body = |length: usize| Full::new(Bytes::from("x".repeat(length)));
+        assert_eq!(intake.read(body((1 << 20) + 1)).await.unwrap_err(), Refused::TooLong);
+        let first = intake.read(body(1 << 20)).await.unwrap();
+        assert!(intake.read(body(SMALL_BYTES + 1)).now_or_never().is_none());
+        assert!(intake.read(body(SMALL_BYTES)).now_or_never().is_some());
+        drop(first);
+        assert!(intake.read(body(SMALL_BYTES + 1)).now_or_never().is_some());
+    }
+}

@@ -1,5 +1,7 @@
 //! The probe server: `/livez`, `/readyz`, `/backendz`, `/healthz`, `/metrics` and `/drain`, for kubelet and for people.
 
+mod server;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,7 +11,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
-use axum::serve::ListenerExt;
+use modelrelay_protocol::secret::Secret;
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -47,13 +49,7 @@ pub async fn serve(listener: TcpListener, worker: Arc<Worker>) {
         .route("/metrics", get(metrics))
         .route("/drain", get(drain).post(drain))
         .with_state(worker);
-    let listener = listener.tap_io(|socket| {
-        let _ = socket.set_nodelay(true);
-    });
-    // It fails only where accepting does, and then the process goes on without probes.
-    if let Err(error) = axum::serve(listener, app).await {
-        tracing::error!(%error, "the probe server ended");
-    }
+    server::serve(listener, app).await;
 }
 
 /// Ready means configured. Neither the relay nor the backend counts: restarting this Pod would mend neither.
@@ -129,11 +125,8 @@ async fn metrics(State(worker): State<Arc<Worker>>) -> Response {
 
 /// Drains, and answers when nothing runs any more or the time is over. A preStop hook waits here.
 async fn drain(State(worker): State<Arc<Worker>>, headers: HeaderMap) -> Response {
-    if let Some(token) = &worker.settings.drain_token {
-        let presented = headers.get("x-modelrelay-drain-token").and_then(|value| value.to_str().ok());
-        if !token.verify(presented.unwrap_or_default()) {
-            return (StatusCode::FORBIDDEN, "x-modelrelay-drain-token is missing or wrong\n").into_response();
-        }
+    if let Some(why) = refuses_drain(worker.settings.drain_token.as_ref(), &headers) {
+        return (StatusCode::FORBIDDEN, why).into_response();
     }
     let timeout = worker.settings.shutdown_timeout;
     let order = worker.begin_drain(Cause::Probe, timeout);
@@ -148,4 +141,20 @@ async fn drain(State(worker): State<Arc<Worker>>, headers: HeaderMap) -> Respons
     }
     let status = if drained { StatusCode::OK } else { StatusCode::GATEWAY_TIMEOUT };
     (status, Json(json!({ "drained": drained, "running": running }))).into_response()
+}
+
+/// Why this request may not drain. Without a token everybody who reaches the port may, but not a web page that somebody on
+/// this machine looks at: an image of it with this address would be enough. Only browsers say where a request comes from.
+fn refuses_drain(token: Option<&Secret>, headers: &HeaderMap) -> Option<&'static str> {
+    match token {
+        Some(token) => {
+            let presented = headers.get("x-modelrelay-drain-token").and_then(|value| value.to_str().ok());
+            let right = token.verify(presented.unwrap_or_default());
+            (!right).then_some("x-modelrelay-drain-token is missing or wrong\n")
+        }
+        None => {
+            let browser = ["origin", "referer", "sec-fetch-site"].iter().any(|name| headers.contains_key(*name));
+            browser.then_some("a browser may not drain without a token: set DRAIN_TOKEN, or ask with curl\n")
+        }
+    }
 }

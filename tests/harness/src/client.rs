@@ -283,6 +283,8 @@ pub struct Response {
     text: Vec<u8>,
     _driver: Arc<AbortOnDrop<()>>,
     log: Log,
+    /// All that came, of an answer about the program.
+    told: Vec<u8>,
     is_about_the_program: bool,
 }
 
@@ -307,8 +309,8 @@ impl Response {
         let (head, body) = answer.into_parts();
         let headers = head.headers.iter().map(|(name, value)| (name.to_string(), value.as_bytes().to_vec())).collect();
         let status = head.status.as_u16();
-        let (headers, text) = (Headers(headers), Vec::new());
-        Self { status, headers, body, text, _driver: driver, log, is_about_the_program }
+        let (headers, text, told) = (Headers(headers), Vec::new(), Vec::new());
+        Self { status, headers, body, text, told, _driver: driver, log, is_about_the_program }
     }
 
     /// The next piece of the body.
@@ -320,10 +322,21 @@ impl Response {
                 Some(Err(error)) => Piece::Aborted(error.to_string()),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) if data.is_empty() => continue,
-                    Ok(data) => Piece::Data(data),
+                    Ok(data) => {
+                        self.search(&data);
+                        Piece::Data(data)
+                    }
                     Err(_trailers) => continue,
                 },
             };
+        }
+    }
+
+    /// Looks for secrets in what came so far, of an answer that may hold none.
+    fn search(&mut self, data: &[u8]) {
+        if self.is_about_the_program {
+            self.told.extend_from_slice(data);
+            self.log.secrets().check("an answer about the program", &String::from_utf8_lossy(&self.told));
         }
     }
 
@@ -373,9 +386,6 @@ impl Response {
                 Piece::Aborted(_) => break true,
             }
         };
-        if self.is_about_the_program {
-            self.log.secrets().check("an answer about the program", &String::from_utf8_lossy(&body));
-        }
         Reply { status: self.status, headers: self.headers, body, aborted, log: self.log }
     }
 }

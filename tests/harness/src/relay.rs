@@ -214,11 +214,16 @@ impl Relay {
         Usage::of(self.process.pid().expect("the relay runs"))
     }
 
-    /// The value of a metric: the sum over the series whose line begins with `series`.
+    /// The value of a metric: the sum over the series whose line begins with `series`. A whole name ends with a space.
+    ///
+    /// # Panics
+    /// When there is no series of that whole name: one without labels is always there.
     pub async fn metric(&self, series: &str) -> f64 {
         let metrics = self.admin("GET", "/metrics").await.with_status(200).text();
-        let lines = metrics.lines().filter(|line| line.starts_with(series));
-        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        let values = metrics.lines().filter(|line| line.starts_with(series));
+        let values: Vec<f64> = values.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
+        assert!(!values.is_empty() || !series.ends_with(' '), "there is no metric {series:?}");
+        values.iter().sum()
     }
 
     /// Replaces a file of its working folder in one step, as an editor or a Secret mount does.

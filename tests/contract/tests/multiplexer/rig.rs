@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use modelrelay_harness::fake_relay::{Ack, Ask, Asked, FakeRelay, RelayLink, Reply};
 use modelrelay_harness::process::path_of;
+use modelrelay_harness::secrecy::PROMPT;
 use modelrelay_harness::worker_process::{WorkerBuilder, WorkerProcess};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
@@ -98,7 +99,8 @@ pub(crate) fn stream(model: &str) -> Ask {
 }
 
 fn body(is_streaming: bool) -> Value {
-    json!({"model": "demo", "stream": is_streaming, "messages": [{"role": "user", "content": "say hello to me"}]})
+    let content = format!("say hello to me, {PROMPT}");
+    json!({"model": "demo", "stream": is_streaming, "messages": [{"role": "user", "content": content}]})
 }
 
 /// So many requests for this model wait at the relay.

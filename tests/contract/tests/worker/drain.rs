@@ -6,6 +6,8 @@ use modelrelay_harness::fake_relay::{Ack, Ask, FakeRelay, RelayLink};
 use modelrelay_harness::worker_process::{Rig, WorkerProcess};
 use serde_json::json;
 
+use super::probe::silent_crowd;
+
 /// Long enough to show that something does not happen, where nothing observable says so.
 const QUIET: Duration = Duration::from_millis(800);
 
@@ -233,6 +235,43 @@ async fn the_drain_probe_asks_for_its_token_where_one_is_set() {
     let (drained, ()) = tokio::join!(worker.probe_with("/drain", &headers), told);
     assert_eq!(drained.status, 200);
     assert!(!rig.worker.log().contains("planted-drain-token"));
+}
+
+#[tokio::test]
+async fn a_page_in_a_browser_cannot_drain() {
+    let mut rig = Rig::core1().await;
+    for header in [("sec-fetch-site", "cross-site"), ("origin", "null"), ("referer", "http://evil.example/")] {
+        let refused = rig.worker.probe_with("/drain", &[header]).await;
+        assert_eq!(refused.status, 403, "{header:?}");
+        assert!(refused.body.contains("DRAIN_TOKEN"), "it does not say what helps: {}", refused.body);
+    }
+    rig.still_serves().await;
+    let told = async {
+        rig.link.expect("drain").await;
+        barrier(&rig.link);
+    };
+    let (drained, ()) = tokio::join!(rig.worker.probe("/drain"), told);
+    assert_eq!(drained.status, 200);
+}
+
+#[tokio::test]
+async fn a_crowd_of_connections_does_not_end_a_hook_that_waits() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let call = rig.backend.call().await;
+    let worker = &rig.worker;
+    let told = async {
+        rig.link.expect("drain").await;
+        barrier(&rig.link);
+        let crowd = silent_crowd(worker).await;
+        // It is accepted after them all.
+        assert_eq!(worker.probe("/livez").await.status, 200);
+        call.answer_json(200, &json!("finished")).await;
+        rig.link.reply(&asked).await;
+        crowd
+    };
+    let (drained, _crowd) = tokio::join!(worker.probe("/drain"), told);
+    assert_eq!((drained.status, &drained.json()["drained"]), (200, &json!(true)));
 }
 
 #[tokio::test]

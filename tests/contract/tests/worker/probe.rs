@@ -1,8 +1,10 @@
 //! The probe server: for the kubelet and for people.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use modelrelay_harness::PATIENCE;
+use modelrelay_harness::client::RawConnection;
 use modelrelay_harness::fake_backend::FakeBackend;
 use modelrelay_harness::fake_relay::Ask;
 use modelrelay_harness::process::Spawn;
@@ -14,6 +16,61 @@ use tokio::net::TcpListener;
 async fn nowhere() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     format!("http://{}", listener.local_addr().expect("a bound socket"))
+}
+
+/// Where the probe server listens.
+fn address(worker: &WorkerProcess) -> SocketAddr {
+    let log = worker.log();
+    let after = log.split("probe server listening on http://").nth(1).expect("a probe server that listens");
+    let address: String =
+        after.chars().take_while(|letter| letter.is_ascii_digit() || ".:".contains(*letter)).collect();
+    address.parse().unwrap_or_else(|_| panic!("no address in {log}"))
+}
+
+/// A connection to the probe server, over which nothing was said yet.
+async fn connect(worker: &WorkerProcess) -> RawConnection {
+    RawConnection::open(address(worker), worker.process.log()).await
+}
+
+/// As many connections as the probe server has at once, and some more; none of them says anything.
+pub(super) async fn silent_crowd(worker: &WorkerProcess) -> Vec<RawConnection> {
+    let mut crowd = Vec::new();
+    for _ in 0..160 {
+        crowd.push(connect(worker).await);
+    }
+    crowd
+}
+
+#[tokio::test]
+async fn a_header_without_an_end_is_waited_for_ten_seconds() {
+    let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
+    let mut endless = connect(&worker).await;
+    endless.write("GET /livez HTTP/1.1\r\nhost: x\r\nx-odd: ").await;
+    let answer = endless.read_to_end_within(PATIENCE * 2).await;
+    assert_eq!(answer, "");
+    assert_eq!(worker.probe("/livez").await.status, 200);
+}
+
+#[tokio::test]
+async fn headers_of_more_than_16_kib_are_431() {
+    let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
+    let most = "h".repeat(15 << 10);
+    assert_eq!(worker.probe_with("/livez", &[("x-odd", &most)]).await.status, 200);
+    let mut long = connect(&worker).await;
+    long.write(format!("GET /livez HTTP/1.1\r\nhost: x\r\nx-odd: {}\r\n\r\n", "h".repeat(64 << 10))).await;
+    // What it did not read resets the connection, and that may overtake the answer.
+    let answer = long.read_to_end().await;
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+}
+
+#[tokio::test]
+async fn connections_without_a_request_do_not_keep_probes_out() {
+    let worker = WorkerProcess::builder().relay(nowhere().await).backend(nowhere().await).start().await;
+    let mut crowd = silent_crowd(&worker).await;
+    // Sooner than any of them is too slow.
+    let probed = tokio::time::timeout(PATIENCE / 2, worker.probe("/livez")).await.expect("an answer");
+    assert_eq!(probed.status, 200);
+    assert_eq!(crowd[0].read_to_end_within(PATIENCE / 2).await, "", "the oldest gives way");
 }
 
 #[tokio::test]

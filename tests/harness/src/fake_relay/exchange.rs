@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::link::{Event, RelayLink};
+use crate::secrecy::PROMPT;
 
 /// A request to be sent to a worker.
 #[derive(Clone, Debug)]
@@ -51,14 +52,14 @@ impl Ask {
     /// A chat completion for this model with a small prompt.
     #[must_use]
     pub fn chat(model: &str) -> Self {
-        let body = json!({"model": model, "messages": [{"role": "user", "content": "hello"}]});
+        let body = json!({"model": model, "messages": [{"role": "user", "content": PROMPT}]});
         Self::post("/v1/chat/completions", model).body(body.to_string().as_bytes())
     }
 
     /// A streamed chat completion.
     #[must_use]
     pub fn stream(model: &str) -> Self {
-        let body = json!({"model": model, "stream": true, "messages": [{"role": "user", "content": "hello"}]});
+        let body = json!({"model": model, "stream": true, "messages": [{"role": "user", "content": PROMPT}]});
         Self::post("/v1/chat/completions", model).body(body.to_string().as_bytes()).streaming()
     }
 

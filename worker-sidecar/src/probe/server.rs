@@ -1,0 +1,88 @@
+//! Accepting the probe server's connections.
+//!
+//! `axum::serve` waits for a header for ever, holds 400 KiB of each, and takes any number of connections: whoever reaches the
+//! port could fill the worker's memory, and its running answers would end with it. So all three have a bound here.
+//!
+//! When all places are taken, the oldest connection gives way to the newest. Were the newest to wait or to be turned away,
+//! silent connections would keep kubelet's probes out, and kubelet would restart a worker that is well; a probe is over in
+//! milliseconds and never the oldest. Connections on which an answer is being made stay: that is a hook waiting at `/drain`,
+//! and the backend beside it is stopped when it ends.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::AbortHandle;
+
+/// Connections at once. Kubelet and Prometheus need a handful.
+const MAX_CONNECTIONS: usize = 128;
+/// For a header, and between two requests: hyper has one timer for both. Prometheus asks less often over the connection that
+/// it keeps, and makes another.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Headers of one request, in bytes, and with that the read buffer.
+const MAX_HEADER_BYTES: usize = 16 << 10;
+/// When no descriptor is left, accepting again at once would only spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Serves `router` until the process ends.
+pub(super) async fn serve(listener: TcpListener, router: Router) {
+    let router = TowerToHyperService::new(router);
+    // The oldest first.
+    let mut open: Vec<Open> = Vec::with_capacity(MAX_CONNECTIONS);
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "a connection to the probe server could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        open.retain(|connection| !connection.task.is_finished());
+        if open.len() == MAX_CONNECTIONS {
+            let Some(oldest) = open.iter().position(|connection| !connection.answering.load(Ordering::Relaxed)) else {
+                continue;
+            };
+            open.remove(oldest).task.abort();
+        }
+        let answering = Arc::default();
+        let task = tokio::spawn(connection(stream, router.clone(), Arc::clone(&answering))).abort_handle();
+        open.push(Open { task, answering });
+    }
+}
+
+/// A connection.
+struct Open {
+    task: AbortHandle,
+    answering: Arc<AtomicBool>,
+}
+
+/// Serves one connection, and tells by `answering` whether an answer is being made.
+async fn connection(stream: TcpStream, router: TowerToHyperService<Router>, answering: Arc<AtomicBool>) {
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (answer, answering) = (router.call(request), Arc::clone(&answering));
+        async move {
+            answering.store(true, Ordering::Relaxed);
+            let answer = answer.await;
+            answering.store(false, Ordering::Relaxed);
+            answer
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(MAX_HEADER_BYTES)
+        .serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = connection.await {
+        tracing::debug!(%error, "a connection to the probe server ended");
+    }
+}

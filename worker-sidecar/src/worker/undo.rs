@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Worker;
 use crate::multiplexer::Model;
+use crate::multiplexer::driver::DriverError;
 use crate::multiplexer::driver::slot::SlotDriver;
 use crate::shutdown::DrainState;
 
@@ -68,12 +69,20 @@ async fn come_back(drivers: &[Arc<SlotDriver>]) {
 
 async fn are_there(watched: &[(Arc<SlotDriver>, Model)]) -> bool {
     for (driver, model) in watched {
-        if let Err(error) = driver.driver().check(model).await {
+        if let Err(error) = driver.driver().check(model).await
+            && is_absence(&error)
+        {
             tracing::debug!(model = &**model, %error, "drained, and the backend is not there");
             return false;
         }
     }
     true
+}
+
+/// A server that does not have the model, or has another one, is there all the same.
+fn is_absence(error: &DriverError) -> bool {
+    let failed = matches!(error, DriverError::Refused { status, .. } if *status >= 500);
+    failed || matches!(error, DriverError::Unreachable { .. } | DriverError::Silent { .. })
 }
 
 #[cfg(test)]
@@ -85,7 +94,7 @@ mod tests {
 
     use super::*;
     use crate::multiplexer::driver::memory::{Blind, SlotMemory};
-    use crate::multiplexer::driver::{Call, Capabilities, Driver, DriverError, Probed, Returns};
+    use crate::multiplexer::driver::{Call, Capabilities, Driver, Probed, Returns};
     use crate::multiplexer::error::LoadFailure;
     use crate::multiplexer::estimate::LoadKind;
     use crate::multiplexer::event::Left;
@@ -93,7 +102,7 @@ mod tests {
     /// A server that somebody else restarts: one answer after the other, and then it is there.
     #[derive(Debug)]
     struct Restarted {
-        is_there: Mutex<VecDeque<bool>>,
+        answers: Mutex<VecDeque<Result<(), DriverError>>>,
         tells_absence: bool,
         asked: Mutex<Vec<tokio::time::Instant>>,
     }
@@ -117,9 +126,7 @@ mod tests {
 
         fn check<'a>(&'a self, _: &'a Model) -> Call<'a, Result<(), DriverError>> {
             self.asked.lock().unwrap().push(tokio::time::Instant::now());
-            let is_there = self.is_there.lock().unwrap().pop_front().unwrap_or(true);
-            let gone = || DriverError::Unreachable { url: "http://a".to_owned(), why: "refused".to_owned() };
-            Box::pin(std::future::ready(is_there.then_some(()).ok_or_else(gone)))
+            Box::pin(std::future::ready(self.answers.lock().unwrap().pop_front().unwrap_or(Ok(()))))
         }
 
         fn probe<'a>(&'a self, _: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
@@ -139,10 +146,21 @@ mod tests {
         }
     }
 
+    fn gone() -> Result<(), DriverError> {
+        Err(DriverError::Unreachable { url: "http://a".to_owned(), why: "refused".to_owned() })
+    }
+
+    fn refused(status: u16) -> Result<(), DriverError> {
+        Err(DriverError::Refused { url: "http://a".to_owned(), status, said: "model not found".to_owned() })
+    }
+
     /// Whether it is taken for restarted within a minute, and when it was asked.
-    async fn watched(tells_absence: bool, is_there: &[bool]) -> (bool, Vec<Duration>) {
-        let is_there = Mutex::new(is_there.iter().copied().collect());
-        let driver = Arc::new(Restarted { is_there, tells_absence, asked: Mutex::default() });
+    async fn watched(
+        tells_absence: bool,
+        answers: impl IntoIterator<Item = Result<(), DriverError>>,
+    ) -> (bool, Vec<Duration>) {
+        let answers = Mutex::new(answers.into_iter().collect());
+        let driver = Arc::new(Restarted { answers, tells_absence, asked: Mutex::default() });
         let slot = Arc::new(SlotDriver::new(Arc::<Restarted>::clone(&driver), SlotMemory::new(Arc::new(Blind))));
         let began = tokio::time::Instant::now();
         let is_back = tokio::time::timeout(Duration::from_secs(60), come_back(&[slot])).await.is_ok();
@@ -152,12 +170,21 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_backend_that_was_gone_is_back_and_is_not_asked_too_often() {
-        let (is_back, asked) = watched(true, &[true, false, true]).await;
+        let (is_back, asked) = watched(true, [Ok(()), gone(), Ok(())]).await;
         assert_eq!((is_back, asked), (true, [0, 2, 4].map(Duration::from_secs).to_vec()));
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_that_cannot_be_seen_to_be_gone_is_not_asked_and_never_back() {
-        assert_eq!(watched(false, &[true, false, true]).await, (false, Vec::new()));
+        assert_eq!(watched(false, [Ok(()), gone(), Ok(())]).await, (false, Vec::new()));
+    }
+    #[tokio::test(start_paused = true)]
+    async fn a_model_that_its_server_does_not_have_keeps_no_drain_in_force() {
+        let wrong = || Err(DriverError::WrongModel { expected: "a".to_owned(), found: Vec::new() });
+        assert!(watched(true, [refused(404), gone(), refused(404)]).await.0);
+        assert!(watched(true, [wrong(), refused(503), wrong()]).await.0);
+        // Nor is a drain taken back before the server was gone.
+        let never_gone = std::iter::repeat_with(|| refused(404)).take(99);
+        assert!(!watched(true, never_gone).await.0);
     }
 }

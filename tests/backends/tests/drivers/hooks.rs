@@ -48,6 +48,14 @@ async fn an_alive_that_cannot_run_is_named_before_anything_is_done_and_is_no_ans
 }
 
 #[tokio::test]
+async fn an_alive_that_was_killed_is_no_answer() {
+    let alive = ["sh", "-c", "kill -KILL $$"].map(str::to_owned).to_vec();
+    let driver = hooked_with("true", "true", Some(alive));
+    let unknown = driver.probe(&"m".into()).await.expect_err("a model that nobody knows to be gone").to_string();
+    assert!(unknown.contains("kill -KILL"), "{unknown}");
+}
+
+#[tokio::test]
 async fn a_command_that_fails_says_why() {
     let driver = hooked("echo cannot connect to the Docker daemon >&2; exit 125", "true");
     let failure = driver.load(&"m".into(), LoadKind::Cold).await.unwrap_err();

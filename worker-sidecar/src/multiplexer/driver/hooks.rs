@@ -6,6 +6,7 @@
 //! succeeded; it should close or redirect its output then.
 
 use std::collections::BTreeMap;
+use std::ops::RangeFrom;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -29,8 +30,9 @@ const ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two questions to `alive` after a load or an eviction.
 const POLL: Duration = Duration::from_millis(250);
 
-/// What a supervisor and a shell say of a command that cannot be executed, or is not there.
-const CANNOT_RUN: [i32; 2] = [126, 127];
+/// What a supervisor and a shell say of a command that cannot be executed or is not there, and, from 128 on, of one that a
+/// signal ended: short memory, as a rule, and no answer.
+const NO_ANSWER: RangeFrom<i32> = 126..;
 
 /// A model and its commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,10 +122,11 @@ impl Hooks {
         let answer = tokio::time::timeout(ALIVE_TIMEOUT, question.ended()).await;
         let silent = || DriverError::Silent { url: alive.join(" "), why: "the command does not end".to_owned() };
         match answer.map_err(|_| silent())?.code {
-            Some(code) if CANNOT_RUN.contains(&code) => {
+            Some(code) if !NO_ANSWER.contains(&code) => Ok(code == 0),
+            // Without a code its supervisor was killed.
+            Some(_) | None => {
                 Err(DriverError::Unexpected { url: alive.join(" "), why: question.failed().await.to_string() })
             }
-            code => Ok(code == Some(0)),
         }
     }
 

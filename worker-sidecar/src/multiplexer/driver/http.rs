@@ -75,7 +75,14 @@ impl Client {
     /// Reads. One attempt, [`PROBE_TIMEOUT`].
     pub async fn look(&self, path: &str) -> Result<Reply, DriverError> {
         let url = self.target(path);
-        within(PROBE_TIMEOUT, &url, self.exchange(Method::GET, &url, None, None)).await
+        within(PROBE_TIMEOUT, &url, self.exchange(Method::GET, &url, None, &[])).await
+    }
+
+    /// As [`look`](Self::look), where the backend wants a POST for a question.
+    pub async fn ask(&self, path: &str, body: &Value) -> Result<Reply, DriverError> {
+        let url = self.target(path);
+        let checked = self.check_addresses().await?;
+        within(PROBE_TIMEOUT, &url, self.exchange(Method::POST, &url, Some(body), &checked)).await
     }
 
     /// As [`look`](Self::look), for what must be known to go on: tried again like [`tell`](Self::tell).
@@ -92,8 +99,8 @@ impl Client {
     /// As [`tell`](Self::tell), but only once: where a second time would do harm, or nobody may be there.
     pub async fn tell_once(&self, path: &str, body: Option<&Value>) -> Result<Reply, DriverError> {
         let url = self.target(path);
-        let checked = self.check_address().await?;
-        within(CALL_TIMEOUT, &url, self.exchange(Method::POST, &url, body, Some(checked))).await
+        let checked = self.check_addresses().await?;
+        within(CALL_TIMEOUT, &url, self.exchange(Method::POST, &url, body, &checked)).await
     }
 
     fn target(&self, path: &str) -> Url {
@@ -104,7 +111,8 @@ impl Client {
         url
     }
 
-    async fn check_address(&self) -> Result<SocketAddr, DriverError> {
+    /// All that the name stands for, in order: any of them may be the one that listens, as of `localhost`.
+    async fn check_addresses(&self) -> Result<Vec<SocketAddr>, DriverError> {
         let forbidden = |why: String| DriverError::Forbidden { url: self.base.to_string(), why };
         let (host, port) = host_and_port(&self.base);
         let found = net::look_up(host, port).await;
@@ -115,7 +123,23 @@ impl Client {
                 stranger.ip()
             )));
         }
-        addresses.first().copied().ok_or_else(|| forbidden("the name has no address".to_owned()))
+        if addresses.is_empty() {
+            return Err(forbidden("the name has no address".to_owned()));
+        }
+        Ok(addresses)
+    }
+
+    /// Connects to the first of these addresses that takes it; of none: to whatever the name stands for.
+    async fn connect(&self, url: &Url, to: &[SocketAddr]) -> std::io::Result<net::Stream> {
+        let (host, port) = host_and_port(url);
+        let tls = (url.scheme() == "https").then_some(&self.trust);
+        let Some((last, others)) = to.split_last() else { return net::connect(host, port, None, tls).await };
+        for address in others {
+            if let Ok(stream) = net::connect(host, port, Some(*address), tls).await {
+                return Ok(stream);
+            }
+        }
+        net::connect(host, port, Some(*last), tls).await
     }
 
     async fn exchange(
@@ -123,11 +147,9 @@ impl Client {
         method: Method,
         url: &Url,
         body: Option<&Value>,
-        to: Option<SocketAddr>,
+        to: &[SocketAddr],
     ) -> Result<Reply, DriverError> {
-        let (host, port) = host_and_port(url);
-        let tls = (url.scheme() == "https").then_some(&self.trust);
-        let stream = net::connect(host, port, to, tls).await.map_err(|error| self.unreachable(url, &error))?;
+        let stream = self.connect(url, to).await.map_err(|error| self.unreachable(url, &error))?;
         let broke =
             |error: &dyn std::fmt::Display| DriverError::Silent { url: url.to_string(), why: error.to_string() };
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| broke(&error))?;
@@ -313,6 +335,21 @@ mod tests {
         let (client, calls) = failing(9).await;
         assert!(client.tell("/do", None).await.unwrap().accepted().is_err());
         assert_eq!(calls.load(Ordering::Relaxed), 4);
+    }
+
+    #[tokio::test]
+    async fn a_name_with_several_addresses_is_told_at_the_one_that_listens() {
+        let (client, calls) = failing(0).await;
+        let listens: SocketAddr = client.base().authority().parse().unwrap();
+        // Bound and gone again: nobody listens there.
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        for addresses in [vec![closed, listens], vec![listens, closed], vec![listens]] {
+            let told = client.exchange(Method::POST, &client.target("/do"), None, &addresses).await;
+            assert!(told.unwrap().status.is_success(), "{addresses:?}");
+        }
+        assert_eq!(calls.load(Ordering::Relaxed), 3);
+        let nowhere = client.exchange(Method::POST, &client.target("/do"), None, &[closed, closed]).await;
+        assert!(matches!(nowhere, Err(DriverError::Unreachable { .. })));
     }
 
     #[tokio::test]

@@ -136,16 +136,26 @@ fn names(list: &Value) -> Vec<String> {
     models.iter().filter_map(|model| model["name"].as_str().map(str::to_owned)).collect()
 }
 
-/// `tiny` and `tiny:latest` are the same model.
+/// `tiny`, `Tiny:latest` and `registry.ollama.ai/library/tiny` are the same model: Ollama takes all of them, and lists the
+/// shortest.
 fn is_same(name: &str, model: &str) -> bool {
     fn full(name: &str) -> (&str, &str) {
+        let name = without(name, "registry.ollama.ai/");
+        let name = without(name, "library/");
         // A registry's port is before the last slash.
         match name.rsplit_once(':') {
             Some((name, tag)) if !tag.contains('/') => (name, tag),
             Some(_) | None => (name, "latest"),
         }
     }
-    full(name) == full(model)
+    fn without<'a>(name: &'a str, prefix: &str) -> &'a str {
+        match name.split_at_checked(prefix.len()) {
+            Some((begin, rest)) if begin.eq_ignore_ascii_case(prefix) => rest,
+            Some(_) | None => name,
+        }
+    }
+    let (a, b) = (full(name), full(model));
+    a.0.eq_ignore_ascii_case(b.0) && a.1.eq_ignore_ascii_case(b.1)
 }
 
 impl Driver for Ollama {
@@ -165,7 +175,7 @@ impl Driver for Ollama {
         Box::pin(async {
             self.find(model)?;
             // It knows its models by more names than it lists.
-            self.client.tell_once("/api/show", Some(&json!({"model": &**model}))).await?.accepted().map(drop)
+            self.client.ask("/api/show", &json!({"model": &**model})).await?.accepted().map(drop)
         })
     }
 
@@ -207,5 +217,30 @@ mod tests {
         assert!(is_same("tiny:latest", "tiny") && is_same("tiny", "tiny:latest"));
         assert!(!is_same("tiny:q8", "tiny") && !is_same("tiny2:latest", "tiny"));
         assert!(is_same("host:5000/a/tiny:latest", "host:5000/a/tiny"));
+    }
+
+    #[test]
+    fn a_model_is_the_same_by_every_name_that_ollama_takes() {
+        for name in
+            ["TINY", "library/tiny", "registry.ollama.ai/library/tiny", "Registry.Ollama.AI/library/Tiny:LATEST"]
+        {
+            assert!(is_same("tiny:latest", name), "{name}");
+        }
+        for other in ["other/tiny", "hf.co/library/tiny", "library/tiny2", "librarytiny", "registry.ollama.ai/me/tiny"]
+        {
+            assert!(!is_same("tiny:latest", other), "{other}");
+        }
+        assert!(is_same("me/tiny:latest", "registry.ollama.ai/me/tiny"));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_does_not_answer_is_told_in_time_and_by_its_address() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let driver = Ollama::new(url.parse().unwrap(), vec!["tiny".into()]);
+        let model = "tiny".into();
+        let checking = tokio::time::timeout(Duration::from_secs(20), driver.check(&model));
+        let error = checking.await.expect("it does not wait for ever").unwrap_err().to_string();
+        assert!(error.contains(&url) && error.contains("/api/show"), "{error}");
     }
 }

@@ -250,8 +250,8 @@ impl From<DriverError> for LoadFailure {
         match error {
             DriverError::Ended { last_words } => Self::Exited(last_words),
             DriverError::WrongModel { expected, found } => Self::WrongModel { expected, found },
-            DriverError::StillThere(after) => Self::TimedOut(after),
-            other @ (DriverError::UnknownModel(_)
+            other @ (DriverError::StillThere(_)
+            | DriverError::UnknownModel(_)
             | DriverError::Forbidden { .. }
             | DriverError::Unreachable { .. }
             | DriverError::Silent { .. }
@@ -262,5 +262,17 @@ impl From<DriverError> for LoadFailure {
             | DriverError::Abandoned(_)
             | DriverError::NotOurs(_)) => Self::Driver(other.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// To be told that it was not ready in time, one would give it more time.
+    #[test]
+    fn a_load_that_fails_for_what_was_there_before_says_so() {
+        let failure = LoadFailure::from(DriverError::StillThere(Duration::from_secs(50)));
+        assert!(failure.to_string().contains("it was still there after 50 s"), "{failure}");
     }
 }

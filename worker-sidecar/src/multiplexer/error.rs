@@ -238,7 +238,7 @@ mod tests {
     fn every_error_has_the_status_the_code_and_the_retry_after_that_are_promised() {
         let model = Model::from("m");
         let (retry_after, eta) = (Duration::from_millis(3_100), Duration::from_secs(700));
-        let shortage = Shortage { need: 2 << 30, have: 1 << 30 };
+        let shortage = Shortage { need: 2 << 30, have: 1 << 30, is_host: false };
         let failure = LoadFailure::Exited("no such file".into());
         let rows = [
             (
@@ -309,7 +309,7 @@ mod tests {
         let known = vec![Model::from("a"), Model::from("b")];
         let error = SlotError::UnknownModel { model: Model::from("c"), known };
         assert_eq!(error.to_string(), "no slot has model c; there are a, b");
-        let shortage = Shortage { need: 3 << 30, have: 1 << 30 };
+        let shortage = Shortage { need: 3 << 30, have: 1 << 30, is_host: false };
         let error = SlotError::InsufficientMemory { model: Model::from("m"), shortage, retry_after: Duration::ZERO };
         assert_eq!(error.to_string(), "model m does not fit: it needs 3.0 GiB, and 1.0 GiB can be made free");
     }

@@ -45,12 +45,19 @@ pub struct Shortage {
     pub need: u64,
     /// Bytes that could be made free.
     pub have: u64,
+    /// Of the host, for the resident's copy while it sleeps; otherwise of the device.
+    pub is_host: bool,
 }
 
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-        write!(f, "it needs {:.1} GiB, and {:.1} GiB can be made free", gib(self.need), gib(self.have))
+        let (need, have) = (gib(self.need), gib(self.have));
+        if self.is_host {
+            write!(f, "the loaded model would sleep in {need:.1} GiB of host memory, and {have:.1} GiB are left there")
+        } else {
+            write!(f, "it needs {need:.1} GiB, and {have:.1} GiB can be made free")
+        }
     }
 }
 
@@ -68,12 +75,12 @@ pub fn check(size: Size, slot: Option<u64>, reading: &Reading) -> Result<(), Sho
     if let Some(Sleep { copy, host_free }) = reading.sleep
         && copy > host_free
     {
-        return Err(Shortage { need: copy, have: host_free });
+        return Err(Shortage { need: copy, have: host_free, is_host: true });
     }
     let Some(need) = size.need() else { return Ok(()) };
     let measured = reading.free.map(|free| free.saturating_add(reading.held.unwrap_or(0)));
     match slot.into_iter().chain(measured).min() {
-        Some(have) if have < need => Err(Shortage { need, have }),
+        Some(have) if have < need => Err(Shortage { need, have, is_host: false }),
         Some(_) | None => Ok(()),
     }
 }
@@ -95,7 +102,7 @@ mod tests {
     fn what_the_resident_holds_is_credited() {
         let reading = Reading { free: Some(20), held: Some(80), ..Reading::default() };
         assert_eq!(check(declared(86), None, &reading), Ok(()));
-        assert_eq!(check(declared(88), None, &reading), Err(Shortage { need: 101, have: 100 }));
+        assert_eq!(check(declared(88), None, &reading), Err(Shortage { need: 101, have: 100, is_host: false }));
     }
 
     #[test]
@@ -108,7 +115,10 @@ mod tests {
     #[test]
     fn the_slots_own_size_limits_where_nothing_can_be_measured() {
         assert_eq!(check(declared(20), Some(24), &Reading::default()), Ok(()));
-        assert_eq!(check(declared(22), Some(24), &Reading::default()), Err(Shortage { need: 25, have: 24 }));
+        assert_eq!(
+            check(declared(22), Some(24), &Reading::default()),
+            Err(Shortage { need: 25, have: 24, is_host: false })
+        );
     }
 
     #[test]
@@ -121,7 +131,9 @@ mod tests {
     #[test]
     fn a_copy_that_the_host_cannot_hold_is_a_shortage_too() {
         let reading = Reading { sleep: Some(Sleep { copy: 30, host_free: 20 }), ..Reading::default() };
-        assert_eq!(check(declared(1), None, &reading), Err(Shortage { need: 30, have: 20 }));
+        let shortage = check(declared(1), None, &reading).unwrap_err();
+        assert_eq!(shortage, Shortage { need: 30, have: 20, is_host: true });
+        assert!(shortage.to_string().contains("of host memory"), "{shortage}");
         let enough = Reading { sleep: Some(Sleep { copy: 30, host_free: 30 }), ..Reading::default() };
         assert_eq!(check(declared(1), None, &enough), Ok(()));
     }

@@ -378,10 +378,13 @@ fn claim_port(configured: Option<u16>) -> Result<u16, DriverError> {
 mod tests {
     use super::*;
 
+    /// So that a line comes in several parts.
+    const LONGER_THAN_A_BUFFER: usize = 64 << 10;
+
     #[tokio::test]
     async fn lines_are_cut_to_size_and_the_newest_are_kept() {
         let tail = Arc::new(Tail::default());
-        let long = format!("{}\nx\n\nlast without an end", "y".repeat(3 * MAX_LINE_BYTES));
+        let long = format!("{}\nx\n\nlast without an end", "y".repeat(LONGER_THAN_A_BUFFER));
         let (model, tail_of) = ("m".into(), Arc::clone(&tail));
         let listener = Listener { model, tail: tail_of, is_quiet: false, is_command: false };
         follow(long.as_bytes(), listener).await;

@@ -332,6 +332,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_a_first_sleep_took_is_remembered() {
+        let (gpu, memory, model) = slot();
+        for host in [50, 20] {
+            gpu.host.store(host, Ordering::Relaxed);
+            load_and_evict(&gpu, &memory, &model).await;
+            gpu.host.store(20, Ordering::Relaxed);
+            memory.note_evicted(&model, Left::Asleep).await;
+        }
+        assert_eq!(memory.reading(Some(&model), Returns::ALL).await.sleep.map(|sleep| sleep.copy), Some(30));
+    }
+
+    #[tokio::test]
     async fn without_a_measure_memory_is_back_by_the_drivers_word() {
         let (memory, model) = (SlotMemory::new(Arc::new(Blind)), Model::from("m"));
         memory.note_load(&model).await;

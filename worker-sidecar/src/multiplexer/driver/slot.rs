@@ -312,6 +312,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn at_the_start_a_backend_that_is_not_ready_yet_is_silence() {
+        let (not_yet, gone) = (|| Ok(Probed::default()), || Ok(Probed::gone()));
+        for (a, b) in [(not_yet(), not_yet()), (not_yet(), gone()), (gone(), not_yet())] {
+            assert_eq!(found(None, vec![("a", a), ("b", b)]).await, Found::Silence);
+        }
+        assert_eq!(found(None, vec![("a", gone()), ("b", gone())]).await, Found::Nothing);
+    }
+
+    #[tokio::test]
+    async fn after_a_foreign_backend_was_killed_the_next_load_looks_at_the_others_again() {
+        let (shows, driver) = slot(vec![("a", Ok(Probed::default())), ("b", ready())]);
+        driver.load(&"b".into(), LoadKind::Cold).await;
+        driver.force_evict(&"a".into()).await;
+        assert_eq!(shows.told(), ["evict a", "load b", "force a"]);
+        driver.load(&"b".into(), LoadKind::Cold).await;
+        assert_eq!(shows.told(), ["evict a", "load b"]);
+    }
+
+    #[tokio::test]
     async fn a_model_that_the_driver_does_not_know_is_refused_beforehand_and_nothing_of_it_can_be_left() {
         let (shows, driver) = slot(vec![("a", ready())]);
         let stranger = Model::from("stranger");

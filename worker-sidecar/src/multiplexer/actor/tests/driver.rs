@@ -169,6 +169,19 @@ async fn a_backend_whose_process_ends_is_loaded_again_for_the_next_request() {
     assert_eq!(stage.ask("a").await.unwrap().generation(), 2);
 }
 
+/// The regular look would find it within five seconds.
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_later_loads_process_is_heard_at_once() {
+    let stage = Stage::serving("a", &["a"]).await;
+    stage.driver().die("a");
+    pass(3.0).await;
+    let lease = stage.ask("a").await.unwrap();
+    assert_eq!(lease.generation(), 2);
+    stage.driver().die("a");
+    let end = tokio::time::timeout(secs(0.1), lease.cancelled()).await.expect("it is heard at once");
+    assert_eq!(end.error(), Some(SlotError::BackendLost));
+}
+
 // 39
 #[tokio::test(start_paused = true)]
 async fn a_model_that_somebody_else_has_unloaded_is_missed_within_five_seconds() {

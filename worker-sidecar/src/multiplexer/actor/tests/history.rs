@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::harness::{Stage, pass};
+use super::harness::{LOAD, Play, Stage, pass};
 use crate::multiplexer::actor::Shares;
 
 #[tokio::test(start_paused = true)]
@@ -20,4 +20,19 @@ async fn time_is_spent_serving_swapping_or_idle() {
     pass(2.0).await;
     let later = stage.report().await.shares;
     assert_eq!((later.serving, later.swapping, seconds(later.idle)), (serving, swapping, 9.0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_eight_failures_are_remembered_newest_last() {
+    let models: Vec<String> = (0..10).map(|number| format!("m{number}")).collect();
+    let names: Vec<&str> = models.iter().map(String::as_str).collect();
+    let stage = Stage::new(&names).await;
+    for model in &names {
+        stage.driver().play(&format!("load {model}"), Play::Fail(LOAD));
+        assert!(stage.ask(model).await.is_err());
+    }
+    let report = stage.report().await;
+    let failed: Vec<&str> = report.failures.iter().map(|failure| &*failure.model).collect();
+    assert_eq!(failed, names[2..]);
+    assert!(report.failures[7].what.contains("load m9 failed"), "{}", report.failures[7].what);
 }

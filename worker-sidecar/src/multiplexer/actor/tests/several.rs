@@ -69,6 +69,31 @@ async fn grants_of_a_model_that_two_slots_hold_are_summed_and_both_are_used() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lease_names_its_slot() {
+    let stage = two().await;
+    assert_eq!((stage.ask("a").await.unwrap().slot(), stage.ask("b").await.unwrap().slot()), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn held_requests_go_where_there_is_room() {
+    let slot = |id: &str, capacity| SlotConfig::new(id, vec![ModelConfig::new("a", capacity)]);
+    let stage = Stage::with(vec![slot("gpu0", 1), slot("gpu1", 4)], false).await;
+    for slot in ["gpu0", "gpu1"] {
+        let (op_id, command, model) = (slot.to_owned(), "load".to_owned(), "a".to_owned());
+        let command = Command { op_id, command, model, slot: Some(slot.to_owned()), mode: None };
+        stage.mux.handle_command(stage.new, &command);
+    }
+    pass(5.0).await;
+    let mut leases = Vec::new();
+    for _ in 0..5 {
+        let lease = tokio::time::timeout(Duration::from_secs(1), stage.ask("a")).await;
+        leases.push(lease.expect("there is room for it").unwrap());
+    }
+    let held = |slot| leases.iter().filter(|lease| lease.slot() == slot).count();
+    assert_eq!((held(0), held(1)), (1, 4));
+}
+
+#[tokio::test(start_paused = true)]
 async fn demand_that_no_slot_can_serve_yet_makes_one_slot_load() {
     let stage = two().await;
     stage.demand("a", 3);

@@ -209,38 +209,4 @@ impl Driver for Ollama {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_tag_latest_goes_without_saying() {
-        assert!(is_same("tiny:latest", "tiny") && is_same("tiny", "tiny:latest"));
-        assert!(!is_same("tiny:q8", "tiny") && !is_same("tiny2:latest", "tiny"));
-        assert!(is_same("host:5000/a/tiny:latest", "host:5000/a/tiny"));
-    }
-
-    #[test]
-    fn a_model_is_the_same_by_every_name_that_ollama_takes() {
-        for name in
-            ["TINY", "library/tiny", "registry.ollama.ai/library/tiny", "Registry.Ollama.AI/library/Tiny:LATEST"]
-        {
-            assert!(is_same("tiny:latest", name), "{name}");
-        }
-        for other in ["other/tiny", "hf.co/library/tiny", "library/tiny2", "librarytiny", "registry.ollama.ai/me/tiny"]
-        {
-            assert!(!is_same("tiny:latest", other), "{other}");
-        }
-        assert!(is_same("me/tiny:latest", "registry.ollama.ai/me/tiny"));
-    }
-
-    #[tokio::test]
-    async fn a_server_that_does_not_answer_is_told_in_time_and_by_its_address() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let driver = Ollama::new(url.parse().unwrap(), vec!["tiny".into()]);
-        let model = "tiny".into();
-        let checking = tokio::time::timeout(Duration::from_secs(20), driver.check(&model));
-        let error = checking.await.expect("it does not wait for ever").unwrap_err().to_string();
-        assert!(error.contains(&url) && error.contains("/api/show"), "{error}");
-    }
-}
+mod tests;

@@ -32,8 +32,10 @@ pub struct LlamaRouter {
 #[derive(Debug, PartialEq, Eq)]
 enum Status {
     Loaded,
-    /// Not yet, or it sleeps and wakes by itself.
+    /// Not yet.
     Loading,
+    /// It has given its memory back, and loads again when it is asked something.
+    Sleeping,
     /// `exit_code`: of the process that was to serve it, if that failed.
     Unloaded {
         exit_code: Option<i64>,
@@ -75,9 +77,13 @@ impl LlamaRouter {
 
     async fn make_ready(&self, model: &Model) -> Result<(), DriverError> {
         self.find(model)?;
+        // Only a request would wake it, and none is sent to a model that is not ready.
+        if self.status(model).await? == Status::Sleeping {
+            self.unload(model).await?;
+        }
         match self.status(model).await? {
             Status::Loaded => return Ok(()),
-            Status::Loading => {}
+            Status::Loading | Status::Sleeping => {}
             Status::Unloaded { .. } => {
                 let told = self.tell("/models/load", model).await?;
                 // 400: it runs already, because somebody else was faster.
@@ -90,9 +96,16 @@ impl LlamaRouter {
             match self.status(model).await? {
                 Status::Loaded => return Ok(()),
                 Status::Loading => tokio::time::sleep(POLL).await,
+                Status::Sleeping => return Err(self.fell_asleep(model)),
                 Status::Unloaded { exit_code } => return Err(ended(exit_code)),
             }
         }
+    }
+
+    fn fell_asleep(&self, model: &Model) -> DriverError {
+        let url = self.client.base().to_string();
+        let why = format!("{model} fell asleep at once: take sleep-idle-seconds out of the router's preset");
+        DriverError::Unexpected { url, why }
     }
 
     async fn tell(&self, path: &'static str, model: &Model) -> Result<Reply, DriverError> {
@@ -130,6 +143,7 @@ fn status_in(list: &Value, model: &str) -> Option<Status> {
     Some(match status["value"].as_str()? {
         "loaded" => Status::Loaded,
         "unloaded" => Status::Unloaded { exit_code: status["exit_code"].as_i64() },
+        "sleeping" => Status::Sleeping,
         _ => Status::Loading,
     })
 }
@@ -190,19 +204,4 @@ impl Driver for LlamaRouter {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_models_status_is_read_with_the_exit_code_of_a_failure() {
-        let list = json!({"data": [
-            {"id": "a", "status": {"value": "loaded"}},
-            {"id": "b", "status": {"value": "unloaded", "failed": true, "exit_code": 1}},
-            {"id": "c", "status": {"value": "downloading"}},
-        ]});
-        assert_eq!(status_in(&list, "a"), Some(Status::Loaded));
-        assert_eq!(status_in(&list, "b"), Some(Status::Unloaded { exit_code: Some(1) }));
-        assert_eq!(status_in(&list, "c"), Some(Status::Loading));
-        assert_eq!(status_in(&list, "d"), None);
-    }
-}
+mod tests;

@@ -240,7 +240,9 @@ impl<'a> History<'a> {
         let gone = self.gone.get(host.as_str()).map_or(&[][..], Vec::as_slice);
         // A relay that ends takes no connection for a while before it is gone.
         let early = Duration::from_secs(self.plan.settings.drain_timeout + 2);
-        gone.iter().any(|(begin, back)| begin.saturating_sub(early) <= to && *back + self.plan.latency * 4 >= from)
+        gone.iter().any(|(begin, back)| {
+            begin.saturating_sub(early) <= to && back.saturating_add(self.plan.latency * 4) >= from
+        })
     }
 
     fn lost_power(&self, relay: usize, from: Duration, to: Duration) -> bool {

@@ -21,7 +21,19 @@ fn plan() -> Plan {
 fn judged(plan: &Plan, events: &[(u64, Event)]) -> Vec<String> {
     let began = ["relay-0", "worker-0"].map(|host| (0, Event::Started(host.to_owned())));
     let entry = |(at, event): &(u64, Event)| Entry { at: Duration::from_secs(*at), event: event.clone() };
-    check(plan, &began.iter().chain(events).map(entry).collect::<Vec<_>>(), &[])
+    let told = |(_, event): &(u64, Event)| match event {
+        Event::Ended { nonce, how: Ending::Answered } => Some(completed(*nonce, "ok")),
+        _ => None,
+    };
+    let lines: Vec<_> = events.iter().filter_map(told).collect();
+    check(plan, &began.iter().chain(events).map(entry).collect::<Vec<_>>(), &lines)
+}
+
+/// What a relay logs of a request that has ended.
+fn completed(nonce: usize, outcome: &str) -> Line {
+    let mut line = line("relay-0", "response complete", &client::id(nonce));
+    line.text = format!("INFO response complete outcome={outcome} code=200");
+    line
 }
 
 fn sent() -> (u64, Event) {
@@ -115,16 +127,35 @@ fn who_overtakes_is_found_at_each_relay() {
 #[test]
 fn a_log_that_says_something_else_than_the_client_saw_is_found() {
     let judged = |how, outcome: &str| {
-        let mut line = line("relay-0", "response complete", "n-0");
-        line.text = format!("INFO response complete outcome={outcome} code=200");
         let events = [Event::Sent { nonce: 0 }, Event::Ended { nonce: 0, how }];
         let entries = events.map(|event| Entry { at: Duration::ZERO, event });
-        check(&plan(), &entries, &[line]).join(" ")
+        check(&plan(), &entries, &[completed(0, outcome)]).join(" ")
     };
     assert_eq!(judged(Ending::Answered, "ok"), "");
     assert!(judged(Ending::Answered, "cancelled").contains("the log says cancelled"));
     assert!(judged(Ending::BrokenStream("queue_timeout".into()), "cancelled").contains("the log says cancelled"));
     assert_eq!(judged(Ending::BrokenStream("queue_timeout".into()), "queue_timeout"), "");
+}
+
+#[test]
+fn an_answer_that_no_log_tells_of_is_found() {
+    let silent = |more: &[Event]| {
+        let events = [&[Event::Sent { nonce: 0 }, Event::Ended { nonce: 0, how: Ending::Answered }], more].concat();
+        let entries: Vec<_> = events.into_iter().map(|event| Entry { at: Duration::ZERO, event }).collect();
+        check(&plan(), &entries, &[]).join(" ")
+    };
+    assert!(silent(&[]).contains("the log is silent"));
+    assert_eq!(silent(&[Event::Gone("relay-0".into())]), "", "it may have been killed before it wrote that");
+}
+
+#[test]
+fn a_document_may_break_off_only_where_something_is_wrong() {
+    let mut plan = plan();
+    plan.requests[0].answer.streams = false;
+    let broken = [sent(), ended(1, Ending::BrokenOff)];
+    assert!(judged(&plan, &broken).join(" ").contains("broke off without a reason"));
+    plan.requests[0].answer.trouble = Trouble::ClosesMidway;
+    assert_eq!(judged(&plan, &broken), Vec::<String>::new());
 }
 
 #[test]

@@ -98,7 +98,7 @@ async fn the_admin_token_is_not_forwarded() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     for scheme in ["Bearer ", "Bearer\t", "bearer  ", "Token ", "", "Bearer sk-other, Bearer "] {
-        let asked = chat("m").header("authorization", &format!("{scheme}{ADMIN_TOKEN}"));
+        let asked = chat("m").header("authorization", format!("{scheme}{ADMIN_TOKEN}"));
         let job = job_of(&relay, &mut worker, asked).await;
         assert_eq!(job.header("authorization"), None, "a secret of the relay went to a worker behind {scheme:?}");
     }

@@ -148,7 +148,7 @@ impl<'a> History<'a> {
             Ending::Unconnected if !relay_went => return Some("lost its relay, which was there".to_owned()),
             // Whatever else breaks a document off cannot be told in it.
             Ending::BrokenOff
-                if (request.answer.streams || self.is_quiet(request))
+                if (request.answer.streams || (self.is_quiet(request) && !self.has_slots()))
                     && !has_excuse
                     && request.reads_each.is_none() =>
             {
@@ -187,14 +187,12 @@ impl<'a> History<'a> {
         // A stream that has begun with a comment has said 200, and says the backend's error in-band.
         let own_error = request.answer.trouble == Trouble::Refuses && code == "backend_error";
         let by_key = code == "key_limit" || self.refusal(request) == Some(code);
-        let is_quiet = self.plan.faults.is_empty() && request.answer.trouble == Trouble::None;
-        let has_slots = self.has_slots();
         let by_old_worker = code == REASON_OF_OLD_WORKERS && self.plan.workers.iter().any(|worker| worker.is_old);
-        if own_error || by_key || (has_slots && REASONS_OF_SLOTS.contains(&code)) {
+        if own_error || by_key || (self.has_slots() && REASONS_OF_SLOTS.contains(&code)) {
             None
         } else if !REASONS.contains(&code) && !by_old_worker {
             Some(format!("ended for the reason {code:?}, which is none"))
-        } else if is_quiet && !REASONS_OF_LOAD.contains(&code) {
+        } else if self.is_quiet(request) && !REASONS_OF_LOAD.contains(&code) {
             Some(format!("failed with {code}, and nothing had gone wrong"))
         } else {
             None
@@ -205,9 +203,9 @@ impl<'a> History<'a> {
         self.plan.workers.iter().any(|worker| worker.slot.is_some())
     }
 
-    /// Nothing goes wrong here but load.
+    /// Nothing goes wrong here but load, and swaps where there are slots.
     fn is_quiet(&self, request: &RequestPlan) -> bool {
-        self.plan.faults.is_empty() && request.answer.trouble == Trouble::None && !self.has_slots()
+        self.plan.faults.is_empty() && request.answer.trouble == Trouble::None
     }
 
     fn longest(&self, request: &RequestPlan) -> Duration {

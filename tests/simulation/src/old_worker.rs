@@ -138,8 +138,7 @@ impl<'a> Link<'a> {
             "cancel" => drop(self.running.remove(&id)),
             "ping" => self.say(json!({"type": "pong", "current_load": self.running.len(),
                 "timestamp_unix_ms": message["timestamp_unix_ms"]})),
-            // The relay closes the socket when all is answered.
-            "graceful_shutdown" | "register_ack" | "models_refresh" => {}
+            // Of `graceful_shutdown` too: the relay closes the socket when all is answered.
             _ => {}
         }
     }

@@ -13,7 +13,7 @@ use crate::config::{BackendSettings, Engine, SettingError, SlotSettings};
 use crate::multiplexer::Model;
 use crate::multiplexer::actor::{Arriving, Lease, Suspicion};
 use crate::multiplexer::board::RelaySink;
-use crate::multiplexer::driver::build::slot_driver;
+use crate::multiplexer::driver::build::slot_drivers;
 use crate::multiplexer::driver::slot::SlotDriver;
 use crate::multiplexer::error::SlotError;
 use crate::multiplexer::metrics::Metrics;
@@ -58,9 +58,8 @@ impl Swapping {
         metrics.forget_backend();
         let supervisor = std::env::current_exe()
             .map_err(|error| SettingError::hidden("multiplexer", format!("this program is not found: {error}")))?;
-        let with_driver = |slot: &SlotSettings| Ok((slot.config.clone(), slot_driver(slot, supervisor.clone())?));
-        let driven = slots.iter().map(with_driver).collect::<Result<Vec<_>, SettingError>>()?;
-        let drivers = driven.iter().map(|(_, driver)| Arc::clone(driver)).collect();
+        let drivers = slot_drivers(&slots, &supervisor)?;
+        let driven = slots.iter().map(|slot| slot.config.clone()).zip(drivers.iter().cloned()).collect();
         let seed = (random() * 9_007_199_254_740_992.0) as u64;
         Ok(Arc::new(Self {
             multiplexer: Multiplexer::start(driven, Arc::new(Metrics::new(metrics.registry())), seed),

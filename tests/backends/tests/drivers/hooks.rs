@@ -1,5 +1,8 @@
 //! An operator's own commands.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use modelrelay_backends::server::{free_port, line_of, runs, until};
 use modelrelay_backends::worker_program;
 use modelrelay_worker::multiplexer::driver::Driver;
@@ -85,4 +88,54 @@ async fn commands_know_their_model() {
     let driver = hooked("true", &format!("echo $MODELRELAY_MODEL > {}", seen.display()));
     driver.force_evict(&"m".into()).await.unwrap();
     assert_eq!(line_of(&seen).await, "m");
+}
+
+#[tokio::test]
+async fn what_dies_while_it_gets_ready_is_not_waited_for() {
+    let folder = folder();
+    let (lives, asked) = (folder.path().join("lives"), folder.path().join("asked"));
+    let alive = format!("test -e {} && echo yes >> {}", lives.display(), asked.display());
+    let alive = ["sh", "-c", &alive].map(str::to_owned).to_vec();
+    let driver = hooked_with(&format!("touch {}", lives.display()), "true", Some(alive));
+    let model = "m".into();
+    let dies = async {
+        assert_eq!(line_of(&asked).await, "yes");
+        std::fs::remove_file(&lives).expect("it was there");
+    };
+    let load = tokio::time::timeout(modelrelay_harness::PATIENCE, driver.load(&model, LoadKind::Cold));
+    let (loaded, ()) = tokio::join!(load, dies);
+    let failure = loaded.expect("an end long before loadTimeout").unwrap_err();
+    assert!(matches!(&failure, LoadFailure::Exited(words) if words.contains("test -e")), "{failure:?}");
+}
+
+#[tokio::test]
+async fn without_alive_a_model_is_there_as_long_as_somebody_listens() {
+    let folder = folder();
+    let seen = folder.path().join("evicted");
+    let driver = hooked("true", &format!("echo done > {}", seen.display()));
+    let model = "m".into();
+    let address = driver.url(&model).and_then(|url| url.socket_addrs(|| None).ok()?.pop()).expect("its address");
+    let listener = tokio::net::TcpListener::bind(address).await.expect("the port is free");
+    let asked = Arc::new(AtomicUsize::new(0));
+    let server = tokio::spawn({
+        let asked = Arc::clone(&asked);
+        async move {
+            // Whatever is asked, there is no answer.
+            while listener.accept().await.is_ok() {
+                asked.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    });
+    let eviction = driver.evict(&model);
+    tokio::pin!(eviction);
+    tokio::select! {
+        evicted = &mut eviction => panic!("{evicted:?}"),
+        () = async {
+            assert_eq!(line_of(&seen).await, "done");
+            let before = asked.load(Ordering::Relaxed);
+            until("it was looked for twice", async || asked.load(Ordering::Relaxed) >= before + 2).await;
+        } => {}
+    }
+    server.abort();
+    eviction.await.expect("nobody listens any more");
 }

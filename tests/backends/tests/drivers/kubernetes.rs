@@ -13,7 +13,7 @@ use modelrelay_worker::multiplexer::driver::slot::SlotDriver;
 use modelrelay_worker::multiplexer::driver::{Driver, DriverError};
 use modelrelay_worker::multiplexer::error::LoadFailure;
 use modelrelay_worker::multiplexer::estimate::LoadKind;
-use modelrelay_worker::multiplexer::event::{Found, Outcome};
+use modelrelay_worker::multiplexer::event::{Found, Left, Outcome};
 use serde_json::{Value, json};
 
 use crate::rig::{FAKE, on_port};
@@ -93,6 +93,68 @@ async fn a_pod_that_comes_late_for_a_load_that_was_given_up_is_waited_for() {
     // By then it would have come, had nobody waited for it.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!((cluster.pods(), cluster.most_pods()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_pod_that_comes_late_is_waited_for_by_a_second_attempt_to_unload_too() {
+    let late = Deployment { created_after: Duration::from_millis(800), ..engine("a") };
+    let cluster = Cluster::start(vec![("a", late), ("b", engine("b"))]).await;
+    let driver = driver(&cluster, &["a", "b"], modelrelay_harness::PATIENCE);
+    let a = "a".into();
+    tokio::select! {
+        loaded = driver.load(&a, LoadKind::Cold) => panic!("{loaded:?}"),
+        () = until("it is scaled up", async || cluster.replicas("a") == 1) => {}
+    }
+    tokio::select! {
+        evicted = driver.evict(&a) => panic!("{evicted:?}"),
+        () = until("it is scaled down", async || cluster.replicas("a") == 0) => {}
+    }
+    driver.force_evict(&a).await.unwrap();
+    driver.load(&"b".into(), LoadKind::Cold).await.unwrap();
+    // By then it would have come, had nobody waited for it.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((cluster.pods(), cluster.most_pods()), (1, 1));
+}
+
+#[tokio::test]
+async fn what_may_not_be_scaled_down_is_not_unloaded_and_what_is_not_there_is() {
+    let (cluster, driver) = two().await;
+    let a = "a".into();
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    cluster.forbid("patch deployments/scale");
+    assert!(matches!(driver.evict(&a).await, Err(DriverError::NotOurs(_))));
+    let elsewhere = self::driver(&cluster, &["nowhere"], modelrelay_harness::PATIENCE);
+    assert_eq!(elsewhere.evict(&"nowhere".into()).await, Ok(Left::Nothing));
+}
+
+#[tokio::test]
+async fn a_model_that_is_scaled_up_again_while_it_is_unloaded_is_not_gone() {
+    let slow = Deployment { created_after: Duration::from_secs(5), ..engine("a") };
+    let cluster = Cluster::start(vec![("a", slow)]).await;
+    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let a = "a".into();
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    let again = async {
+        until("it is scaled down", async || cluster.replicas("a") == 0).await;
+        cluster.scale("a", 1);
+    };
+    let (evicted, ()) = tokio::join!(driver.evict(&a), again);
+    assert!(matches!(&evicted, Err(DriverError::NotOurs(said)) if said.contains("by somebody else")), "{evicted:?}");
+}
+
+#[tokio::test]
+async fn what_has_a_pod_or_should_have_one_is_not_gone() {
+    let slow = Duration::from_secs(2);
+    let deployment = Deployment { created_after: slow, lingers: slow, ..engine("a") };
+    let cluster = Cluster::start(vec![("a", deployment)]).await;
+    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let a = "a".into();
+    assert!(driver.probe(&a).await.unwrap().gone);
+    cluster.scale("a", 1);
+    assert!(!driver.probe(&a).await.unwrap().gone && cluster.pods() == 0, "its Pod is still to come");
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    cluster.scale("a", 0);
+    assert!(!driver.probe(&a).await.unwrap().gone && cluster.pods() == 1, "its Pod is still there");
 }
 
 #[tokio::test]
@@ -218,6 +280,19 @@ async fn an_api_server_that_is_away_is_waited_for_and_ends_no_model() {
     let (evicted, ()) = tokio::join!(driver.evict(&a), back);
     evicted.unwrap();
     assert_eq!(cluster.pods(), 0);
+}
+
+#[tokio::test]
+async fn rights_that_are_taken_away_end_no_model() {
+    let (cluster, driver) = two().await;
+    let a = "a".into();
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    for right in ["list pods", "get deployments/scale"] {
+        cluster.forbid(right);
+        assert!(driver.probe(&a).await.unwrap().ready, "requests reach the Pod without {right}");
+    }
+    let error = driver.probe(&"b".into()).await.unwrap_err().to_string();
+    assert!(error.contains("get on deployments/scale"), "{error}");
 }
 
 #[tokio::test]

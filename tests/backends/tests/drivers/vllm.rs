@@ -7,6 +7,7 @@ use modelrelay_backends::server::{Server, free_port, is_listening, post, until};
 use modelrelay_backends::worker_program;
 use modelrelay_worker::multiplexer::driver::http::Client;
 use modelrelay_worker::multiplexer::driver::launch::{Launch, PORT};
+use modelrelay_worker::multiplexer::driver::llama_router::LlamaRouter;
 use modelrelay_worker::multiplexer::driver::served::{Served, gauges};
 use modelrelay_worker::multiplexer::driver::vllm_sleep::{Level, SleeperModel, VllmSleep};
 use modelrelay_worker::multiplexer::driver::{Driver, DriverError};
@@ -110,10 +111,26 @@ async fn a_wake_that_was_given_up_is_not_overtaken_by_what_takes_it_back() {
 #[tokio::test]
 async fn a_server_without_developer_mode_is_a_load_failure_that_names_the_settings() {
     let (_server, driver) = foreign(&["no-dev-mode"]).await;
+    let checked = driver.check(&"m".into()).await.unwrap_err().to_string();
     let failure = driver.load(&"m".into(), LoadKind::Cold).await.unwrap_err().to_string();
     let error = driver.evict(&"m".into()).await.unwrap_err().to_string();
-    for said in [failure, error] {
+    for said in [checked, failure, error] {
         assert!(said.contains("VLLM_SERVER_DEV_MODE=1") && said.contains("--enable-sleep-mode"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_may_not_be_told_is_named_beforehand() {
+    // A cloud's metadata service.
+    let url: url::Url = "http://169.254.169.254".parse().unwrap();
+    let sleeper = SleeperModel { served: Served::new("m"), url: url.clone(), launch: None };
+    let drivers: [Box<dyn Driver>; 2] = [
+        Box::new(VllmSleep::new([sleeper], Level::One, worker_program())),
+        Box::new(LlamaRouter::new(url, vec!["m".into()])),
+    ];
+    for driver in drivers {
+        let checked = driver.check(&"m".into()).await;
+        assert!(matches!(checked, Err(DriverError::Forbidden { .. })), "{driver:?}: {checked:?}");
     }
 }
 

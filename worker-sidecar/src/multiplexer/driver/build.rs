@@ -1,6 +1,6 @@
 //! From settings to the driver that they mean.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Driver;
@@ -8,7 +8,7 @@ use super::hooks::Hooks;
 use super::key::Key;
 use super::kubernetes::{Access, KubernetesScale};
 use super::llama_router::LlamaRouter;
-use super::memory::{Meter, SlotMemory};
+use super::memory::SlotMemory;
 use super::nvidia::Nvidia;
 use super::ollama::Ollama;
 use super::process::Process;
@@ -18,12 +18,28 @@ use super::static_url::StaticUrl;
 use super::vllm_sleep::VllmSleep;
 use crate::config::{DriverSettings, SettingError, SlotSettings};
 
-/// The driver of a slot, and what measures its memory. `supervisor`: this very program, which stands between the worker and
-/// each process that a driver starts. Fails where a driver cannot work at all: outside a cluster, say.
-pub fn slot_driver(slot: &SlotSettings, supervisor: PathBuf) -> Result<Arc<SlotDriver>, SettingError> {
-    let meter: Arc<dyn Meter> = Arc::new(Nvidia::new(slot.devices.clone()));
-    let key = Key::new(slot.api_key.clone());
-    Ok(Arc::new(SlotDriver::new(driver(slot, supervisor, &key)?, SlotMemory::new(meter)).with_key(key)))
+/// The driver of each slot, in their order, and what measures its memory. `supervisor`: this very program, which stands
+/// between the worker and each process that a driver starts. Fails where a driver cannot work at all: outside a cluster, say.
+pub fn slot_drivers(slots: &[SlotSettings], supervisor: &Path) -> Result<Vec<Arc<SlotDriver>>, SettingError> {
+    let with_driver = |slot: &SlotSettings| {
+        let key = Key::new(slot.api_key.clone());
+        let driver = driver(slot, supervisor.to_path_buf(), &key)?;
+        Ok(Arc::new(SlotDriver::new(driver, SlotMemory::new(Arc::new(meter(slot, slots.len())))).with_key(key)))
+    };
+    slots.iter().map(with_driver).collect()
+}
+
+/// A slot that does not say which of the GPUs are its own has all of them only if it is alone: of several, each would take
+/// what another loads for memory that does not come back.
+fn meter(slot: &SlotSettings, slots: usize) -> Nvidia {
+    if slots == 1 || !slot.devices.is_empty() {
+        return Nvidia::new(slot.devices.clone());
+    }
+    tracing::info!(
+        slot = slot.config.id,
+        "GPU memory is not measured for this slot: name its GPUs in `devices`, there are {slots} slots"
+    );
+    Nvidia::without_devices()
 }
 
 fn driver(slot: &SlotSettings, supervisor: PathBuf, key: &Key) -> Result<Arc<dyn Driver>, SettingError> {
@@ -56,17 +72,33 @@ mod tests {
     use crate::multiplexer::event::Left;
 
     #[test]
+    fn of_several_slots_only_those_measure_memory_that_name_their_devices() {
+        let url: Url = "http://127.0.0.1:1".parse().unwrap();
+        let slot = |devices: &[&str]| SlotSettings {
+            config: SlotConfig::new("gpu0", vec![ModelConfig::new("m", 1)]),
+            driver: DriverSettings::Static(vec![(Served::new("m"), url.clone())]),
+            devices: devices.iter().map(|device| (*device).to_owned()).collect(),
+            backend_names: Default::default(),
+            api_key: None,
+        };
+        assert!(meter(&slot(&[]), 1).measures() && meter(&slot(&["1"]), 2).measures());
+        assert!(!meter(&slot(&[]), 2).measures());
+    }
+
+    #[test]
     fn every_driver_knows_the_models_of_its_slot() {
         let url: Url = "http://127.0.0.1:1".parse().unwrap();
         let served = Served::new("m");
         let process = ProcessModel { served: served.clone(), launch: Default::default(), url: None };
         let sleeper = SleeperModel { served: served.clone(), url: url.clone(), launch: None };
+        let started = SleeperModel { launch: Some(Default::default()), ..sleeper.clone() };
         for (settings, leaves, owns) in [
             (DriverSettings::Static(vec![(served, url.clone())]), Left::Nothing, false),
             (DriverSettings::Process(vec![process]), Left::Nothing, true),
             (DriverSettings::LlamaServer(url.clone(), vec!["m".into()]), Left::Nothing, false),
             (DriverSettings::Ollama(url, vec!["m".into()]), Left::Nothing, false),
             (DriverSettings::VllmSleep(Level::One, vec![sleeper]), Left::Asleep, false),
+            (DriverSettings::VllmSleep(Level::Two, vec![started]), Left::Emptied, true),
         ] {
             let config = SlotConfig::new("gpu0", vec![ModelConfig::new("m", 1)]);
             let slot = SlotSettings {
@@ -80,6 +112,7 @@ mod tests {
             assert_eq!(driver.models(), [Model::from("m")], "{driver:?}");
             let capabilities = driver.capabilities();
             assert_eq!((capabilities.leaves, capabilities.owns_backends), (leaves, owns), "{driver:?}");
+            assert_eq!(driver.owns(&"m".into()), owns, "{driver:?}");
         }
     }
 }

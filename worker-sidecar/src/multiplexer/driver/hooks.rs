@@ -30,6 +30,10 @@ const ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two questions to `alive` after a load or an eviction.
 const POLL: Duration = Duration::from_millis(250);
 
+/// The same while a model that was alive gets ready, and how often in a row it has to say no for the load to be over.
+const LOADING_POLL: Duration = Duration::from_secs(1);
+const DEAD_AFTER: u32 = 3;
+
 /// What a supervisor and a shell say of a command that cannot be executed or is not there, and, from 128 on, of one that a
 /// signal ended: short memory, as a rule, and no answer.
 const NO_ANSWER: RangeFrom<i32> = 126..;
@@ -85,7 +89,25 @@ impl Hooks {
         while !self.is_alive(known).await? {
             tokio::time::sleep(POLL).await;
         }
-        known.model.served.become_ready(&known.client).await
+        tokio::select! {
+            ready = known.model.served.become_ready(&known.client) => ready,
+            words = self.died(known) => Err(DriverError::Ended { last_words: words }),
+        }
+    }
+
+    /// Returns once `alive` has said often enough that nothing is there any more.
+    async fn died(&self, known: &Known) -> String {
+        let Some(alive) = &known.model.alive else { return std::future::pending().await };
+        let mut noes = 0;
+        while noes < DEAD_AFTER {
+            tokio::time::sleep(LOADING_POLL).await;
+            match self.is_alive(known).await {
+                Ok(true) => noes = 0,
+                Ok(false) => noes += 1,
+                Err(error) => tracing::debug!(model = &*known.model.served.id, %error, "alive does not answer"),
+            }
+        }
+        format!("it was alive, and before it was ready `{}` said that it is not any more", alive.join(" "))
     }
 
     async fn give_up(&self, model: &Model) -> Result<(), DriverError> {

@@ -90,8 +90,8 @@ impl Client {
         persist(|| self.look(path)).await?.accepted()?.json()
     }
 
-    /// Tells the backend to do something that may be told again. A broken connection, a silence or a 5xx is tried three
-    /// times more; a 4xx is an answer.
+    /// Tells the backend to do something that may be told again. A broken connection, a silence, or a status that says "not
+    /// now" is tried three times more; anything else is an answer, 500 too: Ollama says so of a model that it cannot load.
     pub async fn tell(&self, path: &str, body: Option<&Value>) -> Result<Reply, DriverError> {
         persist(|| self.tell_once(path, body)).await
     }
@@ -109,6 +109,11 @@ impl Client {
         url.set_path(&format!("{}{path}", self.base.path().trim_end_matches('/')));
         url.set_query(query);
         url
+    }
+
+    /// Whether it is where what changes a backend may go.
+    pub async fn may_be_told(&self) -> Result<(), DriverError> {
+        self.check_addresses().await.map(drop)
     }
 
     /// All that the name stands for, in order: any of them may be the one that listens, as of `localhost`.
@@ -272,7 +277,7 @@ where
 
 fn is_worth_another(told: &Result<Reply, DriverError>) -> bool {
     match told {
-        Ok(reply) => reply.status.is_server_error(),
+        Ok(reply) => matches!(reply.status.as_u16(), 502..=504),
         Err(error) => matches!(error, DriverError::Unreachable { .. } | DriverError::Silent { .. }),
     }
 }
@@ -308,9 +313,10 @@ mod tests {
     #[tokio::test]
     async fn a_stranger_is_named_and_not_called() {
         let client = Client::new("http://169.254.169.254:80".parse().unwrap());
-        let error = client.tell("/sleep", None).await.unwrap_err();
-        assert!(matches!(error, DriverError::Forbidden { .. }), "{error}");
-        assert!(error.to_string().contains("169.254.169.254"), "{error}");
+        for error in [client.tell("/sleep", None).await.unwrap_err(), client.may_be_told().await.unwrap_err()] {
+            assert!(matches!(error, DriverError::Forbidden { .. }), "{error}");
+            assert!(error.to_string().contains("169.254.169.254"), "{error}");
+        }
     }
 
     async fn failing(times: usize) -> (Client, Arc<AtomicUsize>) {
@@ -322,7 +328,7 @@ mod tests {
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-        let router = Router::new().route("/do", post(answer)).route("/no", post(|| async { StatusCode::NOT_FOUND }));
+        let router = Router::new().route("/do", post(answer));
         tokio::spawn(async move { axum::serve(listener, router).await });
         (Client::new(base), calls)
     }
@@ -352,13 +358,14 @@ mod tests {
         assert!(matches!(nowhere, Err(DriverError::Unreachable { .. })));
     }
 
-    #[tokio::test]
-    async fn a_refusal_is_an_answer() {
-        let (client, calls) = failing(0).await;
-        assert!(matches!(
-            client.tell("/no", None).await.unwrap().accepted(),
-            Err(DriverError::Refused { status: 404, .. })
-        ));
-        assert_eq!(calls.load(Ordering::Relaxed), 0);
+    #[test]
+    fn a_refusal_is_an_answer_and_only_not_now_is_none() {
+        for (status, again) in
+            [(404, false), (429, false), (500, false), (501, false), (502, true), (503, true), (504, true)]
+        {
+            let status = StatusCode::from_u16(status).unwrap();
+            let reply = Reply { url: String::new(), status, body: Bytes::new() };
+            assert_eq!(is_worth_another(&Ok(reply)), again, "{status}");
+        }
     }
 }

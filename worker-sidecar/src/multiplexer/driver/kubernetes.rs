@@ -287,9 +287,12 @@ impl KubernetesScale {
             Ok((scale, list))
         };
         let (scale, list) = match (asked.await, known.found()) {
-            // Requests go to the Pod without the API server: while that is away, the model is not.
-            (Err(DriverError::Silent { .. }), Some(url)) => return known.served.look(&known.served.client(url)).await,
             (Err(error), _) if is_absent(&error) => return Ok(Probed::gone()),
+            // Requests go to the Pod without the API server: while that is away, or refuses to say, the model is not gone.
+            (Err(error), Some(url)) => {
+                tracing::debug!(deployment = known.deployment, %error, "only its Pod is asked");
+                return known.served.look(&known.served.client(url)).await;
+            }
             (asked, _) => asked?,
         };
         if scale.replicas == 0 && !list.pods.iter().any(Pod::is_there) {

@@ -164,6 +164,7 @@ impl Driver for LlamaRouter {
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             self.find(model)?;
+            self.client.may_be_told().await?;
             let list = self.client.look("/models").await?.accepted()?.json()?;
             self.status_in(&list, model).map(drop)
         })

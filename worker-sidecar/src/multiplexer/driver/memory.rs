@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
+
 use super::{Model, Returns};
 use crate::multiplexer::config::MEMORY_FREE_TIMEOUT;
 use crate::multiplexer::event::Left;
@@ -17,6 +19,9 @@ use crate::multiplexer::memory::{Reading, Sleep};
 
 /// Between two looks at memory that is to come back.
 const FREE_POLL: Duration = Duration::from_millis(250);
+
+/// A GPU that does not answer for so long is one that cannot be asked now. Longer than a meter's own limit.
+const METER_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Says how much is free. Asked off the async threads: a driver that hangs must not take the worker with it.
 pub trait Meter: fmt::Debug + Send + Sync {
@@ -34,6 +39,8 @@ pub struct SlotMemory {
     patience: Duration,
     /// Whether the meter has ever told anything.
     measures: AtomicBool,
+    /// One question to the meter at a time: while one hangs, no further thread is to hang with it.
+    asking: Arc<Semaphore>,
     /// Never held over an await.
     seen: Mutex<HashMap<Model, Seen>>,
 }
@@ -54,7 +61,13 @@ struct Seen {
 impl SlotMemory {
     /// Nothing was seen yet.
     pub fn new(meter: Arc<dyn Meter>) -> Self {
-        Self { meter, patience: MEMORY_FREE_TIMEOUT, measures: AtomicBool::new(false), seen: Mutex::default() }
+        Self {
+            meter,
+            patience: MEMORY_FREE_TIMEOUT,
+            measures: AtomicBool::new(false),
+            asking: Arc::new(Semaphore::new(1)),
+            seen: Mutex::default(),
+        }
     }
 
     /// A load begins. One that repeats a load without an eviction between them says nothing about what was free before.
@@ -134,7 +147,20 @@ impl SlotMemory {
     }
 
     async fn free(&self) -> Option<u64> {
-        let free = self.measure(|meter| meter.free()).await;
+        let asked = async {
+            let turn = Arc::clone(&self.asking).acquire_owned().await.ok()?;
+            self.measure(move |meter| {
+                let free = meter.free();
+                drop(turn);
+                free
+            })
+            .await
+        };
+        let free = tokio::time::timeout(METER_TIMEOUT, asked).await.unwrap_or_else(|_| {
+            let seconds = METER_TIMEOUT.as_secs();
+            tracing::warn!(seconds, "the GPU's memory is not known: its driver has not answered for so long");
+            None
+        });
         self.measures.fetch_or(free.is_some(), Ordering::Relaxed);
         free
     }
@@ -299,6 +325,53 @@ mod tests {
         load_and_evict(&gpu, &memory, &model).await;
         gpu.broken.store(true, Ordering::Relaxed);
         assert!(!is_freed_soon(memory, &model).await);
+    }
+
+    /// A GPU's driver that hangs until the test lets it go.
+    #[derive(Debug)]
+    struct Hung {
+        released: Mutex<std::sync::mpsc::Receiver<()>>,
+        asked: AtomicU64,
+    }
+
+    impl Meter for Hung {
+        fn free(&self) -> Option<u64> {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            let _ = self.released.lock().unwrap().recv();
+            Some(7)
+        }
+
+        fn host_free(&self) -> Option<u64> {
+            None
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_driver_that_hangs_keeps_one_thread_and_no_call_for_ever() {
+        let (release, released) = std::sync::mpsc::channel();
+        let meter = Arc::new(Hung { released: Mutex::new(released), asked: AtomicU64::new(0) });
+        let memory = SlotMemory::new(Arc::<Hung>::clone(&meter));
+        // A paused clock stands still while a thread works, so it is moved.
+        let passing = async {
+            while meter.asked.load(Ordering::Relaxed) == 0 {
+                tokio::task::yield_now().await;
+            }
+            loop {
+                tokio::time::advance(METER_TIMEOUT / 2).await;
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = async {
+                for _ in 0..3 {
+                    assert_eq!(memory.free().await, None);
+                }
+            } => {}
+            () = passing => {}
+        }
+        assert_eq!(meter.asked.load(Ordering::Relaxed), 1, "while it hangs nobody else asks it");
+        drop(release);
+        assert_eq!(memory.free().await, Some(7));
     }
 
     #[tokio::test]

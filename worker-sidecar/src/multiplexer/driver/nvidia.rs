@@ -4,9 +4,10 @@
 //! does. A statically linked worker (the one in our images) must not load the library: it would bring a C library of its
 //! own. Where neither is there nothing is measured, which is no error.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvml_wrapper::Nvml;
@@ -29,13 +30,23 @@ pub struct Nvidia {
 #[derive(Debug)]
 enum Source {
     Library(Box<Nvml>),
-    Program(PathBuf),
+    Program(Program),
+    /// Nobody knows which GPUs are the slot's.
+    Nothing,
+}
+
+/// `nvidia-smi`.
+#[derive(Debug)]
+struct Program {
+    path: PathBuf,
+    /// It was killed, and has not ended of it yet.
+    hung: Mutex<Option<Child>>,
 }
 
 impl Nvidia {
     /// Looks for the library. `devices`: indices or UUIDs of the slot's devices; none means all.
     pub fn new(devices: Vec<String>) -> Self {
-        let program = || Source::Program("nvidia-smi".into());
+        let program = || Source::Program(Program::new("nvidia-smi".into()));
         let source = if is_static() {
             program()
         } else {
@@ -53,6 +64,16 @@ impl Nvidia {
         }
         found
     }
+
+    #[cfg(test)]
+    pub(super) fn measures(&self) -> bool {
+        !matches!(self.source, Source::Nothing)
+    }
+
+    /// Measures no GPU, only the control group.
+    pub fn without_devices() -> Self {
+        Self { source: Source::Nothing, devices: Vec::new() }
+    }
 }
 
 impl Meter for Nvidia {
@@ -62,7 +83,8 @@ impl Meter for Nvidia {
                 let read = free_by_library(nvml, &self.devices);
                 read.inspect_err(|error| tracing::debug!(%error, "GPU memory cannot be read")).ok()
             }
-            Source::Program(program) => free_by_program(program, &self.devices),
+            Source::Program(program) => program.free(&self.devices),
+            Source::Nothing => None,
         }
     }
 
@@ -100,29 +122,50 @@ fn free_by_library(nvml: &Nvml, devices: &[String]) -> Result<u64, NvmlError> {
     devices.iter().map(|name| free(by_name(name)?)).sum()
 }
 
-fn free_by_program(program: &PathBuf, devices: &[String]) -> Option<u64> {
-    let mut command = Command::new(program);
-    command.args(["--query-gpu=memory.free", "--format=csv,noheader,nounits"]);
-    if !devices.is_empty() {
-        command.arg(format!("--id={}", devices.join(",")));
+impl Program {
+    fn new(path: PathBuf) -> Self {
+        Self { path, hung: Mutex::default() }
     }
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
-    let began = Instant::now();
-    let ended = loop {
-        match child.try_wait() {
-            Ok(None) if began.elapsed() < SMI_TIMEOUT => std::thread::sleep(SMI_POLL),
-            Ok(status) => break status,
-            Err(_) => break None,
+
+    fn free(&self, devices: &[String]) -> Option<u64> {
+        let mut hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
+        // What hangs in the GPU's driver does not end of a signal, and no other would fare better.
+        if let Some(child) = &mut *hung
+            && matches!(child.try_wait(), Ok(None))
+        {
+            return None;
         }
-    };
-    if ended.is_none() {
-        // Not waited for: what hangs in the driver does not end of a signal either.
-        let _ = child.kill();
-        return None;
+        *hung = None;
+        let mut child = self.ask(devices).ok()?;
+        let Some(ended) = wait(&mut child, SMI_TIMEOUT) else {
+            let _ = child.kill();
+            *hung = Some(child);
+            return None;
+        };
+        let mut lines = String::new();
+        child.stdout.take()?.read_to_string(&mut lines).ok()?;
+        ended.success().then(|| sum_of_mebibytes(&lines))?
     }
-    let mut lines = String::new();
-    child.stdout.take()?.read_to_string(&mut lines).ok()?;
-    ended?.success().then(|| sum_of_mebibytes(&lines))?
+
+    fn ask(&self, devices: &[String]) -> io::Result<Child> {
+        let mut command = Command::new(&self.path);
+        command.args(["--query-gpu=memory.free", "--format=csv,noheader,nounits"]);
+        if !devices.is_empty() {
+            command.arg(format!("--id={}", devices.join(",")));
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
+    }
+}
+
+fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let began = Instant::now();
+    loop {
+        match child.try_wait() {
+            Ok(None) if began.elapsed() < limit => std::thread::sleep(SMI_POLL),
+            Ok(ended) => return ended,
+            Err(_) => return None,
+        }
+    }
 }
 
 /// One device per line. `[N/A]` is what devices say that share the host's memory.
@@ -140,8 +183,6 @@ fn is_static() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
@@ -157,16 +198,46 @@ mod tests {
         assert_eq!(sum_of_mebibytes(""), None);
     }
 
+    fn program(folder: &Path, script: &str) -> Program {
+        let path = folder.join("nvidia-smi");
+        // By another process: a test beside this one that forks meanwhile would keep the file open for writing.
+        let write = r#"printf '#!/bin/sh\n%s\n' "$1" > "$2" && chmod 755 "$2""#;
+        let written = Command::new("sh").args(["-c", write, "sh", script]).arg(&path).status().unwrap();
+        assert!(written.success());
+        Program::new(path)
+    }
+
     #[test]
     fn the_program_is_asked_for_the_slots_devices() {
         let folder = tempfile::tempdir().unwrap();
-        let program = folder.path().join("nvidia-smi");
-        let script = "#!/bin/sh\n[ \"$*\" = '--query-gpu=memory.free --format=csv,noheader,nounits --id=0,GPU-1' ] && echo 512\n";
-        std::fs::write(&program, script).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-        assert_eq!(free_by_program(&program, &["0".to_owned(), "GPU-1".to_owned()]), Some(512 << 20));
-        assert_eq!(free_by_program(&program, &[]), None);
-        assert_eq!(free_by_program(&folder.path().join("missing"), &[]), None);
+        let asked = "--query-gpu=memory.free --format=csv,noheader,nounits --id=0,GPU-1";
+        let asks = program(folder.path(), &format!("[ \"$*\" = '{asked}' ] && echo 512"));
+        assert_eq!(asks.free(&["0".to_owned(), "GPU-1".to_owned()]), Some(512 << 20));
+        assert_eq!(asks.free(&[]), None, "it failed");
+        assert_eq!(Program::new(folder.path().join("missing")).free(&[]), None);
+    }
+
+    #[test]
+    fn one_that_has_not_ended_of_being_killed_is_not_joined_by_another_and_reaped_in_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let asks = program(folder.path(), "echo 512");
+        let hung = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        *asks.hung.lock().unwrap() = Some(hung);
+        assert_eq!(asks.free(&[]), None);
+        let mut hung = asks.hung.lock().unwrap().take().unwrap();
+        drop(hung.stdin.take());
+        wait(&mut hung, SMI_TIMEOUT).unwrap();
+        *asks.hung.lock().unwrap() = Some(hung);
+        assert_eq!(asks.free(&[]), Some(512 << 20));
+        assert!(asks.hung.lock().unwrap().is_none());
+    }
+
+    #[test]
+    fn what_does_not_end_in_time_is_waited_for_no_longer() {
+        let mut endless = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        assert_eq!(wait(&mut endless, Duration::from_millis(20)), None);
+        drop(endless.stdin.take());
+        assert!(wait(&mut endless, SMI_TIMEOUT).unwrap().success());
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Served {
                 }
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = after(pause);
         }
     }
 
@@ -104,6 +104,11 @@ impl Served {
     fn is_among(&self, ids: &[String]) -> bool {
         ids.contains(&self.expect)
     }
+}
+
+/// The pause behind this one.
+fn after(pause: Duration) -> Duration {
+    (pause * 2).min(LONGEST_PAUSE)
 }
 
 /// The port that a configured address names.
@@ -189,6 +194,12 @@ mod tests {
             );
         }
         assert_eq!(ready(Some("k3y")).await, Ok(()));
+    }
+
+    #[test]
+    fn a_server_that_starts_is_asked_less_and_less_often_up_to_a_limit() {
+        let pauses: Vec<_> = std::iter::successors(Some(FIRST_PAUSE), |pause| Some(after(*pause))).take(5).collect();
+        assert_eq!(pauses, [250, 500, 1000, 2000, 2000].map(Duration::from_millis));
     }
 
     #[test]

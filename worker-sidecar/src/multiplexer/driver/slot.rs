@@ -181,10 +181,11 @@ impl SlotDriver {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+    use std::sync::atomic::AtomicUsize;
 
     use url::Url;
 
-    use super::super::memory::Blind;
+    use super::super::memory::{Blind, Meter};
     use super::super::{Call, Returns};
     use super::*;
     use crate::multiplexer::event::Left;
@@ -286,6 +287,32 @@ mod tests {
         assert_eq!(found(Some("a"), vec![("a", Ok(Probed::gone())), ("b", refused())]).await, Found::Nothing);
         let replaced = found(Some("a"), vec![("a", Ok(Probed::gone())), ("b", ready())]).await;
         assert_eq!(replaced, Found::Serving("b".into()));
+    }
+
+    /// Counts how often it is read.
+    #[derive(Debug, Default)]
+    struct Counts(AtomicUsize);
+
+    impl Meter for Counts {
+        fn free(&self) -> Option<u64> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            None
+        }
+
+        fn host_free(&self) -> Option<u64> {
+            None
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_found_in_the_residents_place_is_measured_and_the_resident_is_not_measured_anew() {
+        let meter = Arc::new(Counts::default());
+        let shows = Arc::new(Shows { looks: vec![("a", ready())], ..Shows::default() });
+        let driver = SlotDriver::new(shows, SlotMemory::new(Arc::<Counts>::clone(&meter)));
+        driver.probe(Some(&"a".into())).await;
+        assert_eq!(meter.0.load(Ordering::Relaxed), 0);
+        driver.probe(None).await;
+        assert_eq!(meter.0.load(Ordering::Relaxed), 1);
     }
 
     #[tokio::test]

@@ -88,9 +88,10 @@ impl<S> Servers<S> {
         server.launch.is_some() && self.children.alive(&server.served.id).is_none()
     }
 
-    /// One that we do not start has to be there.
+    /// One that we do not start has to be there, and each where it may be told.
     pub async fn check(&self, model: &Model) -> Result<(), DriverError> {
         let server = self.find(model)?;
+        server.client.may_be_told().await?;
         if server.launch.is_some() { Ok(()) } else { server.served.reach(&server.client).await }
     }
 

@@ -219,7 +219,12 @@ impl Driver for VllmSleep {
     }
 
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
-        Box::pin(self.servers.check(model))
+        Box::pin(async {
+            self.servers.check(model).await?;
+            let server = self.servers.find(model)?;
+            // One that sleeps, or is busy, answers too; one that cannot sleep could never make room again.
+            if server.launch.is_none() { is_asleep(&server.client).await.map(drop) } else { Ok(()) }
+        })
     }
 
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {

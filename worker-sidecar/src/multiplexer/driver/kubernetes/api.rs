@@ -356,3 +356,36 @@ fn quote(body: &[u8]) -> String {
     let said = serde_json::from_slice(body).map_or_else(|_| String::new(), |Status { message }| message);
     said.chars().filter(|char| !char.is_control()).take(QUOTED_CHARS).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_that_another_attempt_may_change_is_silence_and_a_verdict_is_none() {
+        let account = tempfile::tempdir().unwrap();
+        let api = Api::new(Access::new("http://127.0.0.1:1".parse().unwrap(), account.path(), "llm"));
+        let error = |status: u16| {
+            let ask = api.ask(Method::GET, "qwen", "get on deployments/scale");
+            api.refusal(&ask, StatusCode::from_u16(status).unwrap(), br#"{"message": "why"}"#)
+        };
+        for status in [401, 408, 409, 410, 429, 500, 503] {
+            assert!(matches!(error(status), DriverError::Silent { why, .. } if why.contains("why")), "{status}");
+        }
+        assert!(matches!(error(403), DriverError::NotOurs(said) if said.contains("grant it get on deployments/scale")));
+        assert!(matches!(error(422), DriverError::NotOurs(said) if said.contains("422") && said.contains("why")));
+        assert!(is_absent(&error(404)) && !is_absent(&error(403)) && !is_absent(&error(503)));
+    }
+
+    #[test]
+    fn a_line_of_a_watch_is_a_change_or_its_end_or_nothing_of_interest() {
+        let of =
+            |kind: &str| event(json!({"type": kind, "object": {"metadata": {"name": "p"}}}).to_string().as_bytes());
+        assert!(matches!(of("ADDED"), Event::Changed(Change::Is(_))));
+        assert!(matches!(of("MODIFIED"), Event::Changed(Change::Is(_))));
+        assert!(matches!(of("DELETED"), Event::Changed(Change::Gone(_))));
+        assert!(matches!(of("ERROR"), Event::Over));
+        assert!(matches!(of("BOOKMARK"), Event::Other));
+        assert!(matches!(event(b"{}"), Event::Over));
+    }
+}

@@ -14,9 +14,12 @@ use modelrelay_harness::process::Process;
 
 use crate::BACKEND;
 
-/// Lost after three heartbeats of a second; half of the pauses are longer.
+/// For an answer.
+const TIMEOUT_SECS: &str = "4";
+
+/// Lost after three heartbeats of a second, and a backend after [`TIMEOUT_SECS`]; half of the pauses are longer.
 async fn freeze(process: &Process, dice: &mut Dice, long: bool, load: &Load) {
-    let pause = if long { dice.between(3_500..=5_000) } else { dice.between(200..=2_000) };
+    let pause = if long { dice.between(4_500..=5_500) } else { dice.between(200..=2_000) };
     load.ledger().fault();
     process.signal("STOP").await;
     tokio::time::sleep(Duration::from_millis(pause)).await;
@@ -40,7 +43,7 @@ async fn a_worker_that_wakes_up_repeats_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backend_that_wakes_up_repeats_nothing() {
     let mut site =
-        Site::with_workers(BACKEND, 3, |relay| relay.env("REQUEST_TIMEOUT_SECS", "4"), |worker| worker).await;
+        Site::with_workers(BACKEND, 3, |relay| relay.env("REQUEST_TIMEOUT_SECS", TIMEOUT_SECS), |worker| worker).await;
     let load = site.load(Plan::mixed(24)).await;
     for round in 0..form::times(4) {
         let victim = site.dice.below(3);
@@ -48,7 +51,8 @@ async fn a_backend_that_wakes_up_repeats_nothing() {
         load.ledger().answers(30).await;
     }
     site.ready().await;
-    site.check("SIGSTOP of backends", load).await;
+    let summary = site.check("SIGSTOP of backends", load).await;
+    assert!(summary.failures() > 0, "no request met a backend that stood still");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,7 +64,8 @@ async fn a_relay_that_wakes_up_repeats_nothing() {
         load.ledger().answers(30).await;
     }
     site.ready().await;
-    site.check("SIGSTOP of the relay", load).await;
+    let summary = site.check("SIGSTOP of the relay", load).await;
+    assert!(summary.failures() + summary.repeated > 0, "no worker has noticed");
 }
 
 /// What a relay had sent to a worker that slept stands in the worker's socket when it wakes up, long after another one

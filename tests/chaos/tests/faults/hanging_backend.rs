@@ -66,6 +66,7 @@ async fn a_backend_that_accepts_nothing_is_answered_with_a_timeout() {
     site.backends[0].process.signal("CONT").await;
     load.ledger().answers(30).await;
     let summary = site.check("a backend that accepts nothing", load).await;
+    assert!(summary.failures() > 0, "no request met the backend that accepts nothing");
     let stated = |reason: &String| reason.contains("request_timeout") || reason == "JSON body cut";
     assert!(summary.failed.keys().all(stated), "{summary}");
 }

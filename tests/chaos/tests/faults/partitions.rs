@@ -48,7 +48,10 @@ async fn a_partition_of_any_kind_loses_and_repeats_nothing() {
             let pause = Duration::from_millis(site.dice.between(2_500..=5_000));
             load.ledger().fault();
             far.cut(cut).await;
-            tokio::time::sleep(pause).await;
+            match cut {
+                Cut::Both => site.relays[0].has_workers(1).await,
+                Cut::Incoming | Cut::Outgoing => tokio::time::sleep(pause).await,
+            }
             far.heal().await;
             let healed = Instant::now();
             load.ledger().answers(10).await;

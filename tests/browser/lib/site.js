@@ -9,6 +9,7 @@ import { HandWorker } from './hand-worker.js';
 
 export const TOKEN = 'browser-admin';
 export const SECRET = 'browser-secret-$pecial';
+const PROMPT = 'a prompt that no log may have';
 const PATIENCE_MS = 20_000;
 
 export class Site {
@@ -19,6 +20,8 @@ export class Site {
     site.programs = [];
     site.played = [];
     site.asked = [];
+    /** What no program may ever say. */
+    site.secrets = [TOKEN, SECRET, PROMPT];
     site.relayEnv = { WORKER_SECRET: SECRET, MODELRELAY_ADMIN_TOKEN: TOKEN, ...relay };
     if (config) {
       writeFileSync(path.join(site.folder, 'relay.yaml'), config);
@@ -82,7 +85,9 @@ export class Site {
   async admin(method, route, body) {
     const headers = { authorization: `Bearer ${TOKEN}`, 'content-type': 'application/json' };
     const response = await fetch(this.pages + route, { method, headers, body: body && JSON.stringify(body) });
-    return response.status === 204 ? null : response.json();
+    const answer = response.status === 204 ? null : await response.json();
+    if (answer?.secret) this.secrets.push(answer.secret);
+    return answer;
   }
 
   /** A chat request whose answer nobody reads yet; `end` breaks it off. */
@@ -91,7 +96,7 @@ export class Site {
     const answer = fetch(`${this.url}/v1/chat/completions`, {
       method: 'POST',
       headers: { 'content-type': 'application/json' },
-      body: JSON.stringify({ model, messages: [{ role: 'user', content: 'hello' }], ...more }),
+      body: JSON.stringify({ model, messages: [{ role: 'user', content: PROMPT }], ...more }),
       signal: stop.signal,
     });
     // Broken off at the end of the test.
@@ -106,6 +111,10 @@ export class Site {
     this.programs.forEach((program) => program.kill());
     await Promise.all(this.programs.map((program) => program.ended));
     rmSync(this.folder, { recursive: true, force: true });
+    for (const { log } of this.programs) {
+      const told = this.secrets.find((secret) => log.includes(secret));
+      if (told) throw new Error(`a program's log has the secret ${told}:\n${log}`);
+    }
   }
 
   #spawn(name, args, env) {

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use modelrelay_harness::cannot_run;
 use modelrelay_harness::fake_relay::{Ack, FakeRelay};
 use serde_json::json;
 
@@ -108,8 +109,7 @@ async fn what_a_worker_starts_gets_neither_its_secrets_nor_its_place_with_system
 async fn what_a_worker_starts_is_scheduled_as_usual() {
     let own = std::process::id();
     if (field(own, 41), field(own, 19)) != ("0".to_owned(), "0".to_owned()) {
-        eprintln!("skipped: whoever runs this has chosen another scheduling policy or nice value");
-        return;
+        return cannot_run("whoever runs this has chosen another scheduling policy or nice value");
     }
     let (rig, _folder) = with_trap("").await;
     let worker = rig.worker.process.pid().expect("it runs");

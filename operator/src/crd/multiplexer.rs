@@ -182,8 +182,8 @@ pub struct Slot {
     /// What it can hold; not checked without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<SizeText>,
-    /// Its GPUs, by index or UUID, for measuring what is free. Default: all that the worker sees if it is the only slot, else
-    /// nothing is measured.
+    /// Its GPUs, by index or UUID, for measuring what is free. Default: all that the worker sees if no other slot loads
+    /// models (`static` does not), else nothing is measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 128)))]
     pub devices: Vec<String>,

@@ -138,7 +138,7 @@ class Program {
     this.waiting = new Set();
     this.child = spawn(file, args, { env: { PATH: process.env.PATH, ...env }, cwd, stdio: ['ignore', 'pipe', 'pipe'] });
     for (const stream of [this.child.stdout, this.child.stderr]) stream.on('data', (data) => this.#heard(String(data)));
-    this.ended = new Promise((resolve) => this.child.on('exit', resolve));
+    this.ended = new Promise((resolve) => this.child.on('close', resolve));
   }
 
   /** The first group of `pattern` in what it says, or said. */

@@ -39,7 +39,7 @@ pub struct SlotSettings {
     pub config: SlotConfig,
     /// What does the work.
     pub driver: DriverSettings,
-    /// Its GPUs, by index or UUID; none means all that the worker sees, or, of several slots, that it is not known.
+    /// Its GPUs, by index or UUID; none means all that the worker sees, or, of several slots that load, that it is not known.
     pub devices: Vec<String>,
     /// What backends call those models that they do not call by the id.
     pub backend_names: BTreeMap<Model, String>,

@@ -99,7 +99,7 @@ async fn what_dies_while_it_gets_ready_is_not_waited_for() {
     let driver = hooked_with(&format!("touch {}", lives.display()), "true", Some(alive));
     let model = "m".into();
     let dies = async {
-        assert_eq!(line_of(&asked).await, "yes");
+        assert!(line_of(&asked).await.starts_with("yes"));
         std::fs::remove_file(&lives).expect("it was there");
     };
     let load = tokio::time::timeout(modelrelay_harness::PATIENCE, driver.load(&model, LoadKind::Cold));

@@ -138,13 +138,15 @@ async fn a_model_that_is_scaled_up_again_while_it_is_unloaded_is_not_gone() {
         until("it is scaled down", async || cluster.replicas("a") == 0).await;
         cluster.scale("a", 1);
     };
-    let (evicted, ()) = tokio::join!(driver.evict(&a), again);
+    let eviction = tokio::time::timeout(modelrelay_harness::PATIENCE, driver.evict(&a));
+    let (evicted, ()) = tokio::join!(eviction, again);
+    let evicted = evicted.expect("an end");
     assert!(matches!(&evicted, Err(DriverError::NotOurs(said)) if said.contains("by somebody else")), "{evicted:?}");
 }
 
 #[tokio::test]
 async fn what_has_a_pod_or_should_have_one_is_not_gone() {
-    let slow = Duration::from_secs(2);
+    let slow = Duration::from_secs(5);
     let deployment = Deployment { created_after: slow, lingers: slow, ..engine("a") };
     let cluster = Cluster::start(vec![("a", deployment)]).await;
     let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use axum::routing::get;
+use axum::{Json, Router};
 use modelrelay_backends::fake::{Fake, Kind};
 use modelrelay_backends::server::{Server, free_port, is_listening, post, until};
 use modelrelay_backends::worker_program;
@@ -121,8 +123,14 @@ async fn a_server_without_developer_mode_is_a_load_failure_that_names_the_settin
 
 #[tokio::test]
 async fn an_address_that_may_not_be_told_is_named_beforehand() {
-    // A cloud's metadata service.
-    let url: url::Url = "http://169.254.169.254".parse().unwrap();
+    let list = json!({"data": [{"id": "m", "status": {"value": "unloaded"}}]});
+    let models = get(move || std::future::ready(Json(list.clone())));
+    let router = Router::new().route("/health", get(async || "ok")).route("/models", models);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("there is a free port");
+    let port = listener.local_addr().expect("it has an address").port();
+    drop(tokio::spawn(async move { axum::serve(listener, router).await }));
+    // It leads here, and is neither a loopback nor a private address.
+    let url: url::Url = format!("http://0.0.0.0:{port}").parse().expect("this is a URL");
     let sleeper = SleeperModel { served: Served::new("m"), url: url.clone(), launch: None };
     let drivers: [Box<dyn Driver>; 2] = [
         Box::new(VllmSleep::new([sleeper], Level::One, worker_program())),

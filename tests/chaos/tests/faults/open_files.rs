@@ -44,9 +44,11 @@ async fn a_worker_without_descriptors_says_so_and_goes_on() {
     let mut site = Site::with_workers(BACKEND, 1, |relay| relay, |worker| worker.concurrency(64).under(few)).await;
     let load = site.load(Plan::of(60, |nonce, _| Ask::stream(nonce, 10, 50))).await;
     load.ledger().fault();
-    let pid = site.workers[0].process.process.pid().expect("it runs");
-    let open = || std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
-    eventually("the worker has opened all that it may", async || open() >= 39).await;
+    if cfg!(target_os = "linux") {
+        let pid = site.workers[0].process.process.pid().expect("it runs");
+        let open = || std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+        eventually("the worker has opened all that it may", async || open() >= 39).await;
+    }
     load.ledger().answers(150).await;
     let crowded = load.finish().await;
     let summary = site.summary(&crowded);

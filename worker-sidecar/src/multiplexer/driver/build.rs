@@ -21,25 +21,34 @@ use crate::config::{DriverSettings, SettingError, SlotSettings};
 /// The driver of each slot, in their order, and what measures its memory. `supervisor`: this very program, which stands
 /// between the worker and each process that a driver starts. Fails where a driver cannot work at all: outside a cluster, say.
 pub fn slot_drivers(slots: &[SlotSettings], supervisor: &Path) -> Result<Vec<Arc<SlotDriver>>, SettingError> {
+    let loading = slots.iter().filter(|slot| loads(slot)).count();
     let with_driver = |slot: &SlotSettings| {
         let key = Key::new(slot.api_key.clone());
         let driver = driver(slot, supervisor.to_path_buf(), &key)?;
-        Ok(Arc::new(SlotDriver::new(driver, SlotMemory::new(Arc::new(meter(slot, slots.len())))).with_key(key)))
+        Ok(Arc::new(SlotDriver::new(driver, SlotMemory::new(Arc::new(meter(slot, loading)))).with_key(key)))
     };
     slots.iter().map(with_driver).collect()
 }
 
 /// A slot that does not say which of the GPUs are its own has all of them only if it is alone: of several, each would take
 /// what another loads for memory that does not come back.
-fn meter(slot: &SlotSettings, slots: usize) -> Nvidia {
-    if slots == 1 || !slot.devices.is_empty() {
+fn meter(slot: &SlotSettings, loading: usize) -> Nvidia {
+    if !loads(slot) {
+        return Nvidia::without_devices();
+    }
+    if loading == 1 || !slot.devices.is_empty() {
         return Nvidia::new(slot.devices.clone());
     }
     tracing::info!(
         slot = slot.config.id,
-        "GPU memory is not measured for this slot: name its GPUs in `devices`, there are {slots} slots"
+        "GPU memory is not measured for this slot: name its GPUs in `devices`, {loading} slots load models"
     );
     Nvidia::without_devices()
+}
+
+/// What a driver of the kind `static` leads to is always there.
+fn loads(slot: &SlotSettings) -> bool {
+    !matches!(slot.driver, DriverSettings::Static(_))
 }
 
 fn driver(slot: &SlotSettings, supervisor: PathBuf, key: &Key) -> Result<Arc<dyn Driver>, SettingError> {
@@ -76,13 +85,16 @@ mod tests {
         let url: Url = "http://127.0.0.1:1".parse().unwrap();
         let slot = |devices: &[&str]| SlotSettings {
             config: SlotConfig::new("gpu0", vec![ModelConfig::new("m", 1)]),
-            driver: DriverSettings::Static(vec![(Served::new("m"), url.clone())]),
+            driver: DriverSettings::Ollama(url.clone(), vec!["m".into()]),
             devices: devices.iter().map(|device| (*device).to_owned()).collect(),
             backend_names: Default::default(),
             api_key: None,
         };
         assert!(meter(&slot(&[]), 1).measures() && meter(&slot(&["1"]), 2).measures());
         assert!(!meter(&slot(&[]), 2).measures());
+        let is_there = DriverSettings::Static(vec![(Served::new("m"), url.clone())]);
+        let is_there = SlotSettings { driver: is_there, ..slot(&[]) };
+        assert!(!meter(&is_there, 1).measures() && !loads(&is_there) && loads(&slot(&[])));
     }
 
     #[test]

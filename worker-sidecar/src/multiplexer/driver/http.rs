@@ -85,15 +85,15 @@ impl Client {
         within(PROBE_TIMEOUT, &url, self.exchange(Method::POST, &url, Some(body), &checked)).await
     }
 
-    /// As [`look`](Self::look), for what must be known to go on: tried again like [`tell`](Self::tell).
+    /// As [`look`](Self::look), for what must be known to go on: tried again like [`tell`](Self::tell), and after any 5xx.
     pub async fn find_out(&self, path: &str) -> Result<Value, DriverError> {
-        persist(|| self.look(path)).await?.accepted()?.json()
+        persist(|| self.look(path), StatusCode::is_server_error).await?.accepted()?.json()
     }
 
     /// Tells the backend to do something that may be told again. A broken connection, a silence, or a status that says "not
     /// now" is tried three times more; anything else is an answer, 500 too: Ollama says so of a model that it cannot load.
     pub async fn tell(&self, path: &str, body: Option<&Value>) -> Result<Reply, DriverError> {
-        persist(|| self.tell_once(path, body)).await
+        persist(|| self.tell_once(path, body), is_not_now).await
     }
 
     /// As [`tell`](Self::tell), but only once: where a second time would do harm, or nobody may be there.
@@ -259,14 +259,18 @@ async fn within<T>(
     })
 }
 
-/// Tries until it is no use, with [`RETRY_PAUSES`] between.
-async fn persist<F>(attempt: impl Fn() -> F) -> Result<Reply, DriverError>
+/// Tries until it is no use, with [`RETRY_PAUSES`] between. `is_passing`: whether a status may be another next time.
+async fn persist<F>(attempt: impl Fn() -> F, is_passing: impl Fn(&StatusCode) -> bool) -> Result<Reply, DriverError>
 where
     F: Future<Output = Result<Reply, DriverError>>,
 {
     for pause in RETRY_PAUSES {
         let result = attempt().await;
-        if !is_worth_another(&result) {
+        let is_worth_another = match &result {
+            Ok(reply) => is_passing(&reply.status),
+            Err(error) => matches!(error, DriverError::Unreachable { .. } | DriverError::Silent { .. }),
+        };
+        if !is_worth_another {
             return result;
         }
         tracing::debug!(?result, "the backend is asked again");
@@ -275,11 +279,8 @@ where
     attempt().await
 }
 
-fn is_worth_another(told: &Result<Reply, DriverError>) -> bool {
-    match told {
-        Ok(reply) => matches!(reply.status.as_u16(), 502..=504),
-        Err(error) => matches!(error, DriverError::Unreachable { .. } | DriverError::Silent { .. }),
-    }
+fn is_not_now(status: &StatusCode) -> bool {
+    matches!(status.as_u16(), 502..=504)
 }
 
 #[cfg(test)]
@@ -360,12 +361,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_an_answer_and_only_not_now_is_none() {
-        for (status, again) in
-            [(404, false), (429, false), (500, false), (501, false), (502, true), (503, true), (504, true)]
-        {
-            let status = StatusCode::from_u16(status).unwrap();
-            let reply = Reply { url: String::new(), status, body: Bytes::new() };
-            assert_eq!(is_worth_another(&Ok(reply)), again, "{status}");
-        }
+        let again: Vec<_> = (200..600).filter(|status| is_not_now(&StatusCode::from_u16(*status).unwrap())).collect();
+        assert_eq!(again, [502, 503, 504]);
     }
 }

@@ -19,7 +19,7 @@ mod watch;
 
 pub use access::Access;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -87,6 +87,8 @@ struct Known {
     life: Mutex<Life>,
     /// What was last told about replicas that are not ours. Never held over an await.
     told: Mutex<Option<u32>>,
+    /// Whether it was told that the API server refuses to say how it is.
+    is_refused: AtomicBool,
     orders: Sequence,
 }
 
@@ -111,6 +113,7 @@ impl KubernetesScale {
                 given: url,
                 life: Mutex::default(),
                 told: Mutex::default(),
+                is_refused: AtomicBool::new(false),
                 orders: Sequence::default(),
             })
         };
@@ -290,11 +293,14 @@ impl KubernetesScale {
             (Err(error), _) if is_absent(&error) => return Ok(Probed::gone()),
             // Requests go to the Pod without the API server: while that is away, or refuses to say, the model is not gone.
             (Err(error), Some(url)) => {
-                tracing::debug!(deployment = known.deployment, %error, "only its Pod is asked");
-                return known.served.look(&known.served.client(url)).await;
+                if !matches!(error, DriverError::Silent { .. }) && !known.is_refused.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(deployment = known.deployment, %error, "only the model's Pod tells how it is");
+                }
+                return known.look_at(url).await;
             }
             (asked, _) => asked?,
         };
+        known.is_refused.store(false, Ordering::Relaxed);
         if scale.replicas == 0 && !list.pods.iter().any(Pod::is_there) {
             if known.life().is_lost(turn) {
                 known.tell(&self.api, 0);
@@ -306,11 +312,7 @@ impl KubernetesScale {
             Standing::Ready(_) | Standing::Hopeless(_) | Standing::Waiting(_) => return Ok(Probed::default()),
         };
         let url = known.address(pod)?;
-        let probed = match known.served.look(&known.served.client(url.clone())).await {
-            // A Pod is there, and with it its GPU.
-            Err(DriverError::Unreachable { .. }) => Probed::default(),
-            looked => looked?,
-        };
+        let probed = known.look_at(url.clone()).await?;
         if probed.ready {
             known.life().see(turn, url);
             if scale.replicas > 1 {
@@ -364,6 +366,14 @@ impl Known {
 
     fn found(&self) -> Option<Url> {
         self.life().found.clone()
+    }
+
+    /// A look at its Pod. One that nobody answers for is there all the same, and with it its GPU.
+    async fn look_at(&self, url: Url) -> Result<Probed, DriverError> {
+        match self.served.look(&self.served.client(url)).await {
+            Err(DriverError::Unreachable { .. }) => Ok(Probed::default()),
+            looked => looked,
+        }
     }
 
     fn life(&self) -> MutexGuard<'_, Life> {

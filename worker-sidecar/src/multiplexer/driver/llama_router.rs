@@ -164,8 +164,8 @@ impl Driver for LlamaRouter {
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             self.find(model)?;
-            self.client.may_be_told().await?;
             let list = self.client.look("/models").await?.accepted()?.json()?;
+            self.client.may_be_told().await?;
             self.status_in(&list, model).map(drop)
         })
     }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use super::{Model, Returns};
 use crate::multiplexer::config::MEMORY_FREE_TIMEOUT;
@@ -41,6 +42,8 @@ pub struct SlotMemory {
     measures: AtomicBool,
     /// One question to the meter at a time: while one hangs, no further thread is to hang with it.
     asking: Arc<Semaphore>,
+    /// Whether one hung when it was last waited for.
+    hangs: AtomicBool,
     /// Never held over an await.
     seen: Mutex<HashMap<Model, Seen>>,
 }
@@ -66,6 +69,7 @@ impl SlotMemory {
             patience: MEMORY_FREE_TIMEOUT,
             measures: AtomicBool::new(false),
             asking: Arc::new(Semaphore::new(1)),
+            hangs: AtomicBool::new(false),
             seen: Mutex::default(),
         }
     }
@@ -143,22 +147,25 @@ impl SlotMemory {
                 tokio::time::sleep(FREE_POLL).await;
             }
         };
-        tokio::time::timeout(self.patience, coming).await.is_ok()
+        timeout(self.patience, coming).await.is_ok()
     }
 
     async fn free(&self) -> Option<u64> {
-        let asked = async {
-            let turn = Arc::clone(&self.asking).acquire_owned().await.ok()?;
-            self.measure(move |meter| {
-                let free = meter.free();
-                drop(turn);
-                free
-            })
-            .await
+        let turn = match Arc::clone(&self.asking).try_acquire_owned() {
+            Ok(turn) => turn,
+            Err(_) if self.hangs.load(Ordering::Relaxed) => return None,
+            Err(_) => timeout(METER_TIMEOUT, Arc::clone(&self.asking).acquire_owned()).await.ok()?.ok()?,
         };
-        let free = tokio::time::timeout(METER_TIMEOUT, asked).await.unwrap_or_else(|_| {
+        let asked = self.measure(move |meter| {
+            let free = meter.free();
+            drop(turn);
+            free
+        });
+        let answer = timeout(METER_TIMEOUT, asked).await;
+        self.hangs.store(answer.is_err(), Ordering::Relaxed);
+        let free = answer.unwrap_or_else(|_| {
             let seconds = METER_TIMEOUT.as_secs();
-            tracing::warn!(seconds, "the GPU's memory is not known: its driver has not answered for so long");
+            tracing::warn!(seconds, "GPU memory is not known: the GPU's driver has not answered for so long");
             None
         });
         self.measures.fetch_or(free.is_some(), Ordering::Relaxed);

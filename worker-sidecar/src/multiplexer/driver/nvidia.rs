@@ -138,6 +138,10 @@ impl Program {
         *hung = None;
         let mut child = self.ask(devices).ok()?;
         let Some(ended) = wait(&mut child, SMI_TIMEOUT) else {
+            tracing::warn!(
+                seconds = SMI_TIMEOUT.as_secs(),
+                "GPU memory is not known: nvidia-smi has not ended for so long"
+            );
             let _ = child.kill();
             *hung = Some(child);
             return None;

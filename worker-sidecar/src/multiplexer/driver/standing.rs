@@ -91,8 +91,10 @@ impl<S> Servers<S> {
     /// One that we do not start has to be there, and each where it may be told.
     pub async fn check(&self, model: &Model) -> Result<(), DriverError> {
         let server = self.find(model)?;
-        server.client.may_be_told().await?;
-        if server.launch.is_some() { Ok(()) } else { server.served.reach(&server.client).await }
+        if server.launch.is_none() {
+            server.served.reach(&server.client).await?;
+        }
+        server.client.may_be_told().await
     }
 
     /// Ends when the model's server does, if it is our child.

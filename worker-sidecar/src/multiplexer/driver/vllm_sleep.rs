@@ -222,8 +222,15 @@ impl Driver for VllmSleep {
         Box::pin(async {
             self.servers.check(model).await?;
             let server = self.servers.find(model)?;
-            // One that sleeps, or is busy, answers too; one that cannot sleep could never make room again.
-            if server.launch.is_none() { is_asleep(&server.client).await.map(drop) } else { Ok(()) }
+            if server.launch.is_some() {
+                return Ok(());
+            }
+            match is_asleep(&server.client).await {
+                // It could never make room again.
+                Err(error @ DriverError::Unexpected { .. }) => Err(error),
+                // The engine itself answers, and has other things to do while it wakes or is busy.
+                Ok(_) | Err(_) => Ok(()),
+            }
         })
     }
 
@@ -259,5 +266,34 @@ impl Driver for VllmSleep {
 
     fn ended<'a>(&'a self, model: &'a Model) -> Call<'a, ()> {
         Box::pin(self.servers.ended(model))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::StatusCode;
+    use axum::routing::get;
+    use axum::{Json, Router};
+
+    use super::*;
+
+    async fn checked(answer: StatusCode, body: serde_json::Value) -> Result<(), DriverError> {
+        let is_sleeping = get(move || std::future::ready((answer, Json(body.clone()))));
+        let router = Router::new().route("/health", get(async || "ok")).route("/is_sleeping", is_sleeping);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        drop(tokio::spawn(async move { axum::serve(listener, router).await }));
+        let model = SleeperModel { served: Served::new("m"), url, launch: None };
+        VllmSleep::new([model], Level::One, "worker".into()).check(&"m".into()).await
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_is_busy_or_ill_is_not_one_that_cannot_sleep() {
+        for is_sleeping in [false, true] {
+            assert_eq!(checked(StatusCode::OK, json!({"is_sleeping": is_sleeping})).await, Ok(()));
+        }
+        assert_eq!(checked(StatusCode::INTERNAL_SERVER_ERROR, json!({})).await, Ok(()));
+        let error = checked(StatusCode::NOT_FOUND, json!({"detail": "Not Found"})).await.unwrap_err().to_string();
+        assert!(error.contains("VLLM_SERVER_DEV_MODE=1"), "{error}");
     }
 }

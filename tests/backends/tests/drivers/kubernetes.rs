@@ -385,6 +385,21 @@ async fn an_api_server_that_hiccups_after_the_last_pod_went_fails_no_eviction() 
 }
 
 #[tokio::test]
+async fn an_eviction_that_cannot_be_confirmed_has_failed() {
+    let lingering = Deployment { lingers: Duration::from_millis(700), ..engine("a") };
+    let cluster = Cluster::start(vec![("a", lingering)]).await;
+    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let a = "a".into();
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    let forbidden = async {
+        until("it is scaled down", async || cluster.replicas("a") == 0).await;
+        cluster.forbid("get deployments/scale");
+    };
+    let (evicted, ()) = tokio::join!(driver.evict(&a), forbidden);
+    assert!(matches!(evicted, Err(DriverError::NotOurs(_))), "{evicted:?}");
+}
+
+#[tokio::test]
 async fn another_load_timeout_holds_for_the_next_load() {
     let status = json!({"phase": "Pending", "conditions": []});
     let deployment = Deployment { trouble: Some(status), ..engine("a") };

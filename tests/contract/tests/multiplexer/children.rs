@@ -4,10 +4,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use modelrelay_harness::cannot_run;
+use modelrelay_harness::fake_backend::FakeBackend;
 use modelrelay_harness::fake_relay::{Ack, FakeRelay};
 use serde_json::json;
 
-use crate::rig::{LONG, Rig, Slot, chat, slots1, worker_with};
+use crate::rig::{LONG, Rig, Slot, chat, demand, gate, slots1, worker_with};
 
 /// What this process has started; each of its threads has children of its own.
 fn children_of(pid: u32) -> Vec<u32> {
@@ -104,6 +105,25 @@ async fn what_a_worker_starts_gets_neither_its_secrets_nor_its_place_with_system
     }
 }
 
+/// What is asked every few seconds would fill the log.
+#[tokio::test]
+async fn the_log_has_what_a_load_says_and_not_what_alive_says() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mark = folder.path().join("loaded");
+    let command = |script: &str| json!(["sh", "-c", script.replace("MARK", &mark.to_string_lossy())]);
+    let backend = FakeBackend::with_models(&["a"]).await;
+    let model = json!({
+        "id": "a", "url": backend.url(), "load": command("echo load says; touch MARK"), "evict": command("rm MARK"),
+        "alive": command("echo alive says; test -e MARK"),
+    });
+    let block = json!({"multiplexer": {"slots": [{"id": "gpu0", "driver": "hooks", "models": [model]}]}});
+    let mut rig = Rig::with(&slots1(), &block.to_string()).await;
+    demand(&rig.link, "a", 1);
+    gate(&mut rig.link, "a").await;
+    rig.worker.process.wait_for_line("load says").await;
+    assert!(!rig.worker.log().contains("alive says"), "{}", rig.worker.log());
+}
+
 /// The worker waits for its turn when it is woken; a model's server is no part of that bargain.
 #[tokio::test]
 async fn what_a_worker_starts_is_scheduled_as_usual() {
@@ -165,7 +185,7 @@ async fn sigterm_in_the_middle_of_a_load_leaves_nothing_behind() {
     let yaml = Slot::default().yaml().replace("\"demo\",\"--listen\"", "\"demo\",\"--delay\",\"1ms\",\"--listen\"");
     let yaml = yaml.replace("127.0.0.1:${PORT}", "127.0.0.1:0").replace("\"NAME\":", "\"NAME\":\"${PORT}\",\"N\":");
     let mut rig = Rig::with(&slots1(), &yaml).await;
-    crate::rig::demand(&rig.link, "a", 1);
+    demand(&rig.link, "a", 1);
     rig.link.expect_where("slots", |slots| slots["slots"][0]["state"] == "loading").await;
     let worker = rig.worker.process.pid().expect("it runs");
     let until = Instant::now() + LONG;
@@ -186,7 +206,7 @@ async fn sigterm_in_the_middle_of_a_load_leaves_nothing_behind() {
 async fn a_slot_loads_its_default_by_itself_and_is_ready_for_rollouts_then() {
     let slot = Slot { slot: "default: b", ..Slot::default() };
     let mut rig = Rig::start(&slots1(), &slot).await;
-    crate::rig::gate(&mut rig.link, "b").await;
+    gate(&mut rig.link, "b").await;
     let reply = rig.link.exchange(&chat("b")).await;
     assert_eq!((reply.status, rig.worker.probe("/backendz").await.status), (200, 200));
 }

@@ -72,8 +72,10 @@ fn driver(slot: &SlotSettings, supervisor: PathBuf, key: &Key) -> Result<Arc<dyn
 mod tests {
     use url::Url;
 
+    use super::super::hooks::HookedModel;
     use super::super::process::ProcessModel;
     use super::super::served::Served;
+    use super::super::sglang::SaverModel;
     use super::super::vllm_sleep::{Level, SleeperModel};
     use super::*;
     use crate::multiplexer::Model;
@@ -101,6 +103,10 @@ mod tests {
     fn every_driver_knows_the_models_of_its_slot() {
         let url: Url = "http://127.0.0.1:1".parse().unwrap();
         let served = Served::new("m");
+        let reload_from = Some("/weights".to_owned());
+        let saver = SaverModel { served: served.clone(), url: url.clone(), launch: None, reload_from };
+        let (load, evict) = (vec!["true".to_owned()], vec!["true".to_owned()]);
+        let hooked = HookedModel { served: served.clone(), url: url.clone(), load, evict, alive: None };
         let process = ProcessModel { served: served.clone(), launch: Default::default(), url: None };
         let sleeper = SleeperModel { served: served.clone(), url: url.clone(), launch: None };
         let started = SleeperModel { launch: Some(Default::default()), ..sleeper.clone() };
@@ -110,6 +116,8 @@ mod tests {
             (DriverSettings::LlamaServer(url.clone(), vec!["m".into()]), Left::Nothing, false),
             (DriverSettings::Ollama(url, vec!["m".into()]), Left::Nothing, false),
             (DriverSettings::VllmSleep(Level::One, vec![sleeper]), Left::Asleep, false),
+            (DriverSettings::Sglang(vec![saver]), Left::Emptied, false),
+            (DriverSettings::Hooks(vec![hooked]), Left::Nothing, false),
             (DriverSettings::VllmSleep(Level::Two, vec![started]), Left::Emptied, true),
         ] {
             let config = SlotConfig::new("gpu0", vec![ModelConfig::new("m", 1)]);

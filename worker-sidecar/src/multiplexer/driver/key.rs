@@ -41,3 +41,16 @@ impl fmt::Debug for Key {
         f.write_str("Key(…)")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_equal_by_what_they_show_now() {
+        let (one, same) = (Key::new(Some(Secret::new("a"))), Key::new(Some(Secret::new("a"))));
+        assert!(one == same && one != Key::default());
+        same.set(None);
+        assert!(one != same && same == Key::default());
+    }
+}

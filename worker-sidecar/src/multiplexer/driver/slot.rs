@@ -363,6 +363,7 @@ mod tests {
         let stranger = Model::from("stranger");
         let outcome = driver.preflight(&stranger, Some(&"a".into())).await;
         assert!(matches!(&outcome, Outcome::Preflight(Err(said)) if said.contains("stranger")), "{outcome:?}");
+        assert!(matches!(driver.preflight(&"a".into(), None).await, Outcome::Preflight(Ok(_))));
         assert!(matches!(driver.force_evict(&stranger).await, Outcome::ForceEvicted(Ok(()))));
         assert_eq!(shows.told(), Vec::<String>::new());
     }

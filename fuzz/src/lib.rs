@@ -65,6 +65,11 @@ pub fn assert_one_line(message: &str) {
     assert!(!message.is_empty() && !message.contains(char::is_control), "not one line: {message:?}");
 }
 
+/// Whether a refusal repeats this secret. What was expected instead is no part of a file, and may begin as a secret does.
+pub fn shows(message: &str, secret: &str) -> bool {
+    message.split(", expected ").next().unwrap_or_default().contains(secret)
+}
+
 /// Long scalars below a key of this name, which no message may repeat. Short ones may be anywhere by chance, and one that
 /// stands in another place too is no secret.
 pub fn secrets_below(yaml: &serde_yaml::Value, keys: &[&str]) -> Vec<String> {

@@ -74,8 +74,9 @@ fn read_secret(path: &Path) -> Result<String, String> {
 /// The parser names the place and what it expected. It also repeats what it found, which must not be a secret.
 fn yaml_error(file: &str, error: &serde_yaml::Error) -> ConfigError {
     let message = error.to_string();
-    // The path comes first; what may be written at other places, `workerSecrets` among it, is listed after it.
-    let place = message.split(": ").next().unwrap_or_default();
+    // The path comes first, and at the top of the file there is none; what may be written at other places, `workerSecrets`
+    // among it, is listed after it.
+    let place = message.split_once(": ").map_or("", |(place, _)| place);
     if !place.contains("workerSecrets") {
         return ConfigError::new(format!("{file}: {message}"));
     }

@@ -179,6 +179,13 @@ fn an_unknown_field_is_named_with_the_known_ones_and_the_line() {
 }
 
 #[test]
+fn secrets_that_belong_to_no_provider_are_an_unknown_field() {
+    let line = refusal("workerSecrets: [{value: planted}]");
+    assert!(line.contains("unknown field `workerSecrets`") && line.contains("`providers`"), "{line}");
+    assert!(!line.contains("planted") && !line.contains("{file: NAME}"), "{line}");
+}
+
+#[test]
 fn no_refusal_repeats_a_secret() {
     for secrets in [
         "[planted]",

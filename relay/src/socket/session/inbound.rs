@@ -103,7 +103,10 @@ fn response_start(provider: &Provider, link: &WorkerLink, start: ResponseStart) 
             Err(problem) => return push_failed(provider, link, &held, PushError::Broken(problem)),
         },
         headers: header_map(start.headers),
-        content_length: start.content_length,
+        content_length: match valid_length(start.content_length) {
+            Ok(length) => length,
+            Err(problem) => return push_failed(provider, link, &held, PushError::Broken(problem)),
+        },
     };
     begin(provider, link, &held, head);
 }
@@ -268,6 +271,14 @@ fn valid_status(status: Option<u16>) -> Result<StatusCode, &'static str> {
         return Err("a status outside 200-599");
     }
     StatusCode::from_u16(status).map_err(|_| "a status outside 200-599")
+}
+
+/// A longer answer than clients can count to, who would refuse its head as something that no HTTP server says.
+fn valid_length(length: Option<u64>) -> Result<Option<u64>, &'static str> {
+    if length.is_some_and(|length| i64::try_from(length).is_err()) {
+        return Err("a length of 2^63 bytes or more");
+    }
+    Ok(length)
 }
 
 /// The headers that may go to the client; what is not a header by its form is left out.

@@ -108,6 +108,18 @@ async fn less_than_the_stated_length_fails_that_request_alone() {
 }
 
 #[tokio::test]
+async fn a_length_that_no_client_can_read_fails_that_request_alone() {
+    let (_relay, mut worker, neighbour, (pending, job)) = scene().await;
+    worker
+        .send(&json!({"type": "response_start", "request_id": job.id, "status_code": 200, "headers": [], "content_length": u64::MAX}))
+        .await;
+    worker.expect_cancel(&job.id).await;
+    let reply = pending.reply().await;
+    openai_error(&reply, 502, "server_error", "bad_answer");
+    neighbour_is_well(worker, neighbour).await;
+}
+
+#[tokio::test]
 async fn more_than_the_stated_length_fails_that_request_alone() {
     let (_relay, mut worker, neighbour, (pending, job)) = scene().await;
     worker

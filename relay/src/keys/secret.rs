@@ -188,13 +188,19 @@ impl Shared {
         let mut pace = Pace::new(Instant::now() + CHANGE_PATIENCE);
         let late = || KeyStoreError::Unavailable("other changes of the API keys take too long".to_owned());
         let _turn = tokio::time::timeout_at(pace.deadline(), self.turn.lock()).await.map_err(|_| late())?;
+        let mut before = None;
         loop {
-            match self.try_change(&mut edit, pace.deadline()).await {
+            let error = match self.try_change(&mut edit, pace.deadline()).await {
                 Ok(answer) => return Ok(answer),
                 Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Passing(error)) if pace.wait(error.retry_after()).await => {}
-                Err(Failure::Passing(error)) => return Err(self.unavailable(&error)),
+                // A try that the deadline has cut short knows less than the one before it.
+                Err(Failure::Passing(error)) if pace.is_over() => before.unwrap_or(error),
+                Err(Failure::Passing(error)) => error,
+            };
+            if !pace.wait(error.retry_after()).await {
+                return Err(self.unavailable(&error));
             }
+            before = Some(error);
         }
     }
 

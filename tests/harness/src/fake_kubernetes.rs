@@ -51,6 +51,14 @@ pub enum Fault {
     Drop,
     /// Does what was asked for, and closes the connection instead of saying so.
     DropAfterwards,
+    /// Keeps the connection and says nothing.
+    Silence,
+}
+
+/// What comes instead of an answer.
+enum Unanswered {
+    Dropped,
+    Silent,
 }
 
 /// The API server. Dropping it ends it.
@@ -236,7 +244,6 @@ async fn serve(listener: TcpListener, tls: TlsAcceptor, shared: Arc<Mutex<State>
     }
 }
 
-/// No answer drops the connection.
 async fn answer(
     request: http::Request<Incoming>,
     shared: Arc<Mutex<State>>,
@@ -248,7 +255,11 @@ async fn answer(
         tokens::wait_while_held(&held).await;
     }
     let answer = lock(&shared).answer(&parts, &body);
-    answer.ok_or_else(|| std::io::Error::other("dropped, as a test wants it"))
+    match answer {
+        Ok(answer) => Ok(answer),
+        Err(Unanswered::Dropped) => Err(std::io::Error::other("dropped, as a test wants it")),
+        Err(Unanswered::Silent) => std::future::pending().await,
+    }
 }
 
 fn lock(shared: &Mutex<State>) -> MutexGuard<'_, State> {

@@ -25,6 +25,10 @@ impl Pace {
         self.deadline
     }
 
+    pub(super) fn is_over(&self) -> bool {
+        Instant::now() >= self.deadline
+    }
+
     /// Waits; false, and at once, when there is no time for another try.
     pub(super) async fn wait(&mut self, at_least: Option<Duration>) -> bool {
         let wait = self.next.mul_f64(random_fraction()).max(at_least.unwrap_or_default()).min(LONGEST);

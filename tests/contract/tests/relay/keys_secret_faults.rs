@@ -71,6 +71,18 @@ async fn a_new_token_of_the_account_is_used_at_once() {
 }
 
 #[tokio::test]
+async fn an_attempt_that_is_cut_short_does_not_hide_why_the_one_before_it_failed() {
+    let kubernetes = FakeKubernetes::start().await;
+    let mount = Mount::new();
+    let relay = relay_in(&kubernetes, &mount).start().await;
+    // A second each, so that there is not enough time for the last one to be silent in.
+    let busy = || Fault::TooManyRequests;
+    kubernetes.fail_reads(&[busy(), busy(), busy(), busy(), Fault::Silence]);
+    let message = refusal(&relay, 503, "key_store_unavailable").await;
+    assert!(message.contains("too many requests"), "{message}");
+}
+
+#[tokio::test]
 async fn a_missing_right_names_the_secret_and_what_to_grant() {
     let kubernetes = FakeKubernetes::start().await;
     let mount = Mount::new();

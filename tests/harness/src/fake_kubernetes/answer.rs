@@ -9,41 +9,41 @@ use http::{Method, Response, StatusCode};
 use http_body_util::Full;
 use serde_json::{Map, Value, json};
 
-use super::{Data, Fault, NAMESPACE, SECRET, State};
+use super::{Data, Fault, NAMESPACE, SECRET, State, Unanswered};
 
 pub(super) type Answer = Response<Full<Bytes>>;
 
 impl State {
-    /// `None` drops the connection.
-    pub(super) fn answer(&mut self, request: &http::request::Parts, body: &[u8]) -> Option<Answer> {
+    pub(super) fn answer(&mut self, request: &http::request::Parts, body: &[u8]) -> Result<Answer, Unanswered> {
         let presented = request.headers.get("authorization").and_then(|value| value.to_str().ok());
         if presented != Some(&format!("Bearer {}", self.token)) {
-            return Some(self.refuse(401, "Unauthorized"));
+            return Ok(self.refuse(401, "Unauthorized"));
         }
         if request.uri.path() == super::tokens::PATH {
             return self.review(&request.method, body);
         }
         if request.uri.path() != format!("/api/v1/namespaces/{NAMESPACE}/secrets/{SECRET}") {
-            return Some(self.refuse(403, "the account has no right to this path"));
+            return Ok(self.refuse(403, "the account has no right to this path"));
         }
         let is_read = request.method == Method::GET;
         let faults: &mut VecDeque<Fault> = if is_read { &mut self.read_faults } else { &mut self.write_faults };
         match faults.pop_front() {
-            None => Some(self.obey(request, body)),
-            Some(Fault::Status(status, message)) => Some(self.refuse(status, message)),
+            None => Ok(self.obey(request, body)),
+            Some(Fault::Status(status, message)) => Ok(self.refuse(status, message)),
             Some(Fault::TooManyRequests) => {
                 let mut answer = self.refuse(429, "too many requests, please try again later");
                 answer.headers_mut().insert("retry-after", http::HeaderValue::from_static("1"));
-                Some(answer)
+                Ok(answer)
             }
             Some(Fault::Drop) => {
                 self.refusals += 1;
-                None
+                Err(Unanswered::Dropped)
             }
             Some(Fault::DropAfterwards) => {
                 self.obey(request, body);
-                None
+                Err(Unanswered::Dropped)
             }
+            Some(Fault::Silence) => Err(Unanswered::Silent),
         }
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::answer::{Answer, json_answer};
-use super::{FakeKubernetes, Fault, State};
+use super::{FakeKubernetes, Fault, State, Unanswered};
 
 pub(super) const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
@@ -132,20 +132,20 @@ pub(super) async fn wait_while_held(held: &watch::Sender<bool>) {
 }
 
 impl State {
-    /// `None` drops the connection.
-    pub(super) fn review(&mut self, method: &Method, body: &[u8]) -> Option<Answer> {
+    pub(super) fn review(&mut self, method: &Method, body: &[u8]) -> Result<Answer, Unanswered> {
         let review: Value = serde_json::from_slice(body).unwrap_or_default();
         let token = review["spec"]["token"].as_str().unwrap_or_default().to_owned();
         self.tokens.reviewed.push(token.clone());
         match self.tokens.faults.pop_front() {
-            Some(Fault::Status(status, message)) => Some(self.refuse(status, message)),
-            Some(Fault::TooManyRequests) => Some(self.refuse(429, "too many requests, please try again later")),
-            Some(Fault::Drop | Fault::DropAfterwards) => None,
-            None if method != Method::POST || review["kind"] != "TokenReview" => Some(self.refuse(405, "no review")),
+            Some(Fault::Status(status, message)) => Ok(self.refuse(status, message)),
+            Some(Fault::TooManyRequests) => Ok(self.refuse(429, "too many requests, please try again later")),
+            Some(Fault::Drop | Fault::DropAfterwards) => Err(Unanswered::Dropped),
+            Some(Fault::Silence) => Err(Unanswered::Silent),
+            None if method != Method::POST || review["kind"] != "TokenReview" => Ok(self.refuse(405, "no review")),
             None => {
                 let status = self.tokens.judge(&token, &review["spec"]["audiences"]);
                 let answer = json!({"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1", "status": status});
-                Some(json_answer(201, &answer))
+                Ok(json_answer(201, &answer))
             }
         }
     }

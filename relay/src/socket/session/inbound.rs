@@ -97,18 +97,10 @@ fn known(link: &WorkerLink, request_id: &str) -> Option<Held> {
 
 fn response_start(provider: &Provider, link: &WorkerLink, start: ResponseStart) {
     let Some(held) = known(link, &start.request_id) else { return };
-    let head = Head {
-        status: match valid_status(Some(start.status_code)) {
-            Ok(status) => status,
-            Err(problem) => return push_failed(provider, link, &held, PushError::Broken(problem)),
-        },
-        headers: header_map(start.headers),
-        content_length: match valid_length(start.content_length) {
-            Ok(length) => length,
-            Err(problem) => return push_failed(provider, link, &held, PushError::Broken(problem)),
-        },
-    };
-    begin(provider, link, &held, head);
+    match head(Some(start.status_code), start.headers, start.content_length) {
+        Ok(head) => drop(begin(provider, link, &held, head)),
+        Err(problem) => push_failed(provider, link, &held, PushError::Broken(problem)),
+    }
 }
 
 fn begin(provider: &Provider, link: &WorkerLink, held: &Held, head: Head) -> bool {
@@ -139,13 +131,10 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, complete: Resp
     let Some(held) = known(link, &complete.request_id) else { return };
     if !link.info.core1 && !held.started {
         let body = Bytes::from(complete.body.unwrap_or_default());
-        let head = Head {
-            status: match valid_status(complete.status_code) {
-                Ok(status) => status,
-                Err(problem) => return push_failed(provider, link, &held, PushError::Broken(problem)),
-            },
-            headers: header_map(complete.headers.unwrap_or_default()),
-            content_length: Some(body.len() as u64),
+        let headers = complete.headers.unwrap_or_default();
+        let head = match head(complete.status_code, headers, Some(body.len() as u64)) {
+            Ok(head) => head,
+            Err(problem) => return push_failed(provider, link, &held, PushError::Broken(problem)),
         };
         if !begin(provider, link, &held, head) {
             return;
@@ -265,20 +254,25 @@ fn handle_pong(provider: &Provider, link: &WorkerLink, pong: Pong) {
     }
 }
 
+/// What the worker says before the body, or why a client could not read it: one that cannot count to the length would refuse
+/// the head as something that no HTTP server says.
+fn head(
+    status: Option<u16>,
+    headers: impl IntoIterator<Item = (String, String)>,
+    content_length: Option<u64>,
+) -> Result<Head, &'static str> {
+    if content_length.is_some_and(|length| i64::try_from(length).is_err()) {
+        return Err("a length of 2^63 bytes or more");
+    }
+    Ok(Head { status: valid_status(status)?, headers: header_map(headers), content_length })
+}
+
 fn valid_status(status: Option<u16>) -> Result<StatusCode, &'static str> {
     let status = status.ok_or("an answer without a status")?;
     if !(200..=599).contains(&status) {
         return Err("a status outside 200-599");
     }
     StatusCode::from_u16(status).map_err(|_| "a status outside 200-599")
-}
-
-/// A longer answer than clients can count to, who would refuse its head as something that no HTTP server says.
-fn valid_length(length: Option<u64>) -> Result<Option<u64>, &'static str> {
-    if length.is_some_and(|length| i64::try_from(length).is_err()) {
-        return Err("a length of 2^63 bytes or more");
-    }
-    Ok(length)
 }
 
 /// The headers that may go to the client; what is not a header by its form is left out.

@@ -36,6 +36,29 @@ async fn two() -> (Cluster, KubernetesScale) {
     (cluster, driver)
 }
 
+/// Unloads `a`, while this happens as soon as it is scaled down.
+async fn evicted_while(
+    cluster: &Cluster,
+    driver: &KubernetesScale,
+    happens: impl FnOnce(),
+) -> Result<Left, DriverError> {
+    let a = "a".into();
+    let disturbed = async {
+        until("it is scaled down", async || cluster.replicas("a") == 0).await;
+        happens();
+    };
+    let (evicted, ()) = tokio::join!(tokio::time::timeout(modelrelay_harness::PATIENCE, driver.evict(&a)), disturbed);
+    evicted.expect("an end of the eviction")
+}
+
+/// Loads `b` behind `a`, whose late Pod somebody must have waited for.
+async fn assert_never_two(cluster: &Cluster, driver: &KubernetesScale) {
+    driver.load(&"b".into(), LoadKind::Cold).await.unwrap();
+    // By then it would have come.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((cluster.pods(), cluster.most_pods()), (1, 1));
+}
+
 /// The failure of a load whose Pod never runs.
 async fn failure_of(status: Value, load_timeout: Duration) -> LoadFailure {
     let deployment = Deployment { trouble: Some(status), ..engine("a") };
@@ -89,10 +112,7 @@ async fn a_pod_that_comes_late_for_a_load_that_was_given_up_is_waited_for() {
     let load = tokio::time::timeout(Duration::from_millis(300), driver.load(&a, LoadKind::Cold)).await;
     assert!(load.is_err() && cluster.pods() == 0 && cluster.replicas("a") == 1);
     driver.force_evict(&a).await.unwrap();
-    driver.load(&"b".into(), LoadKind::Cold).await.unwrap();
-    // By then it would have come, had nobody waited for it.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!((cluster.pods(), cluster.most_pods()), (1, 1));
+    assert_never_two(&cluster, &driver).await;
 }
 
 #[tokio::test]
@@ -110,10 +130,7 @@ async fn a_pod_that_comes_late_is_waited_for_by_a_second_attempt_to_unload_too()
         () = until("it is scaled down", async || cluster.replicas("a") == 0) => {}
     }
     driver.force_evict(&a).await.unwrap();
-    driver.load(&"b".into(), LoadKind::Cold).await.unwrap();
-    // By then it would have come, had nobody waited for it.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!((cluster.pods(), cluster.most_pods()), (1, 1));
+    assert_never_two(&cluster, &driver).await;
 }
 
 #[tokio::test]
@@ -134,13 +151,7 @@ async fn a_model_that_is_scaled_up_again_while_it_is_unloaded_is_not_gone() {
     let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
-    let again = async {
-        until("it is scaled down", async || cluster.replicas("a") == 0).await;
-        cluster.scale("a", 1);
-    };
-    let eviction = tokio::time::timeout(modelrelay_harness::PATIENCE, driver.evict(&a));
-    let (evicted, ()) = tokio::join!(eviction, again);
-    let evicted = evicted.expect("an end");
+    let evicted = evicted_while(&cluster, &driver, || cluster.scale("a", 1)).await;
     assert!(matches!(&evicted, Err(DriverError::NotOurs(said)) if said.contains("by somebody else")), "{evicted:?}");
 }
 
@@ -376,12 +387,7 @@ async fn an_api_server_that_hiccups_after_the_last_pod_went_fails_no_eviction() 
     let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
-    let hiccup = async {
-        until("it is scaled down", async || cluster.replicas("a") == 0).await;
-        cluster.fail_next("get deployments/scale");
-    };
-    let (evicted, ()) = tokio::join!(driver.evict(&a), hiccup);
-    evicted.unwrap();
+    evicted_while(&cluster, &driver, || cluster.fail_next("get deployments/scale")).await.unwrap();
 }
 
 #[tokio::test]
@@ -391,11 +397,7 @@ async fn an_eviction_that_cannot_be_confirmed_has_failed() {
     let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
-    let forbidden = async {
-        until("it is scaled down", async || cluster.replicas("a") == 0).await;
-        cluster.forbid("get deployments/scale");
-    };
-    let (evicted, ()) = tokio::join!(driver.evict(&a), forbidden);
+    let evicted = evicted_while(&cluster, &driver, || cluster.forbid("get deployments/scale")).await;
     assert!(matches!(evicted, Err(DriverError::NotOurs(_))), "{evicted:?}");
 }
 

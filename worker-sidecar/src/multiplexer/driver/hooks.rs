@@ -95,7 +95,7 @@ impl Hooks {
             words = self.died(known) => return Err(DriverError::Ended { last_words: words }),
         }
         // What asks its health may get no answer while it compiles.
-        if served.warm_up { served.warm(&known.client).await } else { Ok(()) }
+        served.warm_if_wanted(&known.client).await
     }
 
     /// Returns once `alive` has said often enough that nothing is there any more.

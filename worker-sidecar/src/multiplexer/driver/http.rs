@@ -329,7 +329,7 @@ mod tests {
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-        let router = Router::new().route("/do", post(answer));
+        let router = Router::new().route("/do", post(answer)).route("/no", post(|| async { StatusCode::NOT_FOUND }));
         tokio::spawn(async move { axum::serve(listener, router).await });
         (Client::new(base), calls)
     }
@@ -359,8 +359,18 @@ mod tests {
         assert!(matches!(nowhere, Err(DriverError::Unreachable { .. })));
     }
 
+    #[tokio::test]
+    async fn a_refusal_is_an_answer() {
+        let (client, calls) = failing(0).await;
+        assert!(matches!(
+            client.tell("/no", None).await.unwrap().accepted(),
+            Err(DriverError::Refused { status: 404, .. })
+        ));
+        assert_eq!(calls.load(Ordering::Relaxed), 0);
+    }
+
     #[test]
-    fn a_refusal_is_an_answer_and_only_not_now_is_none() {
+    fn only_a_gateways_and_a_busy_servers_status_may_be_another_next_time() {
         let again: Vec<_> = (200..600).filter(|status| is_not_now(&StatusCode::from_u16(*status).unwrap())).collect();
         assert_eq!(again, [502, 503, 504]);
     }

@@ -14,12 +14,13 @@
 
 mod access;
 mod api;
+mod known;
 mod pods;
 mod watch;
 
 pub use access::Access;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -28,7 +29,6 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use url::Url;
 
-use super::sequence::Sequence;
 use super::served::Served;
 use super::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::Model;
@@ -36,6 +36,7 @@ use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::Left;
 use api::{Api, Scale, is_absent};
+use known::{Known, LEAVE_ALONE};
 use pods::{Hopeless, Pod, Standing};
 use watch::Followed;
 
@@ -78,48 +79,12 @@ pub struct KubernetesScale {
     taking_back: Arc<Semaphore>,
 }
 
-#[derive(Debug)]
-struct Known {
-    served: Served,
-    deployment: String,
-    given: Option<Url>,
-    /// Never held over an await.
-    life: Mutex<Life>,
-    /// What was last told about replicas that are not ours. Never held over an await.
-    told: Mutex<Option<u32>>,
-    /// Whether it was told that the API server refuses to say how it is.
-    is_refused: AtomicBool,
-    orders: Sequence,
-}
-
-/// What is known of a model between two calls.
-#[derive(Debug, Default)]
-struct Life {
-    /// Where its Pod was seen to be ready.
-    found: Option<Url>,
-    /// It is being loaded, or is: nobody else's replicas are taken back.
-    is_wanted: bool,
-    /// Loads and removals that have begun or ended. A look that began before the last of them has seen another life.
-    turns: u64,
-}
-
 impl KubernetesScale {
     /// `load_timeout`: when the machine gives a load up.
     pub fn new(access: Access, models: impl IntoIterator<Item = ScaledModel>, load_timeout: Duration) -> Self {
-        let known = |ScaledModel { served, deployment, url }| {
-            Arc::new(Known {
-                served,
-                deployment,
-                given: url,
-                life: Mutex::default(),
-                told: Mutex::default(),
-                is_refused: AtomicBool::new(false),
-                orders: Sequence::default(),
-            })
-        };
         Self {
             api: Arc::new(Api::new(access)),
-            models: models.into_iter().map(known).collect(),
+            models: models.into_iter().map(|model| Arc::new(Known::new(model))).collect(),
             load_timeout: Mutex::new(load_timeout),
             turn: AtomicUsize::new(0),
             taking_back: Arc::new(Semaphore::new(1)),
@@ -293,14 +258,12 @@ impl KubernetesScale {
             (Err(error), _) if is_absent(&error) => return Ok(Probed::gone()),
             // Requests go to the Pod without the API server: while that is away, or refuses to say, the model is not gone.
             (Err(error), Some(url)) => {
-                if !matches!(error, DriverError::Silent { .. }) && !known.is_refused.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(deployment = known.deployment, %error, "only the model's Pod tells how it is");
-                }
+                known.tell_refusal(&error);
                 return known.look_at(url).await;
             }
             (asked, _) => asked?,
         };
-        known.is_refused.store(false, Ordering::Relaxed);
+        known.note_answer();
         if scale.replicas == 0 && !list.pods.iter().any(Pod::is_there) {
             if known.life().is_lost(turn) {
                 known.tell(&self.api, 0);
@@ -352,89 +315,6 @@ impl KubernetesScale {
             Some(code) => DriverError::Ended { last_words: format!("exit code {code}: {name}: {why}") },
             None => DriverError::CannotStart(format!("{name}: {why}")),
         }
-    }
-}
-
-const LEAVE_ALONE: &str =
-    "its replicas are the multiplexer's; remove the HorizontalPodAutoscaler, and let GitOps ignore spec.replicas";
-
-impl Known {
-    /// Where requests go, if this Pod is the one.
-    fn address(&self, pod: &Pod) -> Result<Url, DriverError> {
-        self.given.clone().map_or_else(|| pod.address(), Ok)
-    }
-
-    fn found(&self) -> Option<Url> {
-        self.life().found.clone()
-    }
-
-    /// A look at its Pod. One that nobody answers for is there all the same, and with it its GPU.
-    async fn look_at(&self, url: Url) -> Result<Probed, DriverError> {
-        match self.served.look(&self.served.client(url)).await {
-            Err(DriverError::Unreachable { .. }) => Ok(Probed::default()),
-            looked => looked,
-        }
-    }
-
-    fn life(&self) -> MutexGuard<'_, Life> {
-        self.life.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Says once that somebody else scales.
-    fn tell(&self, api: &Api, replicas: u32) {
-        if self.told().replace(replicas) == Some(replicas) {
-            return;
-        }
-        let (model, deployment) = (&*self.served.id, api.name(&self.deployment));
-        match replicas {
-            0 => tracing::warn!(model, deployment, "somebody else scaled a loaded model to 0: {LEAVE_ALONE}"),
-            1 if self.found().is_none() => tracing::warn!(
-                model,
-                deployment,
-                "somebody else scaled a model up beside the loaded one; it was scaled to 0 again: {LEAVE_ALONE}"
-            ),
-            _ => tracing::warn!(
-                model,
-                deployment,
-                replicas,
-                "somebody else gave a loaded model further replicas, which get no requests: {LEAVE_ALONE}"
-            ),
-        }
-    }
-
-    fn told(&self) -> MutexGuard<'_, Option<u32>> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Life {
-    fn begin_load(&mut self) {
-        self.turns += 1;
-        self.is_wanted = true;
-    }
-
-    fn begin_removal(&mut self) {
-        self.turns += 1;
-        self.found = None;
-    }
-
-    fn end_removal(&mut self) {
-        *self = Self { turns: self.turns + 1, ..Self::default() };
-    }
-
-    /// A look that began in this turn has seen its Pod serve there.
-    fn see(&mut self, turn: u64, url: Url) {
-        if self.turns == turn {
-            (self.found, self.is_wanted) = (Some(url), true);
-        }
-    }
-
-    /// A look that began in this turn has seen that nothing of it is left. Whether something was: then somebody else took it
-    /// away, and it is nobody's any more.
-    fn is_lost(&mut self, turn: u64) -> bool {
-        let is_lost = self.turns == turn && self.found.take().is_some();
-        self.is_wanted &= !is_lost;
-        is_lost
     }
 }
 
@@ -493,8 +373,7 @@ impl Driver for KubernetesScale {
     }
 
     fn url(&self, model: &Model) -> Option<Url> {
-        let known = self.find(model).ok()?;
-        known.given.clone().or_else(|| known.found())
+        self.find(model).ok()?.url()
     }
 
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {

@@ -59,6 +59,11 @@ impl Served {
     /// Waits until it is ready, and fails at once if it is ready and another model. As long as it takes.
     pub async fn become_ready(&self, client: &Client) -> Result<(), DriverError> {
         self.appear(client).await?;
+        self.warm_if_wanted(client).await
+    }
+
+    /// Asks for one token where that is a part of being ready.
+    pub async fn warm_if_wanted(&self, client: &Client) -> Result<(), DriverError> {
         if self.warm_up { self.warm(client).await } else { Ok(()) }
     }
 

@@ -221,11 +221,10 @@ impl Driver for VllmSleep {
     fn check<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             self.servers.check(model).await?;
-            let server = self.servers.find(model)?;
-            if server.launch.is_some() {
+            if self.servers.owns(model) {
                 return Ok(());
             }
-            match is_asleep(&server.client).await {
+            match is_asleep(&self.servers.find(model)?.client).await {
                 // It could never make room again.
                 Err(error @ DriverError::Unexpected { .. }) => Err(error),
                 // The engine itself answers, and has other things to do while it wakes or is busy.

@@ -7,6 +7,7 @@ mod end;
 mod harness;
 mod history;
 mod lease;
+mod log;
 mod names;
 mod races;
 mod relays;

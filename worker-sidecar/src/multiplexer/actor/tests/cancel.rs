@@ -10,6 +10,22 @@ use crate::multiplexer::board::Peer;
 use crate::multiplexer::effect::LeaseEnd;
 use crate::multiplexer::error::SlotError;
 
+#[tokio::test(start_paused = true)]
+async fn a_ticket_makes_room_before_the_lease_is_back() {
+    let stage = Stage::serving("a", &["a"]).await;
+    let (mut tickets, mut leases) = (Vec::new(), Vec::new());
+    for _ in 0..4 {
+        let arriving = stage.mux.arrive(stage.new, "a", now());
+        tickets.push(arriving.ticket());
+        leases.push(arriving.await.unwrap());
+    }
+    assert_eq!(stage.send("a").await.unwrap_err(), SlotError::AtCapacity);
+    tickets.pop().unwrap().cancel();
+    leases.push(stage.send("a").await.unwrap());
+    assert_eq!(stage.counts().await, (5, 0));
+    assert_eq!(stage.send("a").await.unwrap_err(), SlotError::AtCapacity, "it makes room once");
+}
+
 // Race e, while draining; race o
 #[tokio::test(start_paused = true)]
 async fn the_gate_opens_again_when_the_last_waiter_goes_before_the_commit() {

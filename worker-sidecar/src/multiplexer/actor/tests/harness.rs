@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use modelrelay_protocol::message::{Command, CommandResult, Demand, Grant, ModelDemand, SlotState, Slots};
+use modelrelay_protocol::secret::Secret;
 use prometheus::Registry;
 use tokio::sync::watch;
 use url::Url;
@@ -13,6 +14,7 @@ use crate::multiplexer::Model;
 use crate::multiplexer::actor::{Arriving, Lease, Report, now};
 use crate::multiplexer::board::{Peer, RelaySink};
 use crate::multiplexer::config::{ModelConfig, SlotConfig};
+use crate::multiplexer::driver::key::Key;
 use crate::multiplexer::driver::memory::{Blind, SlotMemory};
 use crate::multiplexer::driver::slot::SlotDriver;
 use crate::multiplexer::driver::{Call, Capabilities, Driver, DriverError, Probed, Returns};
@@ -23,6 +25,8 @@ use crate::multiplexer::metrics::Metrics;
 use crate::multiplexer::slots::Multiplexer;
 
 pub(super) const LOAD: Duration = Duration::from_secs(2);
+/// What the slot's backends want to be shown.
+pub(super) const KEY: &str = "shown-to-backends";
 pub(super) const EVICT: Duration = Duration::from_secs(1);
 
 pub(super) fn secs(secs: f64) -> Duration {
@@ -288,7 +292,8 @@ pub(super) fn fake(config: &SlotConfig, owns_backends: bool) -> Arc<Fake> {
 }
 
 pub(super) fn slot_driver(driver: &Arc<Fake>) -> Arc<SlotDriver> {
-    Arc::new(SlotDriver::new(Arc::<Fake>::clone(driver), SlotMemory::new(Arc::new(Blind))))
+    let slot = SlotDriver::new(Arc::<Fake>::clone(driver), SlotMemory::new(Arc::new(Blind)));
+    Arc::new(slot.with_key(Key::new(Some(Secret::new(KEY)))))
 }
 
 impl Stage {

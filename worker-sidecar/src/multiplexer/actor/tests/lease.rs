@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 
 use modelrelay_protocol::message::Demand;
+use modelrelay_protocol::secret::Secret;
 use tokio::time::Instant;
 
-use super::harness::{EVICT, LOAD, Stage, pass, secs};
+use super::harness::{EVICT, KEY, LOAD, Stage, pass, secs};
 use crate::multiplexer::actor::{Arriving, now};
 use crate::multiplexer::effect::LeaseEnd;
 use crate::multiplexer::error::SlotError;
@@ -17,6 +18,7 @@ async fn a_lease_names_its_backend_and_its_load() {
     let stage = Stage::new(&["a", "b"]).await;
     let lease = stage.ask("a").await.unwrap();
     assert_eq!((lease.url().as_str(), lease.generation(), &**lease.model()), ("http://127.0.0.1:1/a", 1, "a"));
+    assert_eq!(lease.key(), Some(&Secret::new(KEY)));
     assert_eq!(stage.driver().log(), ["load a"]);
 }
 

@@ -74,20 +74,51 @@ async fn a_lease_names_its_slot() {
     assert_eq!((stage.ask("a").await.unwrap().slot(), stage.ask("b").await.unwrap().slot()), (0, 1));
 }
 
-#[tokio::test(start_paused = true)]
-async fn held_requests_go_where_there_is_room() {
+/// Two slots of these capacities with the model `a` resident in both.
+async fn both_serve_a(first: u32, second: u32) -> Stage {
     let slot = |id: &str, capacity| SlotConfig::new(id, vec![ModelConfig::new("a", capacity)]);
-    let stage = Stage::with(vec![slot("gpu0", 1), slot("gpu1", 4)], false).await;
+    let stage = Stage::with(vec![slot("gpu0", first), slot("gpu1", second)], false).await;
     for slot in ["gpu0", "gpu1"] {
         let (op_id, command, model) = (slot.to_owned(), "load".to_owned(), "a".to_owned());
         let command = Command { op_id, command, model, slot: Some(slot.to_owned()), mode: None };
         stage.mux.handle_command(stage.new, &command);
     }
     pass(5.0).await;
+    stage
+}
+
+#[tokio::test(start_paused = true)]
+async fn held_requests_go_where_there_is_room() {
+    let stage = both_serve_a(1, 4).await;
     let mut leases = Vec::new();
     for _ in 0..5 {
         let lease = tokio::time::timeout(Duration::from_secs(1), stage.ask("a")).await;
         leases.push(lease.expect("there is room for it").unwrap());
+    }
+    let held = |slot| leases.iter().filter(|lease| lease.slot() == slot).count();
+    assert_eq!((held(0), held(1)), (1, 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_may_use_all_of_its_grants_in_whatever_slot_they_are() {
+    let stage = both_serve_a(2, 8).await;
+    let told = Arc::new(Sink::default());
+    let other = stage.mux.join(Peer::Slots1, Arc::<Sink>::clone(&told));
+    let mut leases = Vec::new();
+    for _ in 0..10 {
+        leases.push(stage.mux.arrive(other, "a", now()).await.unwrap());
+    }
+    let models = vec![ModelDemand { id: "a".to_owned(), waiting: 20, oldest_ms: 0, sum_ms: 0 }];
+    for relay in [stage.new, other] {
+        stage.mux.handle_demand(relay, &Demand { models: models.clone() });
+    }
+    for lease in leases {
+        lease.release(true).await;
+    }
+    assert_eq!((stage.told.granted("a"), told.granted("a")), (Some(5), Some(5)), "one of two and four of eight");
+    let mut leases = Vec::new();
+    for _ in 0..5 {
+        leases.push(stage.send("a").await.unwrap());
     }
     let held = |slot| leases.iter().filter(|lease| lease.slot() == slot).count();
     assert_eq!((held(0), held(1)), (1, 4));
@@ -216,6 +247,18 @@ async fn models_that_are_wanted_at_once_are_loaded_at_once_each_in_a_slot_of_its
     let _waiting = ["m", "n", "o"].map(|id| stage.ask(id));
     pass(0.1).await;
     assert_eq!(targets(&stage), each);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_begins_in_a_moment_is_not_begun_elsewhere_too() {
+    let slot =
+        |id: &str, models: &[&str]| SlotConfig::new(id, models.iter().map(|id| ModelConfig::new(*id, 4)).collect());
+    let stage = Stage::with(vec![slot("gpu0", &["m", "o"]), slot("gpu1", &["m"])], false).await;
+    stage.mux.handle_demand(stage.new, &demand(&["m"]));
+    stage.mux.handle_demand(stage.new, &demand(&["m", "o"]));
+    stage.mux.handle_demand(stage.new, &demand(&["m", "o"]));
+    pass(0.1).await;
+    assert_eq!(targets(&stage), [Some("m".to_owned()), None]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -64,6 +64,11 @@ struct State {
     version: u64,
     forbidden: BTreeSet<String>,
     is_away: bool,
+    /// Requests so far, and those of them that were turned away because it is away.
+    received: u32,
+    turned_away: u32,
+    /// Deployments that have a Pod, or whose controller is about to make one.
+    busy: BTreeSet<String>,
     /// How long each answer takes, but for what a watch brings.
     delay: Duration,
     /// How many of the next requests of a kind are answered with 503.
@@ -102,6 +107,9 @@ impl Cluster {
             version: 1,
             forbidden: BTreeSet::new(),
             is_away: false,
+            received: 0,
+            turned_away: 0,
+            busy: BTreeSet::new(),
             delay: Duration::ZERO,
             hiccups: BTreeMap::new(),
             has_expired: false,
@@ -150,6 +158,24 @@ impl Cluster {
     #[must_use]
     pub fn most_pods(&self) -> usize {
         self.shared.state().most_pods
+    }
+
+    /// Deployments that have a Pod, or whose controller is about to make one, whatever has been said since.
+    #[must_use]
+    pub fn busy(&self) -> Vec<String> {
+        self.shared.state().busy.iter().cloned().collect()
+    }
+
+    /// Requests so far, those too that wait for their answer.
+    #[must_use]
+    pub fn received(&self) -> u32 {
+        self.shared.state().received
+    }
+
+    /// Requests so far that came while it was away.
+    #[must_use]
+    pub fn turned_away(&self) -> u32 {
+        self.shared.state().turned_away
     }
 
     /// Every kind of request so far, such as `patch deployments/scale`.

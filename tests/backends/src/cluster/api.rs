@@ -32,7 +32,11 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
 }
 
 async fn take_time(State(shared): Cluster, request: Request, next: Next) -> Response {
-    let delay = shared.state().delay;
+    let delay = {
+        let mut state = shared.state();
+        state.received += 1;
+        state.delay
+    };
     tokio::time::sleep(delay).await;
     next.run(request).await
 }
@@ -53,7 +57,9 @@ fn refusal(shared: &Shared, right: &str, headers: &HeaderMap) -> Option<Response
     let mut state = shared.state();
     state.asked.insert(right.to_owned());
     let hiccups = state.hiccups.get_mut(right).filter(|left| **left > 0);
-    if hiccups.map(|left| *left -= 1).is_some() || state.is_away {
+    let hiccups = hiccups.map(|left| *left -= 1).is_some();
+    state.turned_away += u32::from(state.is_away);
+    if hiccups || state.is_away {
         return Some(status(StatusCode::SERVICE_UNAVAILABLE, "the server is currently unable to handle the request"));
     }
     if headers.get("authorization").is_none_or(|sent| *sent != *format!("Bearer {}", state.token)) {

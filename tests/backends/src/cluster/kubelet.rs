@@ -17,6 +17,7 @@ const RESTART_AFTER: Duration = Duration::from_secs(1);
 pub(super) async fn drive(shared: Arc<Shared>, name: String) {
     loop {
         scaled(&shared, &name, |replicas| replicas > 0).await;
+        shared.state().busy.insert(name.clone());
         let deployment = shared.state().deployments[&name].0.clone();
         // The controller has seen that it is to make a Pod, and makes it, whatever has been said since.
         sleep(deployment.created_after).await;
@@ -38,6 +39,7 @@ pub(super) async fn drive(shared: Arc<Shared>, name: String) {
         shared.put_pod(pod.clone());
         sleep(deployment.lingers / 2).await;
         shared.remove_pod(pod["metadata"]["name"].as_str().unwrap_or_default());
+        shared.state().busy.remove(&name);
     }
 }
 

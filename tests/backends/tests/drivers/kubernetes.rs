@@ -54,8 +54,7 @@ async fn evicted_while(
 /// Loads `b` behind `a`, whose late Pod somebody must have waited for.
 async fn assert_never_two(cluster: &Cluster, driver: &KubernetesScale) {
     driver.load(&"b".into(), LoadKind::Cold).await.unwrap();
-    // By then it would have come.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    until("no other Pod is to come", async || cluster.busy() == ["b"]).await;
     assert_eq!((cluster.pods(), cluster.most_pods()), (1, 1));
 }
 
@@ -278,16 +277,18 @@ async fn an_api_server_that_is_away_is_waited_for_and_ends_no_model() {
     cluster.set_away(true);
     assert!(matches!(driver.check(&a).await, Err(DriverError::Silent { .. })));
     assert!(matches!(driver.probe(&a).await, Err(DriverError::Silent { .. })), "which is not that nothing is there");
+    let turned_away = cluster.turned_away();
     let back = async {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        until("it was asked in vain", async || cluster.turned_away() > turned_away).await;
         cluster.set_away(false);
     };
     let (loaded, ()) = tokio::join!(driver.load(&a, LoadKind::Cold), back);
     loaded.unwrap();
     cluster.set_away(true);
     assert!(driver.probe(&a).await.unwrap().ready, "requests reach the Pod all the same");
+    let turned_away = cluster.turned_away();
     let back = async {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        until("it was asked in vain", async || cluster.turned_away() > turned_away).await;
         cluster.set_away(false);
     };
     let (evicted, ()) = tokio::join!(driver.evict(&a), back);
@@ -371,8 +372,9 @@ async fn a_look_that_ends_after_an_eviction_began_has_found_nothing() {
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
     cluster.set_delay(Duration::from_millis(500));
+    let received = cluster.received();
     let late = async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        until("the look is under way", async || cluster.received() > received).await;
         driver.evict(&a).await
     };
     let (looked, evicted) = tokio::join!(driver.probe(&a), late);

@@ -13,6 +13,7 @@ pub mod fake_kubernetes;
 pub mod fake_relay;
 pub mod instructions;
 pub mod namespace;
+pub mod own_log;
 pub mod process;
 pub mod relay;
 pub mod secrecy;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use modelrelay_backends::cluster::{Cluster, Deployment};
 use modelrelay_backends::fake::{Fake, Kind};
 use modelrelay_backends::server::{free_port, until};
+use modelrelay_harness::own_log::{listen, logged};
 use modelrelay_worker::multiplexer::driver::kubernetes::{KubernetesScale, ScaledModel};
 use modelrelay_worker::multiplexer::driver::memory::SlotMemory;
 use modelrelay_worker::multiplexer::driver::served::Served;
@@ -307,6 +308,47 @@ async fn rights_that_are_taken_away_end_no_model() {
     }
     let error = driver.probe(&"b".into()).await.unwrap_err().to_string();
     assert!(error.contains("get on deployments/scale"), "{error}");
+}
+
+fn messages() -> Vec<String> {
+    logged().iter().filter_map(|line| Some(line["message"].as_str()?.to_owned())).collect()
+}
+
+#[tokio::test]
+async fn an_api_server_that_does_not_say_how_a_model_is_is_told_once_if_it_refuses() {
+    let (cluster, driver) = two().await;
+    let a = "a".into();
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    listen();
+    cluster.set_away(true);
+    driver.probe(&a).await.unwrap();
+    assert_eq!(messages(), Vec::<String>::new(), "it comes back");
+    cluster.set_away(false);
+    cluster.forbid("list pods");
+    for _ in 0..3 {
+        driver.probe(&a).await.unwrap();
+    }
+    assert_eq!(messages(), ["only the model's Pod tells how it is"]);
+}
+
+#[tokio::test]
+async fn further_replicas_of_a_loaded_model_are_told_once_until_they_are_gone() {
+    let (cluster, driver) = two().await;
+    let a = "a".into();
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    listen();
+    for (replicas, lines) in [(1, 0), (2, 1), (3, 1), (1, 0), (3, 1)] {
+        cluster.scale("a", replicas);
+        for _ in 0..3 {
+            assert!(driver.probe(&a).await.unwrap().ready);
+        }
+        let said = messages();
+        assert!(
+            said.iter().all(|said| said.starts_with("somebody else gave a loaded model further replicas")),
+            "{said:?}"
+        );
+        assert_eq!(said.len(), lines, "{replicas} replicas: {said:?}");
+    }
 }
 
 #[tokio::test]

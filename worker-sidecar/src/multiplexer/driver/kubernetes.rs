@@ -271,7 +271,7 @@ impl KubernetesScale {
             return Ok(Probed::gone());
         }
         let pod = match pods::standing(list.pods.iter()) {
-            Standing::Ready(pod) if scale.replicas > 0 => pod,
+            Standing::Ready(pod) if scale.replicas != 0 => pod,
             Standing::Ready(_) | Standing::Hopeless(_) | Standing::Waiting(_) => return Ok(Probed::default()),
         };
         let url = known.address(pod)?;

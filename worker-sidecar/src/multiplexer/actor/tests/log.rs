@@ -1,49 +1,9 @@
 //! What a slot's log says of a swap: one story, with who waits and who runs.
 
-use std::cell::RefCell;
-use std::io;
-use std::sync::Once;
-
-use serde_json::{Value, json};
+use modelrelay_harness::own_log::{listen, logged};
+use serde_json::json;
 
 use super::harness::{LOAD, Play, Stage, pass};
-
-thread_local! {
-    /// What was logged on this thread, as JSON, once a test wants to know it.
-    static LOGGED: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
-}
-
-struct Writer;
-
-impl io::Write for Writer {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        LOGGED.with_borrow_mut(|logged| logged.as_mut().map_or(Ok(bytes.len()), |logged| logged.write(bytes)))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// One subscriber for all threads: with one of its own, a thread loses lines that others without any came by first.
-fn listen() {
-    static SUBSCRIBE: Once = Once::new();
-    SUBSCRIBE.call_once(|| {
-        tracing_subscriber::fmt()
-            .json()
-            .flatten_event(true)
-            .with_target(false)
-            .without_time()
-            .with_writer(|| Writer)
-            .init();
-    });
-    LOGGED.set(Some(Vec::new()));
-}
-
-fn logged() -> Vec<Value> {
-    let bytes = LOGGED.take().unwrap();
-    bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
-}
 
 #[tokio::test(start_paused = true)]
 async fn a_swap_is_one_story() {

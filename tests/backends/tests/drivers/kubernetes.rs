@@ -278,6 +278,7 @@ async fn an_api_server_that_is_away_is_waited_for_and_ends_no_model() {
     cluster.set_away(true);
     assert!(matches!(driver.check(&a).await, Err(DriverError::Silent { .. })));
     assert!(matches!(driver.probe(&a).await, Err(DriverError::Silent { .. })), "which is not that nothing is there");
+    assert!(!driver.tells_absence(), "no answer is the API server's, not the model's");
     let turned_away = cluster.turned_away();
     let back = async {
         until("it was asked in vain", async || cluster.turned_away() > turned_away).await;
@@ -357,6 +358,17 @@ async fn a_token_that_the_kubelet_has_replaced_is_read_again() {
     driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
     cluster.rotate_token();
     driver.evict(&"a".into()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_model_that_serves_before_its_worker_starts_is_found_with_its_address() {
+    let (cluster, driver) = two().await;
+    let a = "a".into();
+    cluster.scale("a", 1);
+    until("it is found", async || driver.probe(&a).await.is_ok_and(|probed| probed.ready)).await;
+    let (found, answered) = (driver.url(&a).expect("an address"), driver.url(&"b".into()));
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    assert_eq!((driver.url(&a), answered), (Some(found), None));
 }
 
 #[tokio::test]

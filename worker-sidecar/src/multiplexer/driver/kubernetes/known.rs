@@ -154,3 +154,38 @@ impl Life {
         is_lost
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn url() -> Url {
+        "http://10.0.0.7:8000".parse().unwrap()
+    }
+
+    #[test]
+    fn what_a_look_finds_counts_in_the_life_in_which_it_began() {
+        let mut life = Life::default();
+        life.see(life.turns, url());
+        assert_eq!((life.found.as_ref(), life.is_wanted), (Some(&url()), true));
+        assert!(life.is_lost(life.turns), "somebody took it away");
+        assert_eq!((life.found.as_ref(), life.is_wanted), (None, false));
+        assert!(!life.is_lost(life.turns), "nothing was there");
+    }
+
+    #[test]
+    fn what_a_look_finds_counts_nothing_in_a_later_life() {
+        let mut life = Life::default();
+        let mut looks = vec![life.turns];
+        for change in [Life::begin_load, Life::begin_removal, Life::end_removal, Life::begin_load] {
+            change(&mut life);
+            for look in &looks {
+                let wanted = life.is_wanted;
+                life.see(*look, url());
+                assert!(!life.is_lost(*look));
+                assert_eq!((life.found.as_ref(), life.is_wanted), (None, wanted));
+            }
+            looks.push(life.turns);
+        }
+    }
+}

@@ -332,6 +332,10 @@ mod tests {
         assert_eq!(why, format!("Pod p: Unschedulable: {message}"));
         let creating = json!({"waiting": {"reason": "ContainerCreating"}});
         assert_eq!(waiting(&container(&creating, &json!({}))), "Pod p is not ready");
+        let ended = |code| container(&json!({"terminated": {"exitCode": code, "reason": "Error"}}), &json!({}));
+        assert_eq!(waiting(&ended(1)), "Pod p: container vllm: it ended with exit code 1: Error");
+        assert_eq!(waiting(&ended(0)), "Pod p is not ready");
+        assert_eq!(waiting(&json!({"phase": "Pending", "reason": "NodeLost"})), "Pod p: NodeLost");
         let Standing::Waiting(why) = standing([].iter()) else { panic!("there is none") };
         assert!(why.contains("no Pod"), "{why}");
     }

@@ -70,6 +70,10 @@ fn driver(slot: &SlotSettings, supervisor: PathBuf, key: &Key) -> Result<Arc<dyn
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use axum::http::{HeaderMap, StatusCode};
+    use modelrelay_protocol::secret::Secret;
     use url::Url;
 
     use super::super::hooks::HookedModel;
@@ -85,23 +89,23 @@ mod tests {
     #[test]
     fn of_several_slots_only_those_measure_memory_that_name_their_devices() {
         let url: Url = "http://127.0.0.1:1".parse().unwrap();
-        let slot = |devices: &[&str]| SlotSettings {
-            config: SlotConfig::new("gpu0", vec![ModelConfig::new("m", 1)]),
-            driver: DriverSettings::Ollama(url.clone(), vec!["m".into()]),
+        let on = |devices: &[&str]| SlotSettings {
             devices: devices.iter().map(|device| (*device).to_owned()).collect(),
-            backend_names: Default::default(),
-            api_key: None,
+            ..slot(DriverSettings::Ollama(url.clone(), vec!["m".into()]))
         };
-        assert!(meter(&slot(&[]), 1).measures() && meter(&slot(&["1"]), 2).measures());
-        assert!(!meter(&slot(&[]), 2).measures());
-        let is_there = DriverSettings::Static(vec![(Served::new("m"), url.clone())]);
-        let is_there = SlotSettings { driver: is_there, ..slot(&[]) };
-        assert!(!meter(&is_there, 1).measures() && !loads(&is_there) && loads(&slot(&[])));
+        assert!(meter(&on(&[]), 1).measures() && meter(&on(&["1"]), 2).measures());
+        assert!(!meter(&on(&[]), 2).measures());
+        let is_there = slot(DriverSettings::Static(vec![(Served::new("m"), url.clone())]));
+        assert!(!meter(&is_there, 1).measures() && !loads(&is_there) && loads(&on(&[])));
     }
 
-    #[test]
-    fn every_driver_knows_the_models_of_its_slot() {
-        let url: Url = "http://127.0.0.1:1".parse().unwrap();
+    fn slot(driver: DriverSettings) -> SlotSettings {
+        let config = SlotConfig::new("gpu0", vec![ModelConfig::new("m", 1)]);
+        SlotSettings { config, driver, devices: Vec::new(), backend_names: Default::default(), api_key: None }
+    }
+
+    /// Each kind with a model `m` at `url`, what an eviction leaves of it, and whether its backend is the driver's own.
+    fn kinds(url: &Url) -> [(DriverSettings, Left, bool); 8] {
         let served = Served::new("m");
         let reload_from = Some("/weights".to_owned());
         let saver = SaverModel { served: served.clone(), url: url.clone(), launch: None, reload_from };
@@ -110,29 +114,55 @@ mod tests {
         let process = ProcessModel { served: served.clone(), launch: Default::default(), url: None };
         let sleeper = SleeperModel { served: served.clone(), url: url.clone(), launch: None };
         let started = SleeperModel { launch: Some(Default::default()), ..sleeper.clone() };
-        for (settings, leaves, owns) in [
+        [
             (DriverSettings::Static(vec![(served, url.clone())]), Left::Nothing, false),
             (DriverSettings::Process(vec![process]), Left::Nothing, true),
             (DriverSettings::LlamaServer(url.clone(), vec!["m".into()]), Left::Nothing, false),
-            (DriverSettings::Ollama(url, vec!["m".into()]), Left::Nothing, false),
+            (DriverSettings::Ollama(url.clone(), vec!["m".into()]), Left::Nothing, false),
             (DriverSettings::VllmSleep(Level::One, vec![sleeper]), Left::Asleep, false),
             (DriverSettings::Sglang(vec![saver]), Left::Emptied, false),
             (DriverSettings::Hooks(vec![hooked]), Left::Nothing, false),
             (DriverSettings::VllmSleep(Level::Two, vec![started]), Left::Emptied, true),
-        ] {
-            let config = SlotConfig::new("gpu0", vec![ModelConfig::new("m", 1)]);
-            let slot = SlotSettings {
-                config,
-                driver: settings,
-                devices: Vec::new(),
-                backend_names: Default::default(),
-                api_key: None,
-            };
-            let driver = driver(&slot, "worker".into(), &Key::default()).unwrap();
+        ]
+    }
+
+    #[test]
+    fn every_driver_knows_the_models_of_its_slot() {
+        for (settings, leaves, owns) in kinds(&"http://127.0.0.1:1".parse().unwrap()) {
+            let driver = driver(&slot(settings), "worker".into(), &Key::default()).unwrap();
             assert_eq!(driver.models(), [Model::from("m")], "{driver:?}");
             let capabilities = driver.capabilities();
             assert_eq!((capabilities.leaves, capabilities.owns_backends), (leaves, owns), "{driver:?}");
             assert_eq!(driver.owns(&"m".into()), owns, "{driver:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn every_driver_shows_the_key_that_its_slot_has_now() {
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let noted = Arc::clone(&shown);
+        let note = move |headers: HeaderMap| {
+            noted.lock().unwrap().push(headers.get("authorization").cloned());
+            async { StatusCode::NOT_FOUND }
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(note)).await });
+        for (settings, _, _) in kinds(&url).into_iter().filter(|(_, _, owns)| !owns) {
+            let key = Key::new(Some(Secret::new("first")));
+            let driver = driver(&slot(settings), "worker".into(), &key).unwrap();
+            for secret in ["first", "second"] {
+                key.set(Some(Secret::new(secret)));
+                // It answers nothing that a driver could use.
+                let _ = driver.probe(&"m".into()).await;
+                let asked = std::mem::take(&mut *shown.lock().unwrap());
+                assert!(!asked.is_empty(), "{driver:?}");
+                let wanted = format!("Bearer {secret}");
+                assert!(
+                    asked.iter().flatten().filter(|sent| **sent == *wanted).count() == asked.len(),
+                    "{driver:?}: {asked:?}"
+                );
+            }
         }
     }
 }

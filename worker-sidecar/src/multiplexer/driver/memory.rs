@@ -397,6 +397,20 @@ mod tests {
         assert_eq!((nobody.free, nobody.held), (Some(30), None));
     }
 
+    #[tokio::test]
+    async fn a_load_that_is_repeated_says_nothing_of_what_was_free_before() {
+        let (gpu, memory, model) = slot();
+        // In the first life, and in one behind an eviction.
+        for _ in 0..2 {
+            gpu.set(100);
+            memory.note_load(&model).await;
+            gpu.set(30);
+            memory.note_load(&model).await;
+            assert_eq!(memory.reading(Some(&model), Returns::ALL).await.held, Some(70));
+            memory.note_evict(&model).await;
+        }
+    }
+
     // 15
     #[tokio::test]
     async fn beside_a_resident_of_unknown_size_nothing_is_known_to_be_too_little() {

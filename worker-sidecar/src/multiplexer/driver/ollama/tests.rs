@@ -41,8 +41,8 @@ async fn a_server_that_does_not_answer_is_told_in_time_and_by_its_address() {
 struct Played {
     loaded: Mutex<Vec<String>>,
     told: Mutex<Vec<String>>,
-    /// Of its models none can generate.
-    embeds_only: bool,
+    /// What it says instead of generating.
+    refusal: Option<&'static str>,
     /// A load takes so long, and is not called off when its client leaves.
     takes: Duration,
 }
@@ -73,8 +73,8 @@ async fn generate(State(played): State<Arc<Played>>, Json(asked): Json<Value>) -
         played.loaded.lock().unwrap().retain(|name| !is_same(name, model));
         return (StatusCode::OK, Json(json!({"done_reason": "unload"})));
     }
-    if played.embeds_only {
-        return (StatusCode::BAD_REQUEST, Json(json!({"error": "\"tiny\" does not support generate"})));
+    if let Some(refusal) = played.refusal {
+        return (StatusCode::BAD_REQUEST, Json(json!({"error": refusal})));
     }
     played.load(model).await;
     (StatusCode::OK, Json(json!({"done": true})))
@@ -100,10 +100,20 @@ async fn play(played: Played) -> (Arc<Played>, Ollama, Model) {
 
 #[tokio::test]
 async fn an_embedding_model_is_loaded_by_embedding_and_kept() {
-    let (played, ollama, model) = play(Played { embeds_only: true, ..Played::default() }).await;
+    let refusal = Some("\"tiny\" does not support generate");
+    let (played, ollama, model) = play(Played { refusal, ..Played::default() }).await;
     ollama.load(&model, LoadKind::Cold).await.unwrap();
     assert_eq!(*played.told.lock().unwrap(), ["generate tiny -1", "embed tiny -1"]);
     assert_eq!(played.loaded(), ["tiny:latest"]);
+}
+
+#[tokio::test]
+async fn a_load_that_ollama_refuses_is_told_in_its_words_and_not_tried_otherwise() {
+    let refusal = Some("invalid model name");
+    let (played, ollama, model) = play(Played { refusal, ..Played::default() }).await;
+    let error = ollama.load(&model, LoadKind::Cold).await.unwrap_err().to_string();
+    assert!(error.contains("invalid model name"), "{error}");
+    assert_eq!(*played.told.lock().unwrap(), ["generate tiny -1"]);
 }
 
 #[tokio::test]

@@ -57,9 +57,9 @@ fn refusal(shared: &Shared, right: &str, headers: &HeaderMap) -> Option<Response
     let mut state = shared.state();
     state.asked.insert(right.to_owned());
     let hiccups = state.hiccups.get_mut(right).filter(|left| **left > 0);
-    let hiccups = hiccups.map(|left| *left -= 1).is_some();
+    let is_hiccup = hiccups.map(|left| *left -= 1).is_some();
     state.turned_away += u32::from(state.is_away);
-    if hiccups || state.is_away {
+    if is_hiccup || state.is_away {
         return Some(status(StatusCode::SERVICE_UNAVAILABLE, "the server is currently unable to handle the request"));
     }
     if headers.get("authorization").is_none_or(|sent| *sent != *format!("Bearer {}", state.token)) {

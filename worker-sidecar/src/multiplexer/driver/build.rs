@@ -72,7 +72,7 @@ fn driver(slot: &SlotSettings, supervisor: PathBuf, key: &Key) -> Result<Arc<dyn
 mod tests {
     use std::sync::Mutex;
 
-    use axum::http::{HeaderMap, StatusCode};
+    use axum::http::{HeaderMap, HeaderValue, StatusCode};
     use modelrelay_protocol::secret::Secret;
     use url::Url;
 
@@ -149,7 +149,7 @@ mod tests {
         let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
         tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(note)).await });
         for (settings, _, _) in kinds(&url).into_iter().filter(|(_, _, owns)| !owns) {
-            let key = Key::new(Some(Secret::new("first")));
+            let key = Key::default();
             let driver = driver(&slot(settings), "worker".into(), &key).unwrap();
             for secret in ["first", "second"] {
                 key.set(Some(Secret::new(secret)));
@@ -158,10 +158,8 @@ mod tests {
                 let asked = std::mem::take(&mut *shown.lock().unwrap());
                 assert!(!asked.is_empty(), "{driver:?}");
                 let wanted = format!("Bearer {secret}");
-                assert!(
-                    asked.iter().flatten().filter(|sent| **sent == *wanted).count() == asked.len(),
-                    "{driver:?}: {asked:?}"
-                );
+                let is_shown = |sent: &Option<HeaderValue>| sent.as_ref().is_some_and(|sent| *sent == *wanted);
+                assert!(asked.iter().all(is_shown), "{driver:?}: {asked:?}");
             }
         }
     }

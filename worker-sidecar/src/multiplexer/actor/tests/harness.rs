@@ -25,9 +25,9 @@ use crate::multiplexer::metrics::Metrics;
 use crate::multiplexer::slots::Multiplexer;
 
 pub(super) const LOAD: Duration = Duration::from_secs(2);
+pub(super) const EVICT: Duration = Duration::from_secs(1);
 /// What the slot's backends want to be shown.
 pub(super) const KEY: &str = "shown-to-backends";
-pub(super) const EVICT: Duration = Duration::from_secs(1);
 
 pub(super) fn secs(secs: f64) -> Duration {
     Duration::from_secs_f64(secs)
@@ -341,8 +341,12 @@ impl Stage {
     }
 
     pub(super) fn demand(&self, model: &str, waiting: u32) {
+        self.demand_of(self.new, model, waiting);
+    }
+
+    pub(super) fn demand_of(&self, relay: RelayKey, model: &str, waiting: u32) {
         let models = vec![ModelDemand { id: model.to_owned(), waiting, oldest_ms: 0, sum_ms: 0 }];
-        self.mux.handle_demand(self.new, &Demand { models });
+        self.mux.handle_demand(relay, &Demand { models });
     }
 
     pub(super) fn command(&self, op_id: &str, command: &str, model: &str) {

@@ -47,17 +47,7 @@ async fn grants_of_a_model_that_two_slots_hold_are_summed_and_both_are_used() {
     pass(0.1).await;
     let error = stage.told.results().pop().and_then(|result| result.error);
     assert_eq!(error.as_deref(), Some("model a is in slots gpu0, gpu1: name one"));
-    for slot in ["gpu0", "gpu1"] {
-        let command = Command {
-            op_id: slot.into(),
-            command: "load".into(),
-            model: "a".into(),
-            slot: Some(slot.into()),
-            mode: None,
-        };
-        stage.mux.handle_command(stage.new, &command);
-    }
-    pass(5.0).await;
+    load_a_in_both(&stage).await;
     assert_eq!(stage.told.granted("a"), Some(8));
     let mut leases = Vec::new();
     for _ in 0..8 {
@@ -74,16 +64,20 @@ async fn a_lease_names_its_slot() {
     assert_eq!((stage.ask("a").await.unwrap().slot(), stage.ask("b").await.unwrap().slot()), (0, 1));
 }
 
-/// Two slots of these capacities with the model `a` resident in both.
-async fn both_serve_a(first: u32, second: u32) -> Stage {
-    let slot = |id: &str, capacity| SlotConfig::new(id, vec![ModelConfig::new("a", capacity)]);
-    let stage = Stage::with(vec![slot("gpu0", first), slot("gpu1", second)], false).await;
+async fn load_a_in_both(stage: &Stage) {
     for slot in ["gpu0", "gpu1"] {
         let (op_id, command, model) = (slot.to_owned(), "load".to_owned(), "a".to_owned());
         let command = Command { op_id, command, model, slot: Some(slot.to_owned()), mode: None };
         stage.mux.handle_command(stage.new, &command);
     }
     pass(5.0).await;
+}
+
+/// Two slots of these capacities with the model `a` resident in both.
+async fn both_serve_a(first: u32, second: u32) -> Stage {
+    let slot = |id: &str, capacity| SlotConfig::new(id, vec![ModelConfig::new("a", capacity)]);
+    let stage = Stage::with(vec![slot("gpu0", first), slot("gpu1", second)], false).await;
+    load_a_in_both(&stage).await;
     stage
 }
 
@@ -108,9 +102,8 @@ async fn a_relay_may_use_all_of_its_grants_in_whatever_slot_they_are() {
     for _ in 0..10 {
         leases.push(stage.mux.arrive(other, "a", now()).await.unwrap());
     }
-    let models = vec![ModelDemand { id: "a".to_owned(), waiting: 20, oldest_ms: 0, sum_ms: 0 }];
     for relay in [stage.new, other] {
-        stage.mux.handle_demand(relay, &Demand { models: models.clone() });
+        stage.demand_of(relay, "a", 20);
     }
     for lease in leases {
         lease.release(true).await;
@@ -146,8 +139,7 @@ async fn demand_stays_with_its_slot_while_no_other_is_nearer() {
     let _running = (stage.ask("b").await.unwrap(), stage.ask("c").await.unwrap());
     let other = stage.mux.join(Peer::Slots1, Arc::new(Sink::default()));
     for relay in [stage.new, stage.new, other, stage.new, other] {
-        let models = vec![ModelDemand { id: "a".to_owned(), waiting: 1, oldest_ms: 0, sum_ms: 0 }];
-        stage.mux.handle_demand(relay, &Demand { models });
+        stage.demand_of(relay, "a", 1);
         pass(0.1).await;
         let wanted: Vec<_> = stage.mux.slots().slots.iter().map(|slot| slot.wanted > 0).collect();
         assert_eq!(wanted, [true, false]);

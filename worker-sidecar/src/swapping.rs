@@ -59,6 +59,10 @@ impl Swapping {
         let supervisor = std::env::current_exe()
             .map_err(|error| SettingError::hidden("multiplexer", format!("this program is not found: {error}")))?;
         let drivers = slot_drivers(&slots, &supervisor)?;
+        // Nobody waits for it: a GPU's driver may hang.
+        for driver in drivers.iter().cloned() {
+            tokio::spawn(async move { driver.measure().await });
+        }
         let driven = slots.iter().map(|slot| slot.config.clone()).zip(drivers.iter().cloned()).collect();
         let seed = (random() * 9_007_199_254_740_992.0) as u64;
         Ok(Arc::new(Self {

@@ -74,6 +74,11 @@ impl SlotMemory {
         }
     }
 
+    /// Asks the meter, for what that says of itself.
+    pub async fn measure_once(&self) {
+        self.free().await;
+    }
+
     /// A load begins. One that repeats a load without an eviction between them says nothing about what was free before.
     pub async fn note_load(&self, model: &Model) {
         let free = self.free().await;

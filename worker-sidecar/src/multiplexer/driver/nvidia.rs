@@ -7,7 +7,7 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvml_wrapper::Nvml;
@@ -22,7 +22,8 @@ const SMI_POLL: Duration = Duration::from_millis(10);
 /// The slot's devices.
 #[derive(Debug)]
 pub struct Nvidia {
-    source: Source,
+    /// Looked for when it is first asked: a driver that hangs hangs here too, and then only whoever asks waits, in time.
+    source: OnceLock<Source>,
     /// Indices or UUIDs; none: every device that the container sees.
     devices: Vec<String>,
 }
@@ -44,48 +45,59 @@ struct Program {
 }
 
 impl Nvidia {
-    /// Looks for the library. `devices`: indices or UUIDs of the slot's devices; none means all.
+    /// `devices`: indices or UUIDs of the slot's devices; none means all.
     pub fn new(devices: Vec<String>) -> Self {
-        let program = || Source::Program(Program::new("nvidia-smi".into()));
-        let source = if is_static() {
-            program()
-        } else {
-            match Nvml::init() {
-                Ok(nvml) => Source::Library(Box::new(nvml)),
-                Err(error) => {
-                    tracing::debug!(%error, "NVIDIA's library cannot be used");
-                    program()
-                }
-            }
-        };
-        let found = Self { source, devices };
-        if found.free().is_none() {
-            tracing::info!("GPU memory is not measured: neither NVIDIA's library nor nvidia-smi tells it");
-        }
-        found
+        Self { source: OnceLock::new(), devices }
     }
 
     #[cfg(test)]
     pub(super) fn measures(&self) -> bool {
-        !matches!(self.source, Source::Nothing)
+        !matches!(self.source.get(), Some(Source::Nothing))
     }
 
     /// Measures no GPU, only the control group.
     pub fn without_devices() -> Self {
-        Self { source: Source::Nothing, devices: Vec::new() }
+        Self { source: Source::Nothing.into(), devices: Vec::new() }
+    }
+}
+
+impl Source {
+    fn find() -> Self {
+        let program = || Self::Program(Program::new("nvidia-smi".into()));
+        if is_static() {
+            return program();
+        }
+        match Nvml::init() {
+            Ok(nvml) => Self::Library(Box::new(nvml)),
+            Err(error) => {
+                tracing::debug!(%error, "NVIDIA's library cannot be used");
+                program()
+            }
+        }
+    }
+
+    fn free(&self, devices: &[String]) -> Option<u64> {
+        match self {
+            Self::Library(nvml) => {
+                let read = free_by_library(nvml, devices);
+                read.inspect_err(|error| tracing::debug!(%error, "GPU memory cannot be read")).ok()
+            }
+            Self::Program(program) => program.free(devices),
+            Self::Nothing => None,
+        }
     }
 }
 
 impl Meter for Nvidia {
     fn free(&self) -> Option<u64> {
-        match &self.source {
-            Source::Library(nvml) => {
-                let read = free_by_library(nvml, &self.devices);
-                read.inspect_err(|error| tracing::debug!(%error, "GPU memory cannot be read")).ok()
-            }
-            Source::Program(program) => program.free(&self.devices),
-            Source::Nothing => None,
+        if let Some(source) = self.source.get() {
+            return source.free(&self.devices);
         }
+        let free = self.source.get_or_init(Source::find).free(&self.devices);
+        if free.is_none() {
+            tracing::info!("GPU memory is not measured: neither NVIDIA's library nor nvidia-smi tells it");
+        }
+        free
     }
 
     fn host_free(&self) -> Option<u64> {

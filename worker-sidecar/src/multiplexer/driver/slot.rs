@@ -46,6 +46,12 @@ impl SlotDriver {
         &*self.driver
     }
 
+    /// Looks once whether there is memory to measure, so that the log says at the start, and not at the first load, that there
+    /// is none.
+    pub async fn measure(&self) {
+        self.memory.measure_once().await;
+    }
+
     fn knows(&self, model: &Model) -> bool {
         self.driver.models().contains(model)
     }

@@ -127,9 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn every_driver_knows_the_models_of_its_slot() {
-        for (settings, leaves, owns) in kinds(&"http://127.0.0.1:1".parse().unwrap()) {
-            let driver = driver(&slot(settings), "worker".into(), &Key::default()).unwrap();
+    fn every_slot_gets_a_driver_that_knows_its_models() {
+        let kinds = kinds(&"http://127.0.0.1:1".parse().unwrap());
+        let slots: Vec<_> = kinds.iter().map(|(settings, ..)| slot(settings.clone())).collect();
+        let drivers = slot_drivers(&slots, Path::new("worker")).unwrap();
+        assert_eq!(drivers.len(), kinds.len());
+        for (driver, (_, leaves, owns)) in drivers.iter().map(|slot| slot.driver()).zip(kinds) {
             assert_eq!(driver.models(), [Model::from("m")], "{driver:?}");
             let capabilities = driver.capabilities();
             assert_eq!((capabilities.leaves, capabilities.owns_backends), (leaves, owns), "{driver:?}");

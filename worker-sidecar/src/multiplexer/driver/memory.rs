@@ -103,7 +103,7 @@ impl SlotMemory {
         let free = self.free().await;
         let mut seen = self.lock();
         let seen = seen.entry(Arc::clone(model)).or_default();
-        *seen = Seen { before_load: None, after_load: free, at_evict: None, ..*seen };
+        *seen = Seen { before_load: None, after_load: free, ..*seen };
     }
 
     /// An eviction begins. The second of two attempts says nothing about what the model held.
@@ -321,13 +321,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_model_that_was_found_has_to_give_something_back() {
-        for (free, freed) in [(20, false), (60, true)] {
+        for (has_lived, free, freed) in [(false, 20, false), (false, 60, true), (true, 20, false), (true, 60, true)] {
             let (gpu, memory, model) = slot();
+            if has_lived {
+                load_and_evict(&gpu, &memory, &model).await;
+            }
             gpu.set(20);
             memory.note_found(&model).await;
             memory.note_evict(&model).await;
             gpu.set(free);
-            assert_eq!(is_freed_soon(memory, &model).await, freed, "{free}");
+            assert_eq!(is_freed_soon(memory, &model).await, freed, "{free}, {has_lived}");
         }
     }
 

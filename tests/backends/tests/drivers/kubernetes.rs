@@ -89,14 +89,16 @@ async fn nothing_is_asked_but_what_its_role_allows() {
 
 #[tokio::test]
 async fn a_model_is_gone_when_its_pod_is_and_never_are_there_two() {
-    let lingering = Deployment { lingers: Duration::from_millis(700), ..engine("a") };
+    // Longer than a Pod is waited for that may still come.
+    let lingers = Duration::from_millis(2500);
+    let lingering = Deployment { lingers, ..engine("a") };
     let cluster = Cluster::start(vec![("a", lingering), ("b", engine("b"))]).await;
     let driver = driver(&cluster, &["a", "b"], modelrelay_harness::PATIENCE);
     for _ in 0..2 {
         driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
         let began = Instant::now();
         driver.evict(&"a".into()).await.unwrap();
-        assert!(began.elapsed() >= Duration::from_millis(700) && cluster.pods() == 0, "a terminating Pod counts");
+        assert!(began.elapsed() >= lingers && cluster.pods() == 0, "a terminating Pod counts");
         driver.load(&"b".into(), LoadKind::Cold).await.unwrap();
         driver.evict(&"b".into()).await.unwrap();
     }
@@ -372,12 +374,16 @@ async fn a_model_that_serves_before_its_worker_starts_is_found_with_its_address(
 }
 
 #[tokio::test]
-async fn a_model_that_somebody_else_scales_to_zero_is_seen_to_be_gone() {
+async fn a_model_that_somebody_else_scales_to_zero_is_seen_to_be_gone_and_told_once() {
     let (cluster, driver) = two().await;
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
+    listen();
     cluster.scale("a", 0);
     until("it is gone", async || driver.probe(&a).await.is_ok_and(|probed| probed.gone)).await;
+    assert!(driver.probe(&a).await.unwrap().gone);
+    let said = messages();
+    assert!(matches!(&said[..], [said] if said.starts_with("somebody else scaled a loaded model to 0")), "{said:?}");
 }
 
 #[tokio::test]

@@ -189,6 +189,11 @@ impl Cluster {
         self.shared.state().forbidden.insert(right.to_owned());
     }
 
+    /// Gives it back.
+    pub fn allow(&self, right: &str) {
+        self.shared.state().forbidden.remove(right);
+    }
+
     /// Whether it answers nothing but 503, and ends its watches.
     pub fn set_away(&self, is_away: bool) {
         self.shared.change(|state| state.is_away = is_away);

@@ -320,6 +320,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn what_a_model_held_in_an_earlier_life_counts_no_more() {
+        let (gpu, memory, model) = slot();
+        load_and_evict(&gpu, &memory, &model).await;
+        memory.note_loaded(&model).await;
+        gpu.set(100);
+        memory.note_load(&model).await;
+        gpu.set(60);
+        memory.note_loaded(&model).await;
+        gpu.set(94); // nine tenths of 80 above 20, and not of 40 above 60
+        assert!(!is_freed_soon(memory, &model).await);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_model_that_was_found_has_to_give_something_back() {
         for (has_lived, free, freed) in [(false, 20, false), (false, 60, true), (true, 20, false), (true, 60, true)] {
             let (gpu, memory, model) = slot();
@@ -362,6 +375,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn who_asks_while_another_asks_has_an_answer_too() {
+        let (release, released) = std::sync::mpsc::channel();
+        let meter = Arc::new(Hung { released: Mutex::new(released), asked: AtomicU64::new(0) });
+        let memory = SlotMemory::new(Arc::<Hung>::clone(&meter));
+        let asked = async {
+            while meter.asked.load(Ordering::Relaxed) == 0 {
+                tokio::task::yield_now().await;
+            }
+            drop(release);
+        };
+        assert_eq!(tokio::join!(memory.free(), memory.free(), asked), (Some(7), Some(7), ()));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_driver_that_hangs_keeps_one_thread_and_no_call_for_ever() {
         let (release, released) = std::sync::mpsc::channel();
         let meter = Arc::new(Hung { released: Mutex::new(released), asked: AtomicU64::new(0) });
@@ -385,6 +412,11 @@ mod tests {
             () = passing => {}
         }
         assert_eq!(meter.asked.load(Ordering::Relaxed), 1, "while it hangs nobody else asks it");
+        tokio::select! {
+            biased;
+            free = memory.free() => assert_eq!(free, None),
+            () = std::future::ready(()) => panic!("what is known to hang is waited for"),
+        }
         drop(release);
         // Its thread goes on by its own time.
         let released = Instant::now();

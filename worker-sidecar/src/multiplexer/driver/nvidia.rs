@@ -233,6 +233,8 @@ mod tests {
         let asks = program(folder.path(), &format!("[ \"$*\" = '{asked}' ] && echo 512"));
         assert_eq!(asks.free(&["0".to_owned(), "GPU-1".to_owned()]), Some(512 << 20));
         assert_eq!(asks.free(&[]), None, "it failed");
+        let devices = vec!["0".to_owned(), "GPU-1".to_owned()];
+        assert_eq!(Nvidia { source: Source::Program(asks).into(), devices }.free(), Some(512 << 20));
         assert_eq!(Program::new(folder.path().join("missing")).free(&[]), None);
     }
 

@@ -359,6 +359,9 @@ fn quote(body: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::TcpListener;
+
     use super::*;
 
     #[test]
@@ -387,5 +390,31 @@ mod tests {
         assert!(matches!(of("ERROR"), Event::Over));
         assert!(matches!(of("BOOKMARK"), Event::Other));
         assert!(matches!(event(b"{}"), Event::Over));
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_sends_a_line_without_an_end_is_over() {
+        let account = tempfile::tempdir().unwrap();
+        std::fs::write(account.path().join("token"), "token").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let serving = async {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            let line = vec![b' '; MAX_ANSWER_BYTES + 1];
+            let head = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n", line.len());
+            connection.write_all(head.as_bytes()).await.unwrap();
+            // It goes on, and what is behind that never comes.
+            let _ = connection.write_all(&line).await;
+            std::future::pending::<()>().await;
+        };
+        let reading = async {
+            let mut watch = Api::new(Access::new(server, account.path(), "llm")).watch("app=a", "1").await.unwrap();
+            let over = timeout(Duration::from_secs(WATCH_SECONDS / 2), watch.next()).await;
+            assert!(over.expect("its end, long before its time").is_none());
+        };
+        tokio::select! {
+            () = serving => {}
+            () = reading => {}
+        }
     }
 }

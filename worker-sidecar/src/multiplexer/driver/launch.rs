@@ -397,6 +397,25 @@ mod tests {
         assert_eq!(tail.quote(), "38 | 39 | 40 | 41 | 42");
     }
 
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn the_log_has_the_words_and_the_end_of_a_process_unless_it_is_a_quiet_one() {
+        use modelrelay_harness::own_log::{listen, logged};
+        for is_quiet in [false, true] {
+            listen();
+            let mut says = Command::new("sh");
+            says.args(["-c", "echo a word; exit 3"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let (tail, (_orders, received)) = (Arc::<Tail>::default(), mpsc::unbounded_channel());
+            let (ending, end) = watch::channel(None);
+            let listener = Listener { model: "m".into(), tail: Arc::clone(&tail), is_quiet, is_command: false };
+            attend(says.spawn().unwrap(), listener, received, ending).await;
+            assert_eq!((end.borrow().unwrap().code, tail.quote()), (Some(3), "a word".to_owned()));
+            let lines: Vec<_> = logged().iter().map(|line| line["message"].clone()).collect();
+            let said = ["a word", "the backend's process has ended"];
+            assert_eq!(lines, if is_quiet { &[] } else { &said[..] });
+        }
+    }
+
     #[test]
     fn a_taken_port_is_no_port() {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -27,6 +27,15 @@ struct Played {
     told: Mutex<Vec<&'static str>>,
     /// How it answers a load, and what becomes of the model then.
     load: (StatusCode, &'static str),
+    /// How it answers when it is to unload it, which it does unless it refuses the key.
+    unload: StatusCode,
+}
+
+impl Played {
+    fn new(status: &'static str) -> Self {
+        let load = (StatusCode::OK, "loaded");
+        Self { status: Mutex::new(status), told: Mutex::default(), load, unload: StatusCode::OK }
+    }
 }
 
 async fn list(State(played): State<Arc<Played>>) -> Json<Value> {
@@ -41,10 +50,26 @@ async fn load(State(played): State<Arc<Played>>) -> (StatusCode, Json<Value>) {
     (answer, Json(json!({"error": {"message": "as the test wants it"}})))
 }
 
-async fn unload(State(played): State<Arc<Played>>) -> Json<Value> {
+async fn unload(State(played): State<Arc<Played>>) -> (StatusCode, Json<Value>) {
     played.told.lock().unwrap().push("unload");
-    *played.status.lock().unwrap() = "unloaded";
-    Json(json!({"success": true}))
+    if played.unload != StatusCode::UNAUTHORIZED {
+        *played.status.lock().unwrap() = "unloaded";
+    }
+    (played.unload, Json(json!({"error": {"message": "as the test wants it"}})))
+}
+
+async fn serve(played: Played) -> (Arc<Played>, LlamaRouter) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let played = Arc::new(played);
+    let routes = Router::new().route("/models", get(list)).route("/models/load", post(load));
+    let routes = routes.route("/models/unload", post(unload)).with_state(Arc::clone(&played));
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    (played, LlamaRouter::new(url, vec!["a".into()]))
+}
+
+async fn in_time<T>(call: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(5), call).await.expect("it does not wait for ever")
 }
 
 /// What comes of a load of `a`, and what the router was told.
@@ -52,16 +77,8 @@ async fn loaded(
     status: &'static str,
     load_answer: (StatusCode, &'static str),
 ) -> (Result<(), String>, Vec<&'static str>) {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-    let played = Arc::new(Played { status: Mutex::new(status), told: Mutex::default(), load: load_answer });
-    let routes = Router::new().route("/models", get(list)).route("/models/load", post(load));
-    let routes = routes.route("/models/unload", post(unload)).with_state(Arc::clone(&played));
-    tokio::spawn(async move { axum::serve(listener, routes).await });
-    let router = LlamaRouter::new(url, vec!["a".into()]);
-    let model = "a".into();
-    let loading = tokio::time::timeout(Duration::from_secs(5), router.load(&model, LoadKind::Cold));
-    let result = loading.await.expect("it does not wait for ever").map_err(|failure| failure.to_string());
+    let (played, router) = serve(Played { load: load_answer, ..Played::new(status) }).await;
+    let result = in_time(router.load(&"a".into(), LoadKind::Cold)).await.map_err(|failure| failure.to_string());
     let told = played.told.lock().unwrap().clone();
     (result, told)
 }
@@ -87,4 +104,15 @@ async fn a_routers_refusal_is_told() {
     let refused = refused.unwrap_err();
     assert!(refused.contains("401") && refused.contains("as the test wants it"), "{refused}");
     assert_eq!(told, ["load"]);
+}
+
+#[tokio::test]
+async fn what_has_gone_before_it_is_unloaded_is_no_failure_and_a_refusal_is() {
+    for (answer, fails) in [(StatusCode::OK, false), (StatusCode::BAD_REQUEST, false), (StatusCode::UNAUTHORIZED, true)]
+    {
+        let (played, router) = serve(Played { unload: answer, ..Played::new("loaded") }).await;
+        let evicted = in_time(router.evict(&"a".into())).await;
+        assert_eq!(evicted.is_err(), fails, "{answer}: {evicted:?}");
+        assert_eq!(*played.told.lock().unwrap(), ["unload"], "{answer}");
+    }
 }

@@ -111,6 +111,12 @@ pub(crate) async fn a_backend_that_cannot_be_reached_is_known_beforehand(mut rig
 
 pub(crate) async fn a_dead_backend_is_noticed(mut rig: Rig) {
     load(&rig, 0).await;
+    let is_over = tokio::select! {
+        biased;
+        () = rig.driver.ended(&rig.models[0]) => true,
+        () = std::future::ready(()) => false,
+    };
+    assert!(!is_over, "it serves");
     rig.kill_backends().await;
     if rig.driver.capabilities().owns_backends {
         let ended = tokio::time::timeout(modelrelay_harness::PATIENCE, rig.driver.ended(&rig.models[0])).await;

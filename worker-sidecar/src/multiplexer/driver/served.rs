@@ -160,7 +160,7 @@ pub fn flag(value: &Value, name: &str) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use ::http::{HeaderMap, StatusCode};
-    use axum::routing::get;
+    use axum::routing::{get, post};
     use axum::{Json, Router};
     use modelrelay_protocol::secret::Secret;
 
@@ -175,7 +175,10 @@ mod tests {
                 (StatusCode::UNAUTHORIZED, Json(json!({"error": "no key"})))
             }
         };
-        let router = Router::new().route("/health", get(async || "ok")).route("/v1/models", get(models));
+        serve(Router::new().route("/health", get(async || "ok")).route("/v1/models", get(models))).await
+    }
+
+    async fn serve(router: Router) -> Url {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
         drop(tokio::spawn(async move { axum::serve(listener, router).await }));
@@ -199,6 +202,23 @@ mod tests {
             );
         }
         assert_eq!(ready(Some("k3y")).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_model_that_is_to_be_warmed_up_is_ready_when_it_has_answered_once_and_no_other_is_asked() {
+        for (warm_up, status, ready) in [(false, 500, true), (true, 200, true), (true, 500, false)] {
+            let (note, mut asked) = tokio::sync::mpsc::unbounded_channel();
+            let answer = async move |Json(body): Json<Value>| {
+                note.send(body).unwrap();
+                StatusCode::from_u16(status).unwrap()
+            };
+            let models = get(async || Json(json!({"data": [{"id": "m"}]})));
+            let server = Router::new().route("/v1/models", models).route("/v1/completions", post(answer));
+            let served = Served { warm_up, ..Served::new("m") };
+            assert_eq!(served.become_ready(&served.client(serve(server).await)).await.is_ok(), ready, "{status}");
+            let body = asked.try_recv().ok();
+            assert_eq!(body, warm_up.then(|| json!({"model": "m", "prompt": "Hi", "max_tokens": 1})), "{status}");
+        }
     }
 
     #[test]

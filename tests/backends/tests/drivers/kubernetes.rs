@@ -197,6 +197,29 @@ async fn a_container_that_dies_while_loading_fails_the_load_too() {
 }
 
 #[tokio::test]
+async fn a_pod_that_goes_before_its_model_is_ready_is_asked_no_more() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (note, mut asked) = tokio::sync::mpsc::unbounded_channel();
+    let loading = move || {
+        let _ = note.send(());
+        async { axum::http::StatusCode::SERVICE_UNAVAILABLE }
+    };
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(loading)).await });
+    let idle = ["sleep", "60"].map(str::to_owned).to_vec();
+    let cluster = Cluster::start(vec![("a", Deployment::new(idle, port))]).await;
+    let driver = driver(&cluster, &["a"], Duration::from_secs(3));
+    let disturbed = async {
+        asked.recv().await;
+        cluster.scale("a", 0);
+    };
+    let a = "a".into();
+    let (loaded, ()) = tokio::join!(driver.load(&a, LoadKind::Cold), disturbed);
+    let failure = loaded.unwrap_err().to_string();
+    assert!(failure.contains("not ready after") && !failure.contains("its Pod is ready"), "{failure}");
+}
+
+#[tokio::test]
 async fn an_image_that_cannot_be_pulled_fails_the_load_at_once() {
     let failure = failure_of(waiting("ImagePullBackOff", &json!({})), modelrelay_harness::PATIENCE).await.to_string();
     assert!(
@@ -233,10 +256,14 @@ async fn a_missing_right_is_known_beforehand_and_named() {
 }
 
 #[tokio::test]
-async fn without_the_right_to_watch_pods_are_listed() {
-    let (cluster, driver) = two().await;
+async fn without_the_right_to_watch_pods_are_listed_now_and_then() {
+    let slow = Deployment { created_after: Duration::from_millis(1500), ..engine("a") };
+    let cluster = Cluster::start(vec![("a", slow)]).await;
+    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
     cluster.forbid("watch pods");
     driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
+    // Each second a list and an attempt to watch, as long as all of the patience if need be.
+    assert!(cluster.received() < 30, "{} requests", cluster.received());
     driver.evict(&"a".into()).await.unwrap();
     assert_eq!(cluster.pods(), 0);
 }

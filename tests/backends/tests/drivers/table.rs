@@ -140,6 +140,9 @@ pub(crate) async fn a_forced_eviction_works_from_every_state(rig: Rig) {
     rig.driver.force_evict(model).await.unwrap();
     load(&rig, 0).await;
     rig.driver.force_evict(model).await.unwrap();
+    if rig.driver.capabilities().owns_backends {
+        assert_eq!(processes_with(&rig.mark), Vec::<u32>::new());
+    }
     assert_eq!(is_ready(&rig, 0).await, rig.stays);
     load(&rig, 0).await;
     assert_serves(&rig, 0).await;

@@ -159,6 +159,9 @@ pub fn flag(value: &Value, name: &str) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use ::http::{HeaderMap, StatusCode};
     use axum::routing::{get, post};
     use axum::{Json, Router};
@@ -219,6 +222,28 @@ mod tests {
             let body = asked.try_recv().ok();
             assert_eq!(body, warm_up.then(|| json!({"model": "m", "prompt": "Hi", "max_tokens": 1})), "{status}");
         }
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn why_a_model_is_not_ready_is_told_once_for_each_reason() {
+        use modelrelay_harness::own_log::{listen, logged};
+        // Asked four times: it says the same twice, then something else, then that it is ready.
+        let looks = Arc::new(AtomicUsize::new(0));
+        let models = move || {
+            let answer = match looks.fetch_add(1, Ordering::Relaxed) {
+                0 | 1 => (StatusCode::INTERNAL_SERVER_ERROR, Json(json!({"error": "loading"}))),
+                2 => (StatusCode::INTERNAL_SERVER_ERROR, Json(json!({"error": "compiling"}))),
+                _ => (StatusCode::OK, Json(json!({"data": [{"id": "m"}]}))),
+            };
+            std::future::ready(answer)
+        };
+        let url = serve(Router::new().route("/v1/models", get(models))).await;
+        let served = Served::new("m");
+        listen();
+        served.appear(&served.client(url)).await.unwrap();
+        let told: Vec<_> = logged().iter().map(|line| line["error"].to_string()).collect();
+        assert!(told.len() == 2 && told[0].contains("loading") && told[1].contains("compiling"), "{told:?}");
     }
 
     #[test]

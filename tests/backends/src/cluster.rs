@@ -63,6 +63,7 @@ struct State {
     log: Vec<(u64, Value)>,
     version: u64,
     forbidden: BTreeSet<String>,
+    deleted: BTreeSet<String>,
     is_away: bool,
     /// Requests so far, and those of them that were turned away because it is away.
     received: u32,
@@ -106,6 +107,7 @@ impl Cluster {
             log: Vec::new(),
             version: 1,
             forbidden: BTreeSet::new(),
+            deleted: BTreeSet::new(),
             is_away: false,
             received: 0,
             turned_away: 0,
@@ -137,6 +139,12 @@ impl Cluster {
     /// Scales as `kubectl`, an HPA or GitOps would.
     pub fn scale(&self, deployment: &str, replicas: u32) {
         self.shared.scale(deployment, replicas);
+    }
+
+    /// Deletes it, and so its Pods.
+    pub fn delete(&self, deployment: &str) {
+        self.shared.state().deleted.insert(deployment.to_owned());
+        self.shared.scale(deployment, 0);
     }
 
     /// How many Pods a Deployment should have.

@@ -103,7 +103,7 @@ async fn patch_scale(
 
 fn scale_of(shared: &Shared, name: &str) -> Response {
     let state = shared.state();
-    let Some((_, replicas)) = state.deployments.get(name) else {
+    let Some((_, replicas)) = state.deployments.get(name).filter(|_| !state.deleted.contains(name)) else {
         return status(StatusCode::NOT_FOUND, &format!("deployments.apps \"{name}\" not found"));
     };
     // As Go writes it: a number that may be left out is, if it is zero.

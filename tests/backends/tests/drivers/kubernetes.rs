@@ -107,14 +107,19 @@ async fn a_model_is_gone_when_its_pod_is_and_never_are_there_two() {
 
 #[tokio::test]
 async fn a_pod_that_comes_late_for_a_load_that_was_given_up_is_waited_for() {
-    let late = Deployment { created_after: Duration::from_millis(800), ..engine("a") };
-    let cluster = Cluster::start(vec![("a", late), ("b", engine("b"))]).await;
-    let driver = driver(&cluster, &["a", "b"], modelrelay_harness::PATIENCE);
-    let a = "a".into();
-    let load = tokio::time::timeout(Duration::from_millis(300), driver.load(&a, LoadKind::Cold)).await;
-    assert!(load.is_err() && cluster.pods() == 0 && cluster.replicas("a") == 1);
-    driver.force_evict(&a).await.unwrap();
-    assert_never_two(&cluster, &driver).await;
+    for do_watches_end in [false, true] {
+        let late = Deployment { created_after: Duration::from_millis(800), ..engine("a") };
+        let cluster = Cluster::start(vec![("a", late), ("b", engine("b"))]).await;
+        let driver = driver(&cluster, &["a", "b"], modelrelay_harness::PATIENCE);
+        let a = "a".into();
+        let load = tokio::time::timeout(Duration::from_millis(300), driver.load(&a, LoadKind::Cold)).await;
+        assert!(load.is_err() && cluster.pods() == 0 && cluster.replicas("a") == 1);
+        if do_watches_end {
+            cluster.expire_watches();
+        }
+        driver.force_evict(&a).await.unwrap();
+        assert_never_two(&cluster, &driver).await;
+    }
 }
 
 #[tokio::test]
@@ -481,6 +486,17 @@ async fn an_api_server_that_hiccups_after_the_last_pod_went_fails_no_eviction() 
     let a = "a".into();
     driver.load(&a, LoadKind::Cold).await.unwrap();
     evicted_while(&cluster, &driver, || cluster.fail_next("get deployments/scale")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_model_whose_deployment_is_deleted_while_it_is_unloaded_is_gone() {
+    let lingering = Deployment { lingers: Duration::from_millis(700), ..engine("a") };
+    let cluster = Cluster::start(vec![("a", lingering)]).await;
+    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    let a = "a".into();
+    driver.load(&a, LoadKind::Cold).await.unwrap();
+    assert_eq!(evicted_while(&cluster, &driver, || cluster.delete("a")).await, Ok(Left::Nothing));
+    assert_eq!(cluster.pods(), 0);
 }
 
 #[tokio::test]

@@ -53,6 +53,11 @@ pub(crate) async fn an_unloaded_model_is_gone_and_unloading_again_is_no_error(ri
         assert_eq!(left, rig.driver.capabilities().leaves);
         assert_eq!(is_ready(&rig, 0).await, rig.stays);
     }
+    if rig.driver.capabilities().owns_backends {
+        // One that sleeps too.
+        rig.driver.stop(&rig.models[0]).await.unwrap();
+        assert_eq!(processes_with(&rig.mark), Vec::<u32>::new());
+    }
 }
 
 pub(crate) async fn what_was_never_loaded_can_be_unloaded(rig: Rig) {

@@ -20,7 +20,7 @@ fn a_models_status_is_read_with_the_exit_code_of_a_failure() {
     assert_eq!(status_in(&list, "d"), None);
 }
 
-/// A router of one model, `a`.
+/// A router of one model, `a`, beside another that nobody wants.
 #[derive(Debug)]
 struct Played {
     status: Mutex<&'static str>,
@@ -40,7 +40,8 @@ impl Played {
 
 async fn list(State(played): State<Arc<Played>>) -> Json<Value> {
     let status = *played.status.lock().unwrap();
-    Json(json!({"data": [{"id": "a", "status": {"value": status}}]}))
+    let others = json!({"id": "b", "status": {"value": "unloaded"}});
+    Json(json!({"data": [others, {"id": "a", "status": {"value": status}}]}))
 }
 
 async fn load(State(played): State<Arc<Played>>) -> (StatusCode, Json<Value>) {
@@ -114,5 +115,14 @@ async fn what_has_gone_before_it_is_unloaded_is_no_failure_and_a_refusal_is() {
         let evicted = in_time(router.evict(&"a".into())).await;
         assert_eq!(evicted.is_err(), fails, "{answer}: {evicted:?}");
         assert_eq!(*played.told.lock().unwrap(), ["unload"], "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_look_sees_the_model_that_it_is_for() {
+    for (status, ready, gone) in [("loaded", true, false), ("loading", false, false), ("unloaded", false, true)] {
+        let (_, router) = serve(Played::new(status)).await;
+        let probed = router.probe(&"a".into()).await.unwrap();
+        assert_eq!((probed.ready, probed.gone), (ready, gone), "{status}");
     }
 }

@@ -60,7 +60,8 @@ impl Swapping {
             .map_err(|error| SettingError::hidden("multiplexer", format!("this program is not found: {error}")))?;
         let drivers = slot_drivers(&slots, &supervisor)?;
         // Nobody waits for it: a GPU's driver may hang.
-        for driver in drivers.iter().cloned() {
+        for driver in &drivers {
+            let driver = Arc::clone(driver);
             tokio::spawn(async move { driver.measure().await });
         }
         let driven = slots.iter().map(|slot| slot.config.clone()).zip(drivers.iter().cloned()).collect();

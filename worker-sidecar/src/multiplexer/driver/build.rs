@@ -105,7 +105,7 @@ mod tests {
     }
 
     /// Each kind with a model `m` at `url`, what an eviction leaves of it, and whether its backend is the driver's own.
-    fn kinds(url: &Url) -> [(DriverSettings, Left, bool); 8] {
+    fn kinds(url: &Url) -> [(DriverSettings, Left, bool); 9] {
         let served = Served::new("m");
         let reload_from = Some("/weights".to_owned());
         let saver = SaverModel { served: served.clone(), url: url.clone(), launch: None, reload_from };
@@ -114,6 +114,7 @@ mod tests {
         let process = ProcessModel { served: served.clone(), launch: Default::default(), url: None };
         let sleeper = SleeperModel { served: served.clone(), url: url.clone(), launch: None };
         let started = SleeperModel { launch: Some(Default::default()), ..sleeper.clone() };
+        let started_saver = SaverModel { launch: Some(Default::default()), ..saver.clone() };
         [
             (DriverSettings::Static(vec![(served, url.clone())]), Left::Nothing, false),
             (DriverSettings::Process(vec![process]), Left::Nothing, true),
@@ -123,6 +124,7 @@ mod tests {
             (DriverSettings::Sglang(vec![saver]), Left::Emptied, false),
             (DriverSettings::Hooks(vec![hooked]), Left::Nothing, false),
             (DriverSettings::VllmSleep(Level::Two, vec![started]), Left::Emptied, true),
+            (DriverSettings::Sglang(vec![started_saver]), Left::Emptied, true),
         ]
     }
 

@@ -29,9 +29,10 @@ use crate::net;
 
 /// One request. Two of them fit into the time that the machine has for a question.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
-/// A watch is ended by the server after so long; a connection that died silently is noticed a moment later.
+/// A watch is ended by the server after so long.
 const WATCH_SECONDS: u64 = 30;
-const WATCH_GRACE: Duration = Duration::from_secs(5);
+/// And here a moment later, should its connection have died silently.
+const WATCH_PATIENCE: Duration = Duration::from_secs(35);
 /// The longest answer and the longest event: a Pod is an object of 1.5 MB at most, and of one Deployment there are few.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
 /// How much of a refusal is worth quoting.
@@ -146,7 +147,7 @@ impl Api {
         let mut ask = self.ask_pods(selector, "watch on pods");
         let seconds = WATCH_SECONDS.to_string();
         ask.query.extend([("watch", "1"), ("resourceVersion", version), ("timeoutSeconds", &seconds)]);
-        let until = Instant::now() + Duration::from_secs(WATCH_SECONDS) + WATCH_GRACE;
+        let until = Instant::now() + WATCH_PATIENCE;
         let url = self.url(&ask);
         let exchange = within(&url, self.send(&ask, &url)).await?;
         if exchange.answer.status().is_success() {
@@ -360,7 +361,7 @@ fn quote(body: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use tokio::io::AsyncWriteExt as _;
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
@@ -392,29 +393,56 @@ mod tests {
         assert!(matches!(event(b"{}"), Event::Over));
     }
 
-    #[tokio::test]
-    async fn a_watch_that_sends_a_line_without_an_end_is_over() {
+    /// What an API server sends in answer to a watch, and what is read of it meanwhile.
+    async fn watched(sends: impl AsyncFnOnce(&mut TcpStream), reads: impl AsyncFnOnce(Watch)) {
         let account = tempfile::tempdir().unwrap();
         std::fs::write(account.path().join("token"), "token").unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
         let serving = async {
             let (mut connection, _) = listener.accept().await.unwrap();
-            let line = vec![b' '; MAX_ANSWER_BYTES + 1];
-            let head = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n", line.len());
-            connection.write_all(head.as_bytes()).await.unwrap();
-            // It goes on, and what is behind that never comes.
-            let _ = connection.write_all(&line).await;
+            connection.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
+            sends(&mut connection).await;
             std::future::pending::<()>().await;
         };
         let reading = async {
-            let mut watch = Api::new(Access::new(server, account.path(), "llm")).watch("app=a", "1").await.unwrap();
-            let over = timeout(Duration::from_secs(WATCH_SECONDS / 2), watch.next()).await;
-            assert!(over.expect("its end, long before its time").is_none());
+            let api = Api::new(Access::new(server, account.path(), "llm"));
+            reads(api.watch("app=a", "1").await.unwrap()).await;
         };
         tokio::select! {
             () = serving => {}
             () = reading => {}
         }
+    }
+
+    async fn send(connection: &mut TcpStream, chunk: &[u8]) {
+        let head = format!("{:x}\r\n", chunk.len());
+        // Whoever reads it may have had enough.
+        let _ = connection.write_all(&[head.as_bytes(), chunk, b"\r\n"].concat()).await;
+    }
+
+    #[tokio::test]
+    async fn a_change_that_comes_late_is_waited_for() {
+        let (wait, mut waiting) = tokio::sync::mpsc::channel(1);
+        let sends = async |connection: &mut TcpStream| {
+            waiting.recv().await;
+            send(connection, b"{\"type\": \"ADDED\", \"object\": {\"metadata\": {\"name\": \"p\"}}}\n").await;
+        };
+        let reads = async |mut watch: Watch| {
+            let (change, sent) = tokio::join!(biased; watch.next(), wait.send(()));
+            sent.unwrap();
+            assert!(matches!(change, Some(Change::Is(_))));
+        };
+        watched(sends, reads).await;
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_sends_a_line_without_an_end_is_over() {
+        let line = vec![b' '; MAX_ANSWER_BYTES + 1];
+        let reads = async |mut watch: Watch| {
+            let over = timeout(Duration::from_secs(WATCH_SECONDS / 2), watch.next()).await;
+            assert!(over.expect("its end, long before its time").is_none());
+        };
+        watched(async |connection: &mut TcpStream| send(connection, &line).await, reads).await;
     }
 }

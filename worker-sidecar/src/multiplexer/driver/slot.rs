@@ -311,6 +311,14 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_meter_is_asked_at_the_start_and_no_model_with_it() {
+        let meter = Arc::new(Counts::default());
+        let shows = Arc::new(Shows::default());
+        SlotDriver::new(Arc::<Shows>::clone(&shows), SlotMemory::new(Arc::<Counts>::clone(&meter))).measure().await;
+        assert_eq!((meter.0.load(Ordering::Relaxed), shows.told()), (1, vec![]));
+    }
+
+    #[tokio::test]
     async fn what_is_found_in_the_residents_place_is_measured_and_the_resident_is_not_measured_anew() {
         let meter = Arc::new(Counts::default());
         let shows = Arc::new(Shows { looks: vec![("a", ready())], ..Shows::default() });

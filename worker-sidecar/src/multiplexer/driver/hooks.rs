@@ -89,13 +89,10 @@ impl Hooks {
         while !self.is_alive(known).await? {
             tokio::time::sleep(POLL).await;
         }
-        let served = &known.model.served;
         tokio::select! {
-            there = served.appear(&known.client) => there?,
-            words = self.died(known) => return Err(DriverError::Ended { last_words: words }),
+            ready = known.model.served.become_ready(&known.client) => ready,
+            words = self.died(known) => Err(DriverError::Ended { last_words: words }),
         }
-        // What asks its health may get no answer while it compiles.
-        served.warm_if_wanted(&known.client).await
     }
 
     /// Returns once `alive` has said often enough that nothing is there any more.

@@ -23,18 +23,16 @@ pub struct Served {
     pub expect: String,
     /// Answers 200 once the model is loaded.
     pub health_path: String,
-    /// Whether one token is asked for before the model counts as loaded: what is compiled at first use is compiled then.
-    pub warm_up: bool,
     /// What the server wants to be shown.
     pub key: Key,
 }
 
 impl Served {
-    /// A model whose server calls it by its id, says `/health`, and is not warmed up.
+    /// A model whose server calls it by its id and says `/health`.
     pub fn new(id: impl Into<Model>) -> Self {
         let id = id.into();
         let expect = id.to_string();
-        Self { id, expect, health_path: "/health".to_owned(), warm_up: false, key: Key::default() }
+        Self { id, expect, health_path: "/health".to_owned(), key: Key::default() }
     }
 
     /// Talks to its server.
@@ -58,17 +56,6 @@ impl Served {
 
     /// Waits until it is ready, and fails at once if it is ready and another model. As long as it takes.
     pub async fn become_ready(&self, client: &Client) -> Result<(), DriverError> {
-        self.appear(client).await?;
-        self.warm_if_wanted(client).await
-    }
-
-    /// Asks for one token where that is a part of being ready.
-    pub async fn warm_if_wanted(&self, client: &Client) -> Result<(), DriverError> {
-        if self.warm_up { self.warm(client).await } else { Ok(()) }
-    }
-
-    /// As [`become_ready`](Self::become_ready), asking for nothing.
-    pub async fn appear(&self, client: &Client) -> Result<(), DriverError> {
         let (mut pause, mut last) = (FIRST_PAUSE, None);
         loop {
             match self.look(client).await {
@@ -163,7 +150,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use ::http::{HeaderMap, StatusCode};
-    use axum::routing::{get, post};
+    use axum::routing::get;
     use axum::{Json, Router};
     use modelrelay_protocol::secret::Secret;
 
@@ -207,23 +194,6 @@ mod tests {
         assert_eq!(ready(Some("k3y")).await, Ok(()));
     }
 
-    #[tokio::test]
-    async fn a_model_that_is_to_be_warmed_up_is_ready_when_it_has_answered_once_and_no_other_is_asked() {
-        for (warm_up, status, ready) in [(false, 500, true), (true, 200, true), (true, 500, false)] {
-            let (note, mut asked) = tokio::sync::mpsc::unbounded_channel();
-            let answer = async move |Json(body): Json<Value>| {
-                note.send(body).unwrap();
-                StatusCode::from_u16(status).unwrap()
-            };
-            let models = get(async || Json(json!({"data": [{"id": "m"}]})));
-            let server = Router::new().route("/v1/models", models).route("/v1/completions", post(answer));
-            let served = Served { warm_up, ..Served::new("m") };
-            assert_eq!(served.become_ready(&served.client(serve(server).await)).await.is_ok(), ready, "{status}");
-            let body = asked.try_recv().ok();
-            assert_eq!(body, warm_up.then(|| json!({"model": "m", "prompt": "Hi", "max_tokens": 1})), "{status}");
-        }
-    }
-
     #[cfg(unix)]
     #[tokio::test]
     async fn why_a_model_is_not_ready_is_told_once_for_each_reason() {
@@ -241,7 +211,7 @@ mod tests {
         let url = serve(Router::new().route("/v1/models", get(models))).await;
         let served = Served::new("m");
         listen();
-        served.appear(&served.client(url)).await.unwrap();
+        served.become_ready(&served.client(url)).await.unwrap();
         let told: Vec<_> = logged().iter().map(|line| line["error"].to_string()).collect();
         assert!(told.len() == 2 && told[0].contains("loading") && told[1].contains("compiling"), "{told:?}");
     }

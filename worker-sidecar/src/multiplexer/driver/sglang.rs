@@ -84,11 +84,10 @@ impl Sglang {
         let resumed = Arc::clone(server);
         server.orders.run(async move { resumed.resume().await }).await?;
         let Server { served, client, .. } = &**server;
-        served.appear(client).await?;
-        server.prove(PROOF_TIMEOUT).await?;
         served.become_ready(client).await?;
+        server.prove(PROOF_TIMEOUT).await?;
         // What comes back from host memory shows only in an answer whether it is whole.
-        if served.warm_up { Ok(()) } else { served.warm(client).await }
+        served.warm(client).await
     }
 
     async fn release(&self, model: &Model) -> Result<Left, DriverError> {

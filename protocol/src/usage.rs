@@ -76,11 +76,14 @@ impl UsageReader {
     }
 
     /// The next bytes of the answer.
-    pub fn push(&mut self, bytes: &[u8]) {
+    pub fn push(&mut self, mut bytes: &[u8]) {
         if let Body::Unknown = self.body
-            && let Some(first) = bytes.iter().find(|byte| !byte.is_ascii_whitespace())
+            && let Some(first) = bytes.iter().position(|byte| !byte.is_ascii_whitespace())
         {
-            self.body = if *first == b'{' { Body::Json(Window::default()) } else { Body::Events(Window::default()) };
+            // Blanks that came in parts of their own are not kept either.
+            bytes = &bytes[first..];
+            let is_json = bytes.starts_with(b"{");
+            self.body = if is_json { Body::Json(Window::default()) } else { Body::Events(Window::default()) };
         }
         match &mut self.body {
             Body::Skipped | Body::Unknown => {}

@@ -64,6 +64,18 @@ fn a_responses_stream_tells_its_id_first_and_its_usage_last() {
 }
 
 #[test]
+fn blanks_before_an_answer_without_a_content_type_are_none_of_it_however_they_are_cut() {
+    let document = "{\"usage\":{\"prompt_tokens\":11,\"completion_tokens\":7,\"total_tokens\":18}}";
+    for answer in [document, &format!("data: {document}\n")] {
+        let blanks = format!("\n \u{c}\t{answer}");
+        for size in [1, 3, blanks.len()] {
+            let usage = read_in(blanks.as_bytes().chunks(size), "/v1/chat/completions", None);
+            assert_eq!(usage.token_counts, counts(11, 7, 18, None), "{answer} in parts of {size}");
+        }
+    }
+}
+
+#[test]
 fn a_messages_stream_tells_its_input_first_and_its_output_last() {
     let usage = read(MESSAGES_STREAM, "/v1/messages", SSE);
     assert_eq!(usage, Usage { token_counts: counts(15, 42, 57, Some(2)), response_id: None });

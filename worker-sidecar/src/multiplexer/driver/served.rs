@@ -146,9 +146,6 @@ pub fn flag(value: &Value, name: &str) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use ::http::{HeaderMap, StatusCode};
     use axum::routing::get;
     use axum::{Json, Router};
@@ -197,6 +194,9 @@ mod tests {
     #[cfg(unix)]
     #[tokio::test]
     async fn why_a_model_is_not_ready_is_told_once_for_each_reason() {
+        use std::sync::Arc;
+        use std::sync::atomic::{AtomicUsize, Ordering};
+
         use modelrelay_harness::own_log::{listen, logged};
         // Asked four times: it says the same twice, then something else, then that it is ready.
         let looks = Arc::new(AtomicUsize::new(0));

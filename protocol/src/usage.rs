@@ -77,13 +77,14 @@ impl UsageReader {
 
     /// The next bytes of the answer.
     pub fn push(&mut self, mut bytes: &[u8]) {
-        if let Body::Unknown = self.body
-            && let Some(first) = bytes.iter().position(|byte| !byte.is_ascii_whitespace())
-        {
-            // Blanks that came in parts of their own are not kept either.
-            bytes = &bytes[first..];
-            let is_json = bytes.starts_with(b"{");
-            self.body = if is_json { Body::Json(Window::default()) } else { Body::Events(Window::default()) };
+        if let Body::Unknown = self.body {
+            // None is kept, since blanks may also come in parts of their own.
+            bytes = bytes.trim_ascii_start();
+            self.body = match bytes.first() {
+                None => Body::Unknown,
+                Some(b'{') => Body::Json(Window::default()),
+                Some(_) => Body::Events(Window::default()),
+            };
         }
         match &mut self.body {
             Body::Skipped | Body::Unknown => {}

@@ -267,7 +267,17 @@ impl From<DriverError> for LoadFailure {
 
 #[cfg(test)]
 mod tests {
+    use axum::Router;
+
     use super::*;
+
+    /// Plays a backend until the test ends; where it is.
+    pub(super) async fn serve(router: Router) -> Url {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        drop(tokio::spawn(async move { axum::serve(listener, router).await }));
+        url
+    }
 
     /// To be told that it was not ready in time, one would give it more time.
     #[test]

@@ -1,5 +1,7 @@
 //! What a cluster does to those who scale its Deployments.
 
+mod others;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,15 @@ fn driver(cluster: &Cluster, ids: &[&str], load_timeout: Duration) -> Kubernetes
 async fn two() -> (Cluster, KubernetesScale) {
     let cluster = Cluster::start(vec![("a", engine("a")), ("b", engine("b"))]).await;
     let driver = driver(&cluster, &["a", "b"], modelrelay_harness::PATIENCE);
+    (cluster, driver)
+}
+
+/// `a`, loaded, whose Pod takes a while to go.
+async fn lingering() -> (Cluster, KubernetesScale) {
+    let lingering = Deployment { lingers: Duration::from_millis(700), ..engine("a") };
+    let cluster = Cluster::start(vec![("a", lingering)]).await;
+    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
+    driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
     (cluster, driver)
 }
 
@@ -371,95 +382,11 @@ async fn an_api_server_that_does_not_say_how_a_model_is_is_told_once_whenever_it
 }
 
 #[tokio::test]
-async fn further_replicas_of_a_loaded_model_are_told_once_until_they_are_gone() {
-    let (cluster, driver) = two().await;
-    let a = "a".into();
-    driver.load(&a, LoadKind::Cold).await.unwrap();
-    listen();
-    for (replicas, lines) in [(1, 0), (2, 1), (3, 1), (1, 0), (3, 1)] {
-        cluster.scale("a", replicas);
-        for _ in 0..3 {
-            assert!(driver.probe(&a).await.unwrap().ready);
-        }
-        let said = messages();
-        assert!(
-            said.iter().all(|said| said.starts_with("somebody else gave a loaded model further replicas")),
-            "{said:?}"
-        );
-        assert_eq!(said.len(), lines, "{replicas} replicas: {said:?}");
-    }
-}
-
-#[tokio::test]
 async fn a_token_that_the_kubelet_has_replaced_is_read_again() {
     let (cluster, driver) = two().await;
     driver.load(&"a".into(), LoadKind::Cold).await.unwrap();
     cluster.rotate_token();
     driver.evict(&"a".into()).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_model_that_serves_before_its_worker_starts_is_found_with_its_address() {
-    let (cluster, driver) = two().await;
-    let a = "a".into();
-    cluster.scale("a", 1);
-    until("it is found", async || driver.probe(&a).await.is_ok_and(|probed| probed.ready)).await;
-    let (found, answered) = (driver.url(&a).expect("an address"), driver.url(&"b".into()));
-    driver.load(&a, LoadKind::Cold).await.unwrap();
-    assert_eq!((driver.url(&a), answered), (Some(found), None));
-}
-
-#[tokio::test]
-async fn a_model_that_somebody_else_scales_to_zero_is_seen_to_be_gone_and_told_once() {
-    let (cluster, driver) = two().await;
-    let a = "a".into();
-    driver.load(&a, LoadKind::Cold).await.unwrap();
-    listen();
-    cluster.scale("a", 0);
-    until("it is gone", async || driver.probe(&a).await.is_ok_and(|probed| probed.gone)).await;
-    assert!(driver.probe(&a).await.unwrap().gone);
-    let said = messages();
-    assert!(matches!(&said[..], [said] if said.starts_with("somebody else scaled a loaded model to 0")), "{said:?}");
-}
-
-#[tokio::test]
-async fn a_model_that_somebody_else_scales_up_beside_the_loaded_one_is_scaled_down_again() {
-    let (cluster, driver) = two().await;
-    let a = "a".into();
-    driver.load(&a, LoadKind::Cold).await.unwrap();
-    for _ in 0..2 {
-        cluster.scale("b", 1);
-        until("it is scaled down", async || driver.probe(&a).await.unwrap().ready && cluster.replicas("b") == 0).await;
-        assert_eq!(cluster.replicas("a"), 1);
-    }
-}
-
-#[tokio::test]
-async fn what_others_scaled_up_keeps_no_look_at_the_loaded_one_waiting() {
-    let (cluster, driver) = two().await;
-    let a = "a".into();
-    driver.load(&a, LoadKind::Cold).await.unwrap();
-    cluster.scale("b", 1);
-    cluster.set_delay(Duration::from_secs(1));
-    let began = Instant::now();
-    assert!(driver.probe(&a).await.unwrap().ready);
-    let took = began.elapsed();
-    assert!(took < Duration::from_secs(3), "two questions of 1 s, and not {took:?}");
-    until("the other is scaled down", async || cluster.replicas("b") == 0).await;
-}
-
-#[tokio::test]
-async fn a_model_that_others_have_put_in_the_place_of_the_loaded_one_keeps_it() {
-    let (cluster, driver) = two().await;
-    let (a, b) = ("a".into(), "b".into());
-    driver.load(&a, LoadKind::Cold).await.unwrap();
-    cluster.scale("a", 0);
-    until("it is gone", async || driver.probe(&a).await.is_ok_and(|probed| probed.gone)).await;
-    cluster.scale("b", 1);
-    until("the other serves", async || driver.probe(&b).await.is_ok_and(|probed| probed.ready)).await;
-    cluster.scale("a", 1);
-    until("it is scaled down", async || driver.probe(&b).await.unwrap().ready && cluster.replicas("a") == 0).await;
-    assert_eq!(cluster.replicas("b"), 1);
 }
 
 #[tokio::test]
@@ -480,32 +407,20 @@ async fn a_look_that_ends_after_an_eviction_began_has_found_nothing() {
 
 #[tokio::test]
 async fn an_api_server_that_hiccups_after_the_last_pod_went_fails_no_eviction() {
-    let lingering = Deployment { lingers: Duration::from_millis(700), ..engine("a") };
-    let cluster = Cluster::start(vec![("a", lingering)]).await;
-    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
-    let a = "a".into();
-    driver.load(&a, LoadKind::Cold).await.unwrap();
+    let (cluster, driver) = lingering().await;
     evicted_while(&cluster, &driver, || cluster.fail_next("get deployments/scale")).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_model_whose_deployment_is_deleted_while_it_is_unloaded_is_gone() {
-    let lingering = Deployment { lingers: Duration::from_millis(700), ..engine("a") };
-    let cluster = Cluster::start(vec![("a", lingering)]).await;
-    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
-    let a = "a".into();
-    driver.load(&a, LoadKind::Cold).await.unwrap();
+    let (cluster, driver) = lingering().await;
     assert_eq!(evicted_while(&cluster, &driver, || cluster.delete("a")).await, Ok(Left::Nothing));
     assert_eq!(cluster.pods(), 0);
 }
 
 #[tokio::test]
 async fn an_eviction_that_cannot_be_confirmed_has_failed() {
-    let lingering = Deployment { lingers: Duration::from_millis(700), ..engine("a") };
-    let cluster = Cluster::start(vec![("a", lingering)]).await;
-    let driver = driver(&cluster, &["a"], modelrelay_harness::PATIENCE);
-    let a = "a".into();
-    driver.load(&a, LoadKind::Cold).await.unwrap();
+    let (cluster, driver) = lingering().await;
     let evicted = evicted_while(&cluster, &driver, || cluster.forbid("get deployments/scale")).await;
     assert!(matches!(evicted, Err(DriverError::NotOurs(_))), "{evicted:?}");
 }
@@ -520,19 +435,6 @@ async fn another_load_timeout_holds_for_the_next_load() {
     let began = Instant::now();
     let failure = driver.load(&"a".into(), LoadKind::Cold).await.unwrap_err().to_string();
     assert!(failure.contains("not ready after") && began.elapsed() < Duration::from_secs(5), "{failure}");
-}
-
-#[tokio::test]
-async fn of_two_that_run_at_the_start_one_is_adopted_and_the_other_ended() {
-    let (cluster, driver) = two().await;
-    cluster.scale("a", 1);
-    cluster.scale("b", 1);
-    let slot = SlotDriver::new(Arc::new(driver), SlotMemory::new(Arc::new(NoMeter)));
-    let serves = |found: &Outcome| matches!(found, Outcome::Probed(Found::Serving(_)));
-    until("one is found", async || serves(&slot.probe(None).await)).await;
-    until("the other is gone", async || cluster.pods() == 1).await;
-    assert_eq!(cluster.replicas("a") + cluster.replicas("b"), 1);
-    assert!(serves(&slot.probe(None).await));
 }
 
 #[tokio::test]

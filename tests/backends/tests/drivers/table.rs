@@ -56,7 +56,7 @@ pub(crate) async fn an_unloaded_model_is_gone_and_unloading_again_is_no_error(ri
     if rig.driver.capabilities().owns_backends {
         // One that sleeps too.
         rig.driver.stop(&rig.models[0]).await.unwrap();
-        assert_eq!(processes_with(&rig.mark), Vec::<u32>::new());
+        assert_nothing_runs(&rig);
     }
 }
 
@@ -146,7 +146,7 @@ pub(crate) async fn a_forced_eviction_works_from_every_state(rig: Rig) {
     load(&rig, 0).await;
     rig.driver.force_evict(model).await.unwrap();
     if rig.driver.capabilities().owns_backends {
-        assert_eq!(processes_with(&rig.mark), Vec::<u32>::new());
+        assert_nothing_runs(&rig);
     }
     assert_eq!(is_ready(&rig, 0).await, rig.stays);
     load(&rig, 0).await;
@@ -170,13 +170,17 @@ pub(crate) async fn an_abandoned_load_leaves_nothing(rig: Rig) {
     }
     rig.driver.force_evict(&rig.slow).await.unwrap();
     if rig.servers.is_empty() {
-        assert_eq!(processes_with(&rig.mark), Vec::<u32>::new());
+        assert_nothing_runs(&rig);
     }
     // A foreign server may have struck it off its list a moment before its process ends.
     until("no process of it is left", async || processes_with(&rig.mark).is_empty()).await;
     assert!(!rig.driver.probe(&rig.slow).await.unwrap_or_default().ready);
     load(&rig, 1).await;
     assert_serves(&rig, 1).await;
+}
+
+fn assert_nothing_runs(rig: &Rig) {
+    assert_eq!(processes_with(&rig.mark), Vec::<u32>::new());
 }
 
 async fn load(rig: &Rig, nth: usize) {

@@ -1,7 +1,7 @@
 //! A GPU whose driver does not answer.
 
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::process::Command;
 
 use modelrelay_harness::fake_relay::FakeRelay;
 
@@ -11,8 +11,9 @@ use crate::rig::{Slot, slots1, worker_with};
 async fn a_worker_starts_though_its_gpus_driver_hangs() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("nvidia-smi");
-    std::fs::write(&program, "#!/bin/sh\nexec sleep 60\n").unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // By another process: a test beside this one that forks meanwhile would keep the file open for writing.
+    let write = r#"printf '#!/bin/sh\nexec sleep 60\n' > "$1" && chmod 755 "$1""#;
+    assert!(Command::new("sh").args(["-c", write, "sh"]).arg(&program).status().unwrap().success());
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
     let mut relay = FakeRelay::start().await;
     let (_config, worker) = worker_with(&Slot::default().yaml());

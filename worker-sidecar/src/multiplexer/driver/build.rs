@@ -84,6 +84,7 @@ mod tests {
     use super::*;
     use crate::multiplexer::Model;
     use crate::multiplexer::config::{ModelConfig, SlotConfig};
+    use crate::multiplexer::driver::tests::serve;
     use crate::multiplexer::event::Left;
 
     #[test]
@@ -154,9 +155,7 @@ mod tests {
             noted.lock().unwrap().push(headers.get("authorization").cloned());
             async { StatusCode::NOT_FOUND }
         };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-        tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(note)).await });
+        let url = serve(axum::Router::new().fallback(note)).await;
         for (settings, _, _) in kinds(&url).into_iter().filter(|(_, _, owns)| !owns) {
             let key = Key::default();
             let driver = driver(&slot(settings), "worker".into(), &key).unwrap();

@@ -292,6 +292,7 @@ mod tests {
     use axum::routing::post;
 
     use super::*;
+    use crate::multiplexer::driver::tests::serve;
 
     #[test]
     fn loopback_and_private_networks_may_be_told() {
@@ -327,11 +328,8 @@ mod tests {
             let nth = counter.fetch_add(1, Ordering::Relaxed);
             async move { if nth < times { StatusCode::BAD_GATEWAY } else { StatusCode::OK } }
         };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let base = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
         let router = Router::new().route("/do", post(answer)).route("/no", post(|| async { StatusCode::NOT_FOUND }));
-        tokio::spawn(async move { axum::serve(listener, router).await });
-        (Client::new(base), calls)
+        (Client::new(serve(router).await), calls)
     }
 
     #[tokio::test]

@@ -374,15 +374,27 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn who_asks_while_another_asks_has_an_answer_too() {
+    /// Dropping the first lets it go.
+    fn hung() -> (std::sync::mpsc::Sender<()>, Arc<Hung>, SlotMemory) {
         let (release, released) = std::sync::mpsc::channel();
         let meter = Arc::new(Hung { released: Mutex::new(released), asked: AtomicU64::new(0) });
         let memory = SlotMemory::new(Arc::<Hung>::clone(&meter));
-        let asked = async {
-            while meter.asked.load(Ordering::Relaxed) == 0 {
+        (release, meter, memory)
+    }
+
+    impl Hung {
+        async fn until_asked(&self) {
+            while self.asked.load(Ordering::Relaxed) == 0 {
                 tokio::task::yield_now().await;
             }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_while_another_asks_has_an_answer_too() {
+        let (release, meter, memory) = hung();
+        let asked = async {
+            meter.until_asked().await;
             drop(release);
         };
         assert_eq!(tokio::join!(memory.free(), memory.free(), asked), (Some(7), Some(7), ()));
@@ -390,14 +402,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_driver_that_hangs_keeps_one_thread_and_no_call_for_ever() {
-        let (release, released) = std::sync::mpsc::channel();
-        let meter = Arc::new(Hung { released: Mutex::new(released), asked: AtomicU64::new(0) });
-        let memory = SlotMemory::new(Arc::<Hung>::clone(&meter));
+        let (release, meter, memory) = hung();
         // A paused clock stands still while a thread works, so it is moved.
         let passing = async {
-            while meter.asked.load(Ordering::Relaxed) == 0 {
-                tokio::task::yield_now().await;
-            }
+            meter.until_asked().await;
             loop {
                 tokio::time::advance(METER_TIMEOUT / 2).await;
                 tokio::task::yield_now().await;

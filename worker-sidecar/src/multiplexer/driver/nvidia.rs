@@ -90,11 +90,9 @@ impl Source {
 
 impl Meter for Nvidia {
     fn free(&self) -> Option<u64> {
-        if let Some(source) = self.source.get() {
-            return source.free(&self.devices);
-        }
+        let is_first = self.source.get().is_none();
         let free = self.source.get_or_init(Source::find).free(&self.devices);
-        if free.is_none() {
+        if is_first && free.is_none() {
             tracing::info!("GPU memory is not measured: neither NVIDIA's library nor nvidia-smi tells it");
         }
         free

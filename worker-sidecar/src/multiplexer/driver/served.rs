@@ -152,6 +152,7 @@ mod tests {
     use modelrelay_protocol::secret::Secret;
 
     use super::*;
+    use crate::multiplexer::driver::tests::serve;
 
     /// A server that shows its models to those who have its key.
     async fn guarded() -> Url {
@@ -163,13 +164,6 @@ mod tests {
             }
         };
         serve(Router::new().route("/health", get(async || "ok")).route("/v1/models", get(models))).await
-    }
-
-    async fn serve(router: Router) -> Url {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-        drop(tokio::spawn(async move { axum::serve(listener, router).await }));
-        url
     }
 
     async fn ready(key: Option<&str>) -> Result<(), DriverError> {

@@ -275,14 +275,12 @@ mod tests {
     use axum::{Json, Router};
 
     use super::*;
+    use crate::multiplexer::driver::tests::serve;
 
     async fn checked(answer: StatusCode, body: serde_json::Value) -> Result<(), DriverError> {
         let is_sleeping = get(move || std::future::ready((answer, Json(body.clone()))));
         let router = Router::new().route("/health", get(async || "ok")).route("/is_sleeping", is_sleeping);
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-        drop(tokio::spawn(async move { axum::serve(listener, router).await }));
-        let model = SleeperModel { served: Served::new("m"), url, launch: None };
+        let model = SleeperModel { served: Served::new("m"), url: serve(router).await, launch: None };
         VllmSleep::new([model], Level::One, "worker".into()).check(&"m".into()).await
     }
 

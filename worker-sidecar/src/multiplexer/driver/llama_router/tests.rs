@@ -6,6 +6,7 @@ use axum::{Json, Router};
 use http::StatusCode;
 
 use super::*;
+use crate::multiplexer::driver::tests::serve;
 
 #[test]
 fn a_models_status_is_read_with_the_exit_code_of_a_failure() {
@@ -59,13 +60,11 @@ async fn unload(State(played): State<Arc<Played>>) -> (StatusCode, Json<Value>) 
     (played.unload, Json(json!({"error": {"message": "as the test wants it"}})))
 }
 
-async fn serve(played: Played) -> (Arc<Played>, LlamaRouter) {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+async fn play(played: Played) -> (Arc<Played>, LlamaRouter) {
     let played = Arc::new(played);
     let routes = Router::new().route("/models", get(list)).route("/models/load", post(load));
     let routes = routes.route("/models/unload", post(unload)).with_state(Arc::clone(&played));
-    tokio::spawn(async move { axum::serve(listener, routes).await });
+    let url = serve(routes).await;
     (played, LlamaRouter::new(url, vec!["a".into()]))
 }
 
@@ -78,7 +77,7 @@ async fn loaded(
     status: &'static str,
     load_answer: (StatusCode, &'static str),
 ) -> (Result<(), String>, Vec<&'static str>) {
-    let (played, router) = serve(Played { load: load_answer, ..Played::new(status) }).await;
+    let (played, router) = play(Played { load: load_answer, ..Played::new(status) }).await;
     let result = in_time(router.load(&"a".into(), LoadKind::Cold)).await.map_err(|failure| failure.to_string());
     let told = played.told.lock().unwrap().clone();
     (result, told)
@@ -111,7 +110,7 @@ async fn a_routers_refusal_is_told() {
 async fn what_has_gone_before_it_is_unloaded_is_no_failure_and_a_refusal_is() {
     for (answer, fails) in [(StatusCode::OK, false), (StatusCode::BAD_REQUEST, false), (StatusCode::UNAUTHORIZED, true)]
     {
-        let (played, router) = serve(Played { unload: answer, ..Played::new("loaded") }).await;
+        let (played, router) = play(Played { unload: answer, ..Played::new("loaded") }).await;
         let evicted = in_time(router.evict(&"a".into())).await;
         assert_eq!(evicted.is_err(), fails, "{answer}: {evicted:?}");
         assert_eq!(*played.told.lock().unwrap(), ["unload"], "{answer}");
@@ -121,7 +120,7 @@ async fn what_has_gone_before_it_is_unloaded_is_no_failure_and_a_refusal_is() {
 #[tokio::test]
 async fn a_look_sees_the_model_that_it_is_for() {
     for (status, ready, gone) in [("loaded", true, false), ("loading", false, false), ("unloaded", false, true)] {
-        let (_, router) = serve(Played::new(status)).await;
+        let (_, router) = play(Played::new(status)).await;
         let probed = router.probe(&"a".into()).await.unwrap();
         assert_eq!((probed.ready, probed.gone), (ready, gone), "{status}");
     }

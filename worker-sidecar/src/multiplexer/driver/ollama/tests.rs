@@ -6,6 +6,7 @@ use axum::{Json, Router};
 use http::StatusCode;
 
 use super::*;
+use crate::multiplexer::driver::tests::serve;
 
 #[test]
 fn the_tag_latest_goes_without_saying() {
@@ -88,13 +89,10 @@ async fn embed(State(played): State<Arc<Played>>, Json(asked): Json<Value>) -> J
 }
 
 async fn play(played: Played) -> (Arc<Played>, Ollama, Model) {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
     let played = Arc::new(played);
     let routes = Router::new().route("/api/ps", get(list));
     let routes = routes.route("/api/generate", post(generate)).route("/api/embed", post(embed));
-    let routes = routes.with_state(Arc::clone(&played));
-    tokio::spawn(async move { axum::serve(listener, routes).await });
+    let url = serve(routes.with_state(Arc::clone(&played))).await;
     (played, Ollama::new(url, vec!["tiny".into()]), "tiny".into())
 }
 

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{PATIENCE, secrecy::Secrets};
 
-/// How long the last words of a program that was killed may take. Children of it that live on may hold its output open.
+/// How long the last words of a program that has ended may take. Children of it that live on may hold its output open.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// What a test needs to start a program.
@@ -164,20 +164,21 @@ impl Process {
         let _ = self.child.kill().await;
     }
 
-    /// Waits for the end within [`PATIENCE`].
+    /// Waits for the end within [`PATIENCE`], and until all that it printed is in the log.
     pub async fn wait_exit(&mut self) -> ExitStatus {
         self.wait_exit_within(PATIENCE).await
     }
 
-    /// Waits for the end within `patience`.
+    /// Waits for the end within `patience`, and until all that it printed is in the log.
     ///
     /// # Panics
     /// When it still runs then.
     pub async fn wait_exit_within(&mut self, patience: Duration) -> ExitStatus {
-        match tokio::time::timeout(patience, self.child.wait()).await {
-            Ok(status) => status.expect("the exit status of a child can be read"),
-            Err(_) => panic!("waited {patience:?} in vain for the exit of the program\n{}", self.log.dump()),
-        }
+        let Ok(status) = tokio::time::timeout(patience, self.child.wait()).await else {
+            panic!("waited {patience:?} in vain for the exit of the program\n{}", self.log.dump());
+        };
+        let _ = tokio::time::timeout(LAST_WORDS, self.log.closed()).await;
+        status.expect("the exit status of a child can be read")
     }
 
     /// Whether it runs still.
@@ -274,11 +275,11 @@ impl Log {
 
     /// Waits until the process has closed both its outputs, so that nothing more can come.
     pub async fn wait_until_closed(&self) {
-        let mut open = self.0.open.subscribe();
-        let closed = async {
-            let _ = open.wait_for(|open| *open == 0).await;
-        };
-        crate::within("the end of the program's output", self, closed).await;
+        crate::within("the end of the program's output", self, self.closed()).await;
+    }
+
+    async fn closed(&self) {
+        let _ = self.0.open.subscribe().wait_for(|open| *open == 0).await;
     }
 
     /// Fails the test if a secret is in it; a test that fails already is told only.
@@ -346,6 +347,21 @@ mod tests {
         assert_eq!(process.wait_for_line("one").await, "one");
         assert_eq!(process.wait_for_line("two").await, "two");
         assert_eq!(process.wait_exit().await.code(), Some(3));
+    }
+
+    #[tokio::test]
+    async fn all_that_a_program_printed_is_there_when_it_has_ended() {
+        let mut process = shell("seq 20000");
+        assert!(process.wait_exit().await.success());
+        assert_eq!(process.log().lines().last().map(String::as_str), Some("20000"));
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_program_is_that_of_its_children_only_for_a_while() {
+        let mut process = shell("sleep 60 & echo $!");
+        assert!(process.wait_exit().await.success());
+        let child = process.wait_for_line("").await;
+        assert!(Command::new("kill").arg(child).status().await.is_ok_and(|status| status.success()), "it runs still");
     }
 
     #[tokio::test]

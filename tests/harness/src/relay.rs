@@ -106,10 +106,7 @@ impl RelayBuilder {
         let dir = self.working_dir();
         let mut process = self.spawn.working_dir(dir.path()).start();
         let status = process.wait_exit().await;
-        // The last lines may still be in the pipe when the process is gone.
-        let log = process.log().clone();
-        log.wait_until_closed().await;
-        (status, log)
+        (status, process.log().clone())
     }
 
     fn working_dir(&self) -> TempDir {

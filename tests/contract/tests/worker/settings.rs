@@ -11,7 +11,6 @@ use serde_json::json;
 async fn refused(worker: WorkerBuilder) -> String {
     let mut process = worker.spawn();
     assert_eq!(process.wait_exit().await.code(), Some(1), "{}", process.log().dump());
-    process.log().wait_until_closed().await;
     let lines: Vec<_> = process.log().lines().into_iter().filter(|line| !line.trim().is_empty()).collect();
     assert_eq!(lines.len(), 1, "{lines:#?}");
     lines.into_iter().next().unwrap_or_default()

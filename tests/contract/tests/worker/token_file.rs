@@ -110,7 +110,6 @@ async fn token_and_secret_together_are_refused_in_one_line() {
     let worker = WorkerProcess::builder().env("WORKER_TOKEN_FILE", "/nowhere/token");
     let mut process = worker.spawn();
     assert_eq!(process.wait_exit().await.code(), Some(1));
-    process.log().wait_until_closed().await;
     let lines = process.log().lines();
     assert!(lines.len() == 1 && lines[0].contains("WORKER_TOKEN_FILE"), "{lines:?}");
     assert!(lines[0].contains("WORKER_SECRET is given too"), "{lines:?}");

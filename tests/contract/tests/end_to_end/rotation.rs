@@ -125,7 +125,8 @@ async fn an_idle_worker_moves_to_a_new_secret_and_loses_no_link() {
     write(&secret, "the-second-secret\n");
     let closed = || async { relay.log().count_of("worker disconnected") == 1 };
     eventually("the older link is closed", closed).await;
-    assert_eq!(worker.process.log().count_of(" registered"), 2, "{}", worker.log());
+    let registered = || async { worker.process.log().count_of(" registered") == 2 };
+    eventually("the worker says that it registered again", registered).await;
     assert_eq!(relay.workers().await.len(), 1, "{}", relay.log().dump());
     backend.answer_with(|_, body| Answer::new(200, &[], body));
     let _ = relay.fetch(Request::post(CHAT, &json!({"model": "m"}))).await.with_status(200);

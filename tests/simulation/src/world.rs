@@ -57,7 +57,11 @@ pub struct Report {
 /// Runs a seed to its end, on a thread of its own. The first seed of a process is the same in every process; a later one is not,
 /// because tokio counts tasks from the process's begin.
 pub fn run(seed: u64) -> Report {
-    let ran = determinism::enter(seed, move || World::run(Plan::new(seed)));
+    // Made out here: in there its name came from the seed, as did that of another process with this seed, and each try for another
+    // name costs a random number.
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_owned();
+    let ran = determinism::enter(seed, move || World::run(Plan::new(seed), &path));
     ran.unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().cloned();
         let said = said.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default();
@@ -111,9 +115,8 @@ struct Host {
 }
 
 impl World {
-    fn run(plan: Plan) -> Report {
+    fn run(plan: Plan, folder: &Path) -> Report {
         log::begin();
-        let folder = tempfile::tempdir().expect("a folder");
         let mut sim = turmoil::Builder::new()
             .rng_seed(plan.seed)
             .tick_duration(plan.tick)
@@ -130,14 +133,14 @@ impl World {
         };
         world.start_backends(&mut sim);
         for relay in 0..world.plan.relays {
-            let path = folder.path().join(format!("keys-{relay}.json"));
+            let path = folder.join(format!("keys-{relay}.json"));
             if !world.plan.keys.is_empty() {
                 fs::write(&path, keys::file(&world.plan.keys)).expect("a folder that can be written");
             }
             world.start_relay(&mut sim, relay, path.display().to_string());
         }
         for worker in 0..world.plan.workers.len() {
-            world.start_worker(&mut sim, worker, folder.path().join(format!("worker-{worker}.yaml")));
+            world.start_worker(&mut sim, worker, folder.join(format!("worker-{worker}.yaml")));
         }
         world.start_clients(&mut sim);
         for worker in 0..world.plan.workers.len() {

@@ -1,12 +1,20 @@
 //! What the program promises about seeds.
 
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
 
 use modelrelay_simulation::world::Report;
 
+fn telling(seed: u64) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_modelrelay-simulation"));
+    command.arg(format!("--seed={seed}"));
+    command
+}
+
 fn tell(seed: u64) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_modelrelay-simulation")).arg(format!("--seed={seed}")).output();
-    let output = output.expect("the program can be started");
+    story_of(telling(seed).output().expect("the program can be started"))
+}
+
+fn story_of(output: Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8(output.stdout).expect("it writes text")
 }
@@ -20,6 +28,15 @@ fn a_seed_tells_the_same_story_each_time_and_another_seed_another() {
     }
     assert!(stories.windows(2).all(|two| two[0].0 != two[1].0));
     assert!(stories[0].0.contains("request dispatched"), "the programs' logs are a part of it");
+}
+
+#[test]
+fn a_seed_tells_the_same_story_beside_itself() {
+    let start = || telling(1).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let running: Vec<_> = (0..8).map(|_| start()).collect();
+    let stories = running.into_iter().map(|one| story_of(one.wait_with_output().expect("it ends")));
+    let alone = tell(1);
+    assert!(stories.collect::<Vec<_>>().iter().all(|story| *story == alone), "not always the same");
 }
 
 #[test]

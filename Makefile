@@ -13,7 +13,7 @@ check: ## The quick inner loop: format, lints, unit tests
 	@scripts/test fmt clippy unit
 
 test: ## Everything that CI runs
-	@scripts/test fmt workflows clippy deny images build unit histories fuzz simulation windows cluster contract chaos backends clients browser docs chart
+	@scripts/test fmt workflows images build unit histories fuzz simulation windows clippy deny chart cluster contract chaos backends clients browser docs
 
 chaos: ## The programs under faults and too much load, much longer than in `make test`; on Linux, mostly as root
 	@MODELRELAY_CHAOS_FACTOR=$${MODELRELAY_CHAOS_FACTOR:-10} MODELRELAY_SOAK_MINUTES=$${MODELRELAY_SOAK_MINUTES:-10} scripts/test build chaos

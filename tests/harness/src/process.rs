@@ -164,12 +164,13 @@ impl Process {
         let _ = self.child.kill().await;
     }
 
-    /// Waits for the end within [`PATIENCE`], and until all that it printed is in the log.
+    /// Waits for the end within [`PATIENCE`], as [`wait_exit_within`](Self::wait_exit_within) does.
     pub async fn wait_exit(&mut self) -> ExitStatus {
         self.wait_exit_within(PATIENCE).await
     }
 
-    /// Waits for the end within `patience`, and until all that it printed is in the log.
+    /// Waits for the end within `patience`, and then until all that it printed is in the log: two seconds at most, where children of it
+    /// that live on hold its output open.
     ///
     /// # Panics
     /// When it still runs then.

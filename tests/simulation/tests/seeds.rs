@@ -19,24 +19,26 @@ fn story_of(output: Output) -> String {
     String::from_utf8(output.stdout).expect("it writes text")
 }
 
+fn assert_same(once: &str, again: &str) {
+    let difference = once.lines().zip(again.lines()).find(|(a, b)| a != b);
+    assert_eq!(difference, None, "{}", once.lines().last().unwrap_or_default());
+}
+
 #[test]
 fn a_seed_tells_the_same_story_each_time_and_another_seed_another() {
     let stories: Vec<_> = (1..=20).map(|seed| (tell(seed), tell(seed))).collect();
-    for (once, again) in &stories {
-        let difference = once.lines().zip(again.lines()).find(|(a, b)| a != b);
-        assert_eq!(difference, None, "{}", once.lines().last().unwrap_or_default());
-    }
+    stories.iter().for_each(|(once, again)| assert_same(once, again));
     assert!(stories.windows(2).all(|two| two[0].0 != two[1].0));
     assert!(stories[0].0.contains("request dispatched"), "the programs' logs are a part of it");
 }
 
 #[test]
 fn a_seed_tells_the_same_story_beside_itself() {
-    let start = || telling(1).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-    let running: Vec<_> = (0..8).map(|_| start()).collect();
-    let stories = running.into_iter().map(|one| story_of(one.wait_with_output().expect("it ends")));
+    let start = |_| telling(1).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let running: Vec<_> = (0..8).map(start).collect();
+    let stories: Vec<_> = running.into_iter().map(|one| story_of(one.wait_with_output().expect("it ends"))).collect();
     let alone = tell(1);
-    assert!(stories.collect::<Vec<_>>().iter().all(|story| *story == alone), "not always the same");
+    stories.iter().for_each(|story| assert_same(&alone, story));
 }
 
 #[test]

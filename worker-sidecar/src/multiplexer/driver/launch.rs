@@ -1,4 +1,4 @@
-//! Processes that a driver starts, each under a [`supervisor`](super::supervisor): their port, their words, their end.
+//! Processes that a driver starts, each under a [`supervisor`]: their port, their words, their end.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;

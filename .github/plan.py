@@ -81,10 +81,12 @@ def git_lines(*command):
 
 
 def mistakes():
-    """Yields what is wrong with the table: suites that do not exist, and prefixes that match no file."""
-    defined = set(re.findall(r"^suite_(\w+)\(\)", (ROOT / "scripts/test").read_text(), re.M))
+    """Yields what is wrong with the table: suites that CI leaves out or that do not exist, and prefixes that match no file."""
+    of_make = " ".join(re.findall(r"^TEST(?:_MORE)? = (.*)", (ROOT / "Makefile").read_text(), re.M)).split()
+    defined = re.findall(r"^suite_([\w-]+)\(\)", (ROOT / "scripts/suites.bash").read_text(), re.M)
     in_jobs = [suite for job in TABLE["jobs"].values() for suite in job["suites"]]
-    yield from (f"scripts/test has no suite {suite}" for suite in in_jobs if suite not in defined)
+    yield from (f"no job runs the suite {suite} of `make test-all`" for suite in of_make if suite not in in_jobs)
+    yield from (f"scripts/suites.bash has no suite {suite}" for suite in in_jobs if suite not in defined)
     yield from (f"two jobs run the suite {suite}" for suite in set(in_jobs) if in_jobs.count(suite) > 1)
     files = git_lines("ls-files", "--cached", "--others", "--exclude-standard")
     for prefix, names in TABLE["paths"].items():

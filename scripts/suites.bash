@@ -99,7 +99,7 @@ suite_unit() {
 # there were, which is counted, because a filter that matches no test passes too.
 suite_histories() {
   MODELRELAY_HISTORY_TRANSITIONS=$HISTORY_TRANSITIONS run_tests histories --success-output final \
-    -E 'test(/dispatch::tests::history|multiplexer::machine::tests::history|multiplexer::actor::tests::world/)' |
+    -E 'test(/dispatch::tests::history|multiplexer::machine::tests::history|multiplexer::actor::tests::world/)' 2>&1 |
     awk '{ print } / transitions$/ { found++ } END { exit found != 3 }'
 }
 

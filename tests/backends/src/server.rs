@@ -4,9 +4,8 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
 
-use modelrelay_harness::PATIENCE;
+use modelrelay_harness::{PATIENCE, poll_for};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
@@ -77,12 +76,8 @@ pub async fn is_listening(port: u16) -> bool {
 /// # Panics
 /// After [`PATIENCE`], saying `what` was waited for.
 pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
-    let waiting = async {
-        while !is_so().await {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    assert!(tokio::time::timeout(PATIENCE, waiting).await.is_ok(), "waited {PATIENCE:?} in vain until {what}");
+    let came = poll_for(PATIENCE, async || is_so().await.then_some(())).await;
+    assert!(came.is_some(), "waited {PATIENCE:?} in vain until {what}");
 }
 
 /// Whether a process runs, by its id. A zombie does not.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpStream, tcp::OwnedReadHalf, tcp::OwnedWriteHalf},
-    time::{Instant, sleep, timeout_at},
+    time::timeout,
 };
 
 use crate::{ask::Ask, executions::now};
@@ -74,14 +74,10 @@ pub async fn exchange(ask: &Ask, relay: SocketAddr, manner: Manner) -> Record {
     let key = manner.key.map_or_else(String::new, |key| format!("authorization: Bearer {key}\r\n"));
     let mut client = Client { ask, key, first_byte: None, retry_after: false };
     let began = now();
-    let start = Instant::now();
-    let outcome = {
-        let judged = timeout_at(start + manner.deadline, client.run(relay));
-        tokio::select! {
-            judged = judged => judged.unwrap_or_else(|_| Outcome::Lost(format!("no end in {:?}", manner.deadline))),
-            () = sleep(manner.leaves.unwrap_or(Duration::MAX)), if manner.leaves.is_some() => Outcome::Cancelled,
-        }
-    };
+    let ends = manner.leaves.map_or(manner.deadline, |leaves| leaves.min(manner.deadline));
+    let outcome = timeout(ends, client.run(relay)).await.unwrap_or_else(|_| {
+        if ends < manner.deadline { Outcome::Cancelled } else { Outcome::Lost(format!("no end in {ends:?}")) }
+    });
     let (first_byte, retry_after) = (client.first_byte, client.retry_after);
     Record { nonce: ask.nonce, began, first_byte, ended: now(), outcome, retry_after }
 }
@@ -189,7 +185,8 @@ async fn upload(mut writer: OwnedWriteHalf, head: String, body: &[u8]) -> io::Re
     first.extend_from_slice(&body[..at_once]);
     writer.write_all(&first).await?;
     for piece in body[at_once..].chunks(UPLOAD_PIECE) {
-        sleep(UPLOAD_PAUSE).await;
+        #[expect(clippy::disallowed_methods, reason = "the pace of an upload, which nothing waits for")]
+        tokio::time::sleep(UPLOAD_PAUSE).await;
         writer.write_all(piece).await?;
     }
     Ok(writer)

@@ -173,6 +173,11 @@ pub fn new_nonce() -> u64 {
     NONCE.fetch_add(1, Ordering::SeqCst)
 }
 
+#[expect(clippy::disallowed_methods, reason = "the pace of a client, which nothing waits for")]
+async fn pause(duration: Duration) {
+    tokio::time::sleep(duration).await;
+}
+
 struct Client {
     plan: Arc<Plan>,
     ledger: Arc<Ledger>,
@@ -185,7 +190,7 @@ impl Client {
     async fn ask_until(mut self, stop: Arc<AtomicBool>) {
         while !stop.load(Ordering::SeqCst) {
             let Some(target) = self.target() else {
-                tokio::time::sleep(PAUSE_AFTER_BROKEN).await;
+                pause(PAUSE_AFTER_BROKEN).await;
                 continue;
             };
             let ask = (self.plan.next)(new_nonce(), &mut self.dice);
@@ -196,10 +201,10 @@ impl Client {
             let failed = matches!(record.outcome, Outcome::Failed(_) | Outcome::Broken(_));
             self.ledger.ended(record);
             if failed {
-                tokio::time::sleep(PAUSE_AFTER_BROKEN).await;
+                pause(PAUSE_AFTER_BROKEN).await;
             }
-            let pause = u64::try_from(self.plan.pause.as_millis()).unwrap_or(0);
-            tokio::time::sleep(Duration::from_millis(self.dice.between(0..=pause))).await;
+            let longest = u64::try_from(self.plan.pause.as_millis()).unwrap_or(0);
+            pause(Duration::from_millis(self.dice.between(0..=longest))).await;
         }
     }
 

@@ -3,13 +3,13 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use modelrelay_harness::{
+    poll_for,
     process::{Process, Spawn},
     relay::{Relay, RelayBuilder, WORKER_SECRET},
     worker_process::{WorkerBuilder, WorkerProcess},
 };
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::time::{Instant, sleep};
 
 use crate::{
     dice::Dice,
@@ -242,9 +242,6 @@ impl Site {
 /// # Panics
 /// When it does not come.
 pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let start = Instant::now();
-    while !condition().await {
-        assert!(start.elapsed() < LONG, "waited {LONG:?} in vain for {what}");
-        sleep(Duration::from_millis(20)).await;
-    }
+    let came = poll_for(LONG, async || condition().await.then_some(())).await;
+    assert!(came.is_some(), "waited {LONG:?} in vain for {what}");
 }

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! scripts/images && scripts/cluster/up && scripts/cluster/load target/images/*.tar
-//! cargo test -p modelrelay-cluster --test by_hand
+//! cargo nextest run -p modelrelay-cluster --test by_hand
 //! scripts/cluster/down
 //! ```
 //!
@@ -30,8 +30,8 @@
 //!
 //! Rules:
 //! - Nothing of our own programs is linked, and nothing waits without a deadline that names what it waited for.
-//! - Tests of one binary run side by side, each in its namespace, so they touch nothing that is the cluster's; one that
-//!   must (an upgrade of the chart, say) is a binary of its own, for binaries run one after the other.
+//! - Tests run in parallel, each in its namespace, so they touch nothing that is the cluster's. A test that must (an upgrade of the
+//!   chart, say) is in a binary that `.config/nextest.toml` gives the whole cluster.
 //! - Commands run as tokio processes: a blocked thread would stall the clients of the same test.
 
 pub mod audit;
@@ -50,6 +50,9 @@ pub use namespace::Namespace;
 
 /// How long anything may take on a busy machine before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The pause between two polls of a state.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Name of the release that `tests/cluster/run` installs the chart as, with the images `localhost/modelrelay-*:dev`.
 pub const RELEASE: &str = "modelrelay";
@@ -153,14 +156,22 @@ impl Cluster {
 
 /// Asks until `condition` holds; a deadline that passes is a panic that names `what`. For what cannot be watched.
 pub async fn wait_until(what: &str, deadline: Duration, mut condition: impl AsyncFnMut() -> bool) {
-    let asking = async {
-        while !condition().await {
-            tokio::time::sleep(Duration::from_millis(100)).await;
+    let held = poll_for(deadline, async || condition().await.then_some(())).await;
+    held.unwrap_or_else(|| panic!("waited {deadline:?} in vain for: {what}"));
+}
+
+/// Asks until `find` gives something, which is `None` when the deadline passes before.
+pub async fn poll_for<T>(deadline: Duration, mut find: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+    let found = async {
+        loop {
+            if let Some(found) = find().await {
+                return found;
+            }
+            #[expect(clippy::disallowed_methods, reason = "the pause between two polls, which have a deadline")]
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
-    if tokio::time::timeout(deadline, asking).await.is_err() {
-        panic!("waited {deadline:?} in vain for: {what}");
-    }
+    tokio::time::timeout(deadline, found).await.ok()
 }
 
 fn cluster_dir() -> PathBuf {

@@ -233,6 +233,7 @@ where
     loop {
         match await_condition(api.clone(), name, &condition).await {
             Ok(object) => return object,
+            #[expect(clippy::disallowed_methods, reason = "a broken watch is opened again; the callers have deadlines")]
             Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
         }
     }

@@ -184,6 +184,7 @@ async fn send_until(
             counts.add(outcome);
         });
         if pause {
+            #[expect(clippy::disallowed_methods, reason = "the pace of a client, which nothing waits for")]
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }

@@ -12,7 +12,7 @@ use stack::{Backends, CLIENTS, Stack, expect_no_failure};
 async fn deleting_the_operator_fails_no_request() {
     let stack = Stack::start("traffic-operator", Backends::Injected, 2).await;
     let lives = stack.lives().await;
-    let (traffic, _permit) = stack.load().await;
+    let traffic = stack.load().await;
     let system =
         |arguments: &str| stack.namespace.cluster.kubectl(&format!("--namespace {SYSTEM_NAMESPACE} {arguments}"));
     system("delete pods --selector app.kubernetes.io/component=operator --wait=false").await;

@@ -1,7 +1,7 @@
-//! Whether the operator's rights sufficed for everything that the other tests had it do. Test binaries run one after the
-//! other in the order of their names, and this is the last.
+//! Whether the operator's rights sufficed for everything that the other tests had it do. `.config/nextest.toml`
+//! runs it last.
 
-use modelrelay_cluster::{Cluster, PATIENCE, SYSTEM_NAMESPACE, manifests::provider, wait_until};
+use modelrelay_cluster::{Cluster, PATIENCE, SYSTEM_NAMESPACE, manifests::provider, poll_for, wait_until};
 use serde_json::{Value, json};
 
 /// Requests that a release makes while it carries out one Provider; without them the log shows nothing. What it asks only
@@ -32,9 +32,9 @@ async fn nothing_that_the_operator_asked_for_was_refused() {
         let asked = cluster.asked_by(SYSTEM_NAMESPACE, "modelrelay-operator").await;
         let made = |verb: &str, resource: &str| asked.iter().any(|it| it.verb == verb && it.resource == resource);
         missing = MADE.into_iter().filter(|(verb, resource)| !made(verb, resource)).collect();
-        missing.is_empty()
+        missing.is_empty().then_some(())
     };
-    if tokio::time::timeout(PATIENCE / 3, wait_until("the audit log", PATIENCE, all)).await.is_err() {
+    if poll_for(PATIENCE / 3, all).await.is_none() {
         panic!("the audit log lacks what the operator must have asked for: {missing:?}");
     }
     let refused = cluster.refusals(SYSTEM_NAMESPACE);

@@ -15,7 +15,7 @@ mod tests;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::BytesMut;
 use serde_json::json;
@@ -28,7 +28,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 pub use call::{Call, sse};
 pub use request::{Answer, Head};
 
-use crate::PATIENCE;
+use crate::{PATIENCE, poll_for};
 
 type Handler = Arc<dyn Fn(&Head, &[u8]) -> Answer + Send + Sync>;
 
@@ -215,14 +215,8 @@ fn bound(addr: SocketAddr) -> io::Result<Socket> {
 /// Binds the port of a listener that was just closed. A program that another test starts at this moment holds a copy of it
 /// until it runs, so the port may be taken for a little longer.
 async fn bound_again(addr: SocketAddr) -> Socket {
-    let since = Instant::now();
-    loop {
-        match bound(addr) {
-            Ok(socket) => return socket,
-            Err(error) => assert!(since.elapsed() < PATIENCE, "cannot bind {addr} again: {error}"),
-        }
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    let socket = poll_for(PATIENCE, async || bound(addr).ok()).await;
+    socket.unwrap_or_else(|| panic!("cannot bind {addr} again"))
 }
 
 fn local_addr(socket: &Socket) -> SocketAddr {

@@ -30,6 +30,9 @@ use process::Log;
 /// How long anything may take before a test fails. Generous: a busy machine must not fail a test, only a hang may.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The pause between two polls of a state.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
 /// Awaits `future` for at most [`PATIENCE`]; else panics, saying `what` was awaited and what the process logged.
 pub async fn within<T>(what: &str, log: &Log, future: impl Future<Output = T>) -> T {
     within_for(PATIENCE, what, log, future).await
@@ -41,6 +44,29 @@ pub async fn within_for<T>(patience: Duration, what: &str, log: &Log, future: im
         Ok(value) => value,
         Err(_) => panic!("waited {patience:?} in vain for: {what}\n{}", log.dump()),
     }
+}
+
+/// Polls `find` until it returns a value, for at most `patience`: for state that can be seen but is not announced.
+pub async fn poll_for<T>(patience: Duration, mut find: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+    let found = async {
+        loop {
+            if let Some(found) = find().await {
+                return found;
+            }
+            #[expect(clippy::disallowed_methods, reason = "the pause between two polls, which have a deadline")]
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    };
+    tokio::time::timeout(patience, found).await.ok()
+}
+
+/// Polls until `condition` holds.
+///
+/// # Panics
+/// After `patience`, with `what` was awaited and what the process logged.
+pub async fn poll_until(patience: Duration, what: &str, log: &Log, mut condition: impl AsyncFnMut() -> bool) {
+    let held = poll_for(patience, async || condition().await.then_some(())).await;
+    held.unwrap_or_else(|| panic!("waited {patience:?} in vain for: {what}\n{}", log.dump()));
 }
 
 /// Says in one line why this machine cannot run a test, past the capture of a test's output. Where nobody would read the

@@ -297,6 +297,7 @@ impl Log {
     fn await_last_words(&self) {
         let since = Instant::now();
         while *self.0.open.borrow() > 0 && since.elapsed() < LAST_WORDS {
+            #[expect(clippy::disallowed_methods, reason = "a poll with a deadline, where nothing can be awaited")]
             thread::sleep(Duration::from_millis(1));
         }
     }

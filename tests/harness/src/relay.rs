@@ -1,12 +1,10 @@
 //! A relay under test: started on free ports in a folder of its own, asked over HTTP, dialled by hand-played workers.
 
 use std::{
-    future::Future,
     net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitStatus,
     sync::Arc,
-    time::{Duration, Instant},
 };
 
 use rustls::ClientConfig;
@@ -16,6 +14,7 @@ use tempfile::TempDir;
 use crate::{
     PATIENCE,
     client::{Pending, Reply, Request, Response},
+    poll_until,
     process::{Log, Process, Spawn},
     tls::Certificates,
     trace::Trace,
@@ -303,12 +302,8 @@ impl Relay {
     ///
     /// # Panics
     /// After [`PATIENCE`].
-    pub async fn eventually<F: Future<Output = bool>>(&self, what: &str, mut condition: impl FnMut() -> F) {
-        let start = Instant::now();
-        while !condition().await {
-            assert!(start.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain for: {what}\n{}", self.log().dump());
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+    pub async fn eventually(&self, what: &str, condition: impl AsyncFnMut() -> bool) {
+        poll_until(PATIENCE, what, self.log(), condition).await;
     }
 
     /// A worker about to dial, with provider `local` and the right secret.

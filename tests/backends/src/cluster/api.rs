@@ -37,6 +37,7 @@ async fn take_time(State(shared): Cluster, request: Request, next: Next) -> Resp
         state.received += 1;
         state.delay
     };
+    #[expect(clippy::disallowed_methods, reason = "the pace of the API server that is played")]
     tokio::time::sleep(delay).await;
     next.run(request).await
 }

@@ -5,13 +5,19 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
-use tokio::time::{interval, sleep};
+use tokio::time::interval;
 
 use super::{Deployment, NAMESPACE, Shared};
 use crate::server::is_listening;
 
 /// A container that has ended is started again after this; the real kubelet's second time is after ten seconds.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
+
+/// A controller or a kubelet takes its time, which is a setting of the test.
+#[expect(clippy::disallowed_methods, reason = "the pace of the cluster that is played")]
+async fn sleep(duration: Duration) {
+    tokio::time::sleep(duration).await;
+}
 
 /// Gives the Deployment the Pods that it should have, for ever.
 pub(super) async fn drive(shared: Arc<Shared>, name: String) {

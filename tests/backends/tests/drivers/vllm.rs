@@ -50,7 +50,7 @@ async fn the_fake_dies_of_what_the_real_one_dies_of() {
     let long = json!({"model": "m", "prompt": "Hi", "max_tokens": 100});
     let running = post(&server.url, "/v1/completions", &long);
     let careless = async {
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        until("it is busy", async || is_busy(&server).await).await;
         post(&server.url, "/sleep?level=1", &json!({})).await.map(|(status, _)| status)
     };
     let (_, slept) = tokio::join!(running, careless);

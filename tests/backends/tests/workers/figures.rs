@@ -1,10 +1,11 @@
-//! What the swapping costs, in numbers that are promised.
+//! What the swapping costs, in numbers that are promised. Those who compare speeds want the machine for themselves: `.config/nextest.toml` runs
+//! each of these alone.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::rig::{LONG, Machine, Stack, Weights};
+use crate::rig::{LONG, Stack, Weights};
 use crate::stream::{answer, stream};
 
 #[tokio::test]
@@ -64,7 +65,7 @@ async fn saturated(window: Duration) {
     let Some(slot) = weights.slot(2) else { return };
     let drain = 5;
     let knobs = json!({"drainTimeout": format!("{drain}s")});
-    let stack = Stack::on(Machine::alone().await, &knobs, &slot).await;
+    let stack = Stack::start(&knobs, &slot).await;
     // Both were loaded before, so that the worker knows what they cost.
     for model in ["tiny-b", "tiny-a"] {
         stack.relay.fetch(answer(model, 5)).await.with_status(200);

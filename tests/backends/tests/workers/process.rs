@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::rig::{Machine, Stack, Weights, eventually, start_worker};
+use crate::rig::{Stack, Weights, eventually, start_worker};
 use crate::stream::{events, expected, stream};
 
 #[tokio::test]
@@ -54,7 +54,6 @@ async fn a_stream_that_runs_when_another_model_is_asked_for_ends_whole() {
 async fn two_relays_share_what_one_worker_has_loaded() {
     let (Some(weights), Some(expected)) = (Weights::new(), expected(&[60]).await) else { return };
     let Some(slot) = weights.slot(2) else { return };
-    let _machine = Machine::shared().await;
     let relay = || Relay::builder().env("RELAY_COUNT", "2").start();
     let relays = Arc::new([relay().await, relay().await]);
     let front = TcpListener::bind("127.0.0.1:0").await.expect("a free port");

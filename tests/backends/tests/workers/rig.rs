@@ -1,38 +1,18 @@
 //! A relay, a worker with one slot, and real servers behind it.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use modelrelay_backends::engines;
 use modelrelay_backends::server::processes_with;
+use modelrelay_harness::poll_for;
 use modelrelay_harness::relay::{Relay, WORKER_SECRET};
 use modelrelay_harness::worker_process::{WorkerProcess, wait_for_model};
 use serde_json::{Value, json};
 use tempfile::{NamedTempFile, TempDir};
-use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// For what takes several swaps on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-
-/// Whoever compares speeds has the machine for itself.
-static MACHINE: RwLock<()> = RwLock::const_new(());
-
-/// Part of a machine, or all of it.
-#[derive(Debug)]
-pub(crate) enum Machine {
-    Shared { _turn: RwLockReadGuard<'static, ()> },
-    Alone { _turn: RwLockWriteGuard<'static, ()> },
-}
-
-impl Machine {
-    pub(crate) async fn shared() -> Self {
-        Self::Shared { _turn: MACHINE.read().await }
-    }
-
-    pub(crate) async fn alone() -> Self {
-        Self::Alone { _turn: MACHINE.write().await }
-    }
-}
 
 /// Weights of `tiny-a` and `tiny-b` in a folder of the test's own, whose path is in the command line of each server that has
 /// one of them open.
@@ -73,21 +53,16 @@ pub(crate) struct Stack {
     pub(crate) worker: WorkerProcess,
     yaml: String,
     _config: NamedTempFile,
-    _machine: Machine,
 }
 
 impl Stack {
     /// With these settings of the multiplexer, and this slot.
     pub(crate) async fn start(knobs: &Value, slot: &Value) -> Self {
-        Self::on(Machine::shared().await, knobs, slot).await
-    }
-
-    pub(crate) async fn on(machine: Machine, knobs: &Value, slot: &Value) -> Self {
         let relay = Relay::start().await;
         let yaml = yaml(knobs, slot);
         let (worker, config) = start_worker(&yaml, relay.addr()).await;
         wait_for_model(&relay, "tiny-b").await;
-        Self { relay, worker, yaml, _config: config, _machine: machine }
+        Self { relay, worker, yaml, _config: config }
     }
 
     /// A further worker of the same settings.
@@ -137,11 +112,8 @@ pub(crate) async fn start_worker(yaml: &str, relay: SocketAddr) -> (WorkerProces
 /// # Panics
 /// After [`LONG`].
 pub(crate) async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
-    let until = Instant::now() + LONG;
-    while !is_so().await {
-        assert!(Instant::now() < until, "waited {LONG:?} in vain until {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let came = poll_for(LONG, async || is_so().await.then_some(())).await;
+    assert!(came.is_some(), "waited {LONG:?} in vain until {what}");
 }
 
 /// Sends a process SIGKILL.

@@ -46,8 +46,8 @@ async fn serve(mut call: Call, journal: Arc<Journal>) -> Option<()> {
     let pieces = ask.answer(digest(&body));
     let middle = pieces.len() / 2;
     // A plain answer has its head when it has its first piece, as from every engine.
-    if !ask.stream && ask.gap_ms > 0 {
-        tokio::time::sleep(Duration::from_millis(ask.gap_ms)).await;
+    if !ask.stream {
+        pause(ask.gap_ms).await;
     }
     let kind = if ask.stream { "text/event-stream" } else { "application/json" };
     call.head(200, &[("content-type", kind), ("transfer-encoding", "chunked")]).await.then_some(())?;
@@ -58,8 +58,8 @@ async fn serve(mut call: Call, journal: Arc<Journal>) -> Option<()> {
         if ask.stall == Some(Stall::Middle) && number == middle {
             return hang(call).await;
         }
-        if ask.gap_ms > 0 && (ask.stream || number > 0) {
-            tokio::time::sleep(Duration::from_millis(ask.gap_ms)).await;
+        if ask.stream || number > 0 {
+            pause(ask.gap_ms).await;
         }
         call.chunk(piece).await.then_some(())?;
     }
@@ -74,4 +74,11 @@ async fn serve(mut call: Call, journal: Arc<Journal>) -> Option<()> {
 async fn hang(mut call: Call) -> Option<()> {
     call.closes_within(FOR_EVER).await;
     None
+}
+
+#[expect(clippy::disallowed_methods, reason = "the pace of an engine, as its request wants it")]
+async fn pause(gap_ms: u64) {
+    if gap_ms > 0 {
+        tokio::time::sleep(Duration::from_millis(gap_ms)).await;
+    }
 }

@@ -22,6 +22,7 @@ async fn freeze(process: &Process, dice: &mut Dice, long: bool, load: &Load) {
     let pause = if long { dice.between(4_500..=5_500) } else { dice.between(200..=2_000) };
     load.ledger().fault();
     process.signal("STOP").await;
+    #[expect(clippy::disallowed_methods, reason = "how long a process stops is the subject")]
     tokio::time::sleep(Duration::from_millis(pause)).await;
     process.signal("CONT").await;
 }

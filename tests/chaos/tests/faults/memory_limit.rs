@@ -25,7 +25,7 @@ async fn uploads_beyond_the_memory_are_refused_and_the_relay_lives() {
     };
     let mut site = Site::with_workers(BACKEND, 2, relay, |worker| worker).await;
     let load = site.load(Plan::of(CLIENTS, |nonce, _| Ask::plain(nonce, 100).upload(UPLOAD))).await;
-    load.ledger().answers(200).await;
+    load.ledger().answers(50).await;
     let ledger = load.finish().await;
     let summary = site.summary(&ledger);
     summary.check("memory limit of 128 MiB, 200 MiB of uploads");

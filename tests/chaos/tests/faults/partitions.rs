@@ -48,6 +48,7 @@ async fn a_partition_of_any_kind_loses_and_repeats_nothing() {
             let pause = Duration::from_millis(site.dice.between(2_500..=5_000));
             load.ledger().fault();
             far.cut(cut).await;
+            #[expect(clippy::disallowed_methods, reason = "how long packets are lost is the subject")]
             tokio::time::sleep(pause).await;
             far.heal().await;
             let healed = Instant::now();

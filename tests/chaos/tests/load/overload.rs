@@ -15,7 +15,7 @@ use modelrelay_chaos::{
 };
 use tokio::{task::JoinSet, time::MissedTickBehavior};
 
-use crate::{BACKEND, alone};
+use crate::BACKEND;
 
 /// The capacity: two workers of eight slots, each request a tenth of a second, so 160 a second.
 const CAPACITY: f64 = 160.0;
@@ -71,7 +71,6 @@ async fn offer(site: &Site, ledger: &Arc<Ledger>, rate: f64) -> Run {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn five_times_the_capacity_is_answered_at_full_speed_and_refused_at_once() {
-    let _turn = alone().await;
     let site = Site::with_workers(BACKEND, 2, |relay| relay.env("MAX_QUEUE_LEN", QUEUE), |worker| worker).await;
     let ledger = Arc::new(Ledger::default());
     let once = offer(&site, &ledger, CAPACITY).await;

@@ -13,7 +13,7 @@ use modelrelay_chaos::{
 };
 use modelrelay_harness::usage::Usage;
 
-use crate::{BACKEND, alone};
+use crate::BACKEND;
 
 /// How long, in minutes.
 const MINUTES: &str = "MODELRELAY_SOAK_MINUTES";
@@ -81,7 +81,6 @@ async fn fault(site: &mut Site) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_grows_and_nothing_is_lost() {
-    let _turn = alone().await;
     let minutes: f64 = std::env::var(MINUTES).map_or(1.0, |minutes| minutes.parse().expect("a number of minutes"));
     let mut site = Site::with_workers(BACKEND, 3, |relay| relay, |worker| worker).await;
     let plan = Plan { leave_percent: 1, pause: Duration::from_millis(30), ..Plan::mixed(CLIENTS) };

@@ -10,7 +10,7 @@ use modelrelay_bench::{crowd::Crowd, systems::SECRET};
 use modelrelay_chaos::{ledger::say, load::Plan, site::Site};
 use modelrelay_harness::usage::may_open;
 
-use crate::{BACKEND, alone};
+use crate::BACKEND;
 
 const WORKERS: u32 = 1000;
 const OPEN_FILES: u64 = 1500;
@@ -35,7 +35,6 @@ async fn a_thousand_workers_are_back_within_ten_seconds_and_are_no_herd() {
     if !may_open(OPEN_FILES) {
         return;
     }
-    let _turn = alone().await;
     let secret = |it: modelrelay_harness::worker_process::WorkerBuilder| it.env("WORKER_SECRET", SECRET);
     let relay = |it: modelrelay_harness::relay::RelayBuilder| it.env("WORKER_SECRET", SECRET);
     let mut site = Site::with_workers(BACKEND, 2, relay, secret).await;

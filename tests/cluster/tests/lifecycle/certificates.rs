@@ -10,13 +10,11 @@ use serde_json::{Value, json};
 
 use crate::release::Release;
 use crate::shared::Away;
-use crate::turn;
 
 const SECRET: &str = "from-elsewhere";
 
 #[tokio::test]
 async fn somebody_elses_certificate_is_served_and_its_successor_too() {
-    let _turn = turn().await;
     let cluster = Cluster::connect().await;
     let _away = Away::take(&cluster).await;
     let release = Release::prepare(&cluster, 4, "external").await;

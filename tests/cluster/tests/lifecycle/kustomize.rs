@@ -4,15 +4,14 @@ use modelrelay_cluster::Cluster;
 use modelrelay_cluster::manifests::{provider, worker_pool};
 use serde_json::{Value, json};
 
+use crate::certificates;
 use crate::shared::Away;
-use crate::{certificates, turn};
 
 const LOCAL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/kustomize/local");
 const NAMESPACE: &str = "modelrelay-system";
 
 #[tokio::test]
 async fn kustomize_installs_an_operator_that_works() {
-    let _turn = turn().await;
     let cluster = Cluster::connect().await;
     let _away = Away::take(&cluster).await;
     let installed = Installed::apply(&cluster).await;

@@ -8,11 +8,9 @@ use serde_json::{Value, json};
 use crate::certificates::{create_pod, has_worker, wait_for_injection};
 use crate::release::Release;
 use crate::shared::Away;
-use crate::turn;
 
 #[tokio::test]
 async fn a_release_for_one_namespace_has_no_rights_in_others() {
-    let _turn = turn().await;
     let cluster = Cluster::connect().await;
     let _away = Away::take(&cluster).await;
     let (watched, other) = (cluster.namespace("watched").await, cluster.namespace("other").await);

@@ -1,6 +1,6 @@
 //! One release of the chart, and what of it a cluster holds.
 
-use modelrelay_cluster::{Cluster, Command, Namespace, PATIENCE, wait_until};
+use modelrelay_cluster::{Cluster, Command, Namespace, PATIENCE, poll_for};
 use serde_json::Value;
 
 /// The chart.
@@ -53,12 +53,10 @@ impl Release {
         let mut left = Vec::new();
         let gone = async || {
             left = self.objects().await;
-            left == kept
+            (left == kept).then_some(())
         };
-        let wait = wait_until("the release to leave nothing behind", PATIENCE, gone);
-        if tokio::time::timeout(PATIENCE - std::time::Duration::from_secs(5), wait).await.is_err() {
-            panic!("the release {} leaves behind: {left:#?}", self.name);
-        }
+        let gone = poll_for(PATIENCE, gone).await;
+        assert!(gone.is_some(), "the release {} leaves behind: {left:#?}", self.name);
     }
 
     /// What chart and operator call the operator's objects.

@@ -5,7 +5,6 @@ use serde_json::json;
 
 use crate::release::Release;
 use crate::shared::Away;
-use crate::turn;
 use crate::user::User;
 
 /// What another version would be: the same images under another tag.
@@ -16,7 +15,6 @@ const DEMO: &str = "--set demo.enabled=true";
 
 #[tokio::test]
 async fn releases_come_change_and_go_and_a_users_provider_serves_on() {
-    let _turn = turn().await;
     let cluster = Cluster::connect().await;
     for program in ["relay", "worker", "operator"] {
         let image = format!("localhost/modelrelay-{program}");

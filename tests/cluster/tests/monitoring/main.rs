@@ -14,6 +14,7 @@ use kube::{Api, ResourceExt, api::ListParams};
 use modelrelay_cluster::{
     Cluster, Namespace, PATIENCE, SYSTEM_NAMESPACE, http,
     manifests::{DEMO_MODEL, demo_backend, demo_pool, provider, worker_pool},
+    poll_for,
     traffic::Traffic,
     wait_until,
 };
@@ -245,8 +246,8 @@ async fn everything_that_alerts_and_dashboards_ask_for_is_scraped() {
     let of_tls = asked.iter().filter(|name| name.starts_with("modelrelay_tls_")).cloned().collect();
     let asked = &(&asked - &metrics_of_slots()) - &of_tls;
     assert!(asked.len() > 40, "the queries are not found: {asked:?}");
-    let complete = async || names().await.is_superset(&asked);
-    if tokio::time::timeout(PATIENCE, wait_until("all metrics", PATIENCE * 2, complete)).await.is_err() {
+    let complete = async || names().await.is_superset(&asked).then_some(());
+    if poll_for(PATIENCE, complete).await.is_none() {
         let names = names().await;
         panic!(
             "asked for by alerts or dashboards, and scraped from nobody: {:?}",

@@ -14,7 +14,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use modelrelay_cluster::{Command, PATIENCE, http, wait_until};
+use modelrelay_cluster::{Command, PATIENCE, http, poll_for, wait_until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::Child;
@@ -52,9 +52,11 @@ impl Prometheus {
             .spawn()
             .expect("prometheus starts");
         let prometheus = Self { address, dir, _child: child };
-        let ready =
-            async || http::fetch(address, "GET /-/ready", &[], &Value::Null).await.is_ok_and(|it| it.status == 200);
-        if tokio::time::timeout(PATIENCE, wait_until("Prometheus to be ready", PATIENCE * 2, ready)).await.is_err() {
+        let ready = async || {
+            let answer = http::fetch(address, "GET /-/ready", &[], &Value::Null).await;
+            answer.ok().filter(|answer| answer.status == 200)
+        };
+        if poll_for(PATIENCE, ready).await.is_none() {
             panic!(
                 "prometheus does not start: {}",
                 fs::read_to_string(prometheus.dir.path().join("log")).unwrap_or_default()

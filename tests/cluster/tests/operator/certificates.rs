@@ -11,7 +11,6 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::replicas::{OPERATOR, Operator};
-use crate::turn;
 
 const SECRET: &str = "modelrelay-webhook-certificate";
 
@@ -23,7 +22,6 @@ const PACE: Duration = Duration::from_millis(250);
 
 #[tokio::test]
 async fn certificates_change_and_no_pod_fails() {
-    let _turn = turn().await;
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("certificates").await;
     Operator::settled(&cluster).await;

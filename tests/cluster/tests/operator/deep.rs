@@ -5,14 +5,12 @@ use modelrelay_cluster::{Cluster, PATIENCE, SYSTEM_NAMESPACE, wait_until};
 use serde_json::json;
 
 use crate::replicas::{OPERATOR, Operator};
-use crate::turn;
 
 /// The operator's JSON reader gives up at 128, the API server at thousands.
 const LEVELS: usize = 300;
 
 #[tokio::test]
 async fn a_pool_that_is_nested_too_deep_stops_no_other() {
-    let _turn = turn().await;
     let cluster = Cluster::connect().await;
     Operator::settled(&cluster).await;
     // In a namespace of its own: the tests' own watches could not read it either.

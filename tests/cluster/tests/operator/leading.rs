@@ -10,14 +10,12 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::replicas::{OPERATOR, Operator, REPLICAS};
-use crate::turn;
 
 /// A leader that vanishes is replaced within this.
 const FAILOVER: Duration = Duration::from_secs(20);
 
 #[tokio::test]
 async fn one_replica_leads_and_every_replica_serves_the_webhook() {
-    let _turn = turn().await;
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("replicas").await;
     let operator = Operator::settled(&cluster).await;
@@ -37,7 +35,6 @@ async fn one_replica_leads_and_every_replica_serves_the_webhook() {
 
 #[tokio::test]
 async fn a_lost_leader_is_replaced_within_20_s_by_one_that_works() {
-    let _turn = turn().await;
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("failover").await;
     let operator = Operator::settled(&cluster).await;
@@ -58,7 +55,6 @@ async fn a_lost_leader_is_replaced_within_20_s_by_one_that_works() {
 
 #[tokio::test]
 async fn an_api_server_that_was_away_is_not_stormed() {
-    let _turn = turn().await;
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("apiserver").await;
     namespace.apply(&[provider("local", &json!({}))]).await;

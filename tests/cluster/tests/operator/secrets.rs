@@ -11,7 +11,6 @@ use modelrelay_cluster::{Cluster, Namespace, PATIENCE, SYSTEM_NAMESPACE, wait_un
 use serde_json::{Value, json};
 
 use crate::replicas::Operator;
-use crate::turn;
 
 /// What somebody presents who has no right to it: no log needs it either.
 const WRONG_KEY: &str = "sk-mr-9f7d11aa0c5e4b73b6e2wrongkey";
@@ -19,7 +18,6 @@ const WRONG_TOKEN: &str = "7c1fb0e2d9a94835wrongtoken";
 
 #[tokio::test]
 async fn no_secret_is_told() {
-    let _turn = turn().await;
     let cluster = Cluster::connect().await;
     let namespace = cluster.namespace("secrets").await;
     let operator = Operator::settled(&cluster).await;

@@ -1,6 +1,6 @@
 //! What a user sees of a Provider that works, and of one that is switched off.
 
-use modelrelay_cluster::{PATIENCE, manifests, traffic::Traffic};
+use modelrelay_cluster::{PATIENCE, manifests, poll_for, traffic::Traffic};
 use serde_json::{Value, json};
 
 use crate::setup::{LOCAL, Setup};
@@ -33,18 +33,13 @@ async fn table(setup: &Setup, arguments: &str) -> Vec<Vec<String>> {
 /// Waits for a table of one row, whose last cell is an age.
 async fn wait_for_row(setup: &Setup, arguments: &str, wanted: &[&str]) {
     let mut last = Vec::new();
-    let seen = async {
-        loop {
-            last = table(setup, arguments).await;
-            let row = last.get(1).and_then(|row| row.split_last());
-            if row.is_some_and(|(age, row)| is_age(age) && row == wanted) {
-                return;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-        }
-    };
-    let seen = tokio::time::timeout(PATIENCE, seen).await;
-    assert!(seen.is_ok(), "waited {PATIENCE:?} in vain for {wanted:?} and an age; last seen: {last:?}");
+    let seen = poll_for(PATIENCE, async || {
+        last = table(setup, arguments).await;
+        let row = last.get(1).and_then(|row| row.split_last());
+        row.is_some_and(|(age, row)| is_age(age) && row == wanted).then_some(())
+    });
+    let seen = seen.await;
+    assert!(seen.is_some(), "waited {PATIENCE:?} in vain for {wanted:?} and an age; last seen: {last:?}");
 }
 
 fn is_age(text: &str) -> bool {

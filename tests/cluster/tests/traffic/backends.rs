@@ -5,7 +5,7 @@ use crate::stack::{Backends, CLIENTS, POOL_PODS, Stack, expect_no_failure};
 /// A Pod is deleted, then all are replaced.
 async fn backends_come_and_go(name: &str, backends: Backends, deployment: &str) {
     let stack = Stack::start(name, backends, 2).await;
-    let (traffic, _permit) = stack.load().await;
+    let traffic = stack.load().await;
     let victim = stack.namespace.pod_names(POOL_PODS).await.swap_remove(0);
     stack.namespace.kubectl(&format!("delete pod {victim}")).await;
     stack.wait_for_workers(2, 2).await;

@@ -13,7 +13,7 @@ use crate::stack::{Backends, CLIENTS, RELAY_PODS, Stack, expect_no_failure};
 #[tokio::test]
 async fn replacing_relays_and_changing_their_number_fails_no_request() {
     let stack = Stack::start("traffic-relays", Backends::Injected, 2).await;
-    let (traffic, _permit) = stack.load().await;
+    let traffic = stack.load().await;
     let before = stack.namespace.pod_names(RELAY_PODS).await;
     stack.namespace.kubectl("rollout restart deployment/local-relay").await;
     stack.namespace.rolled_out("deployment/local-relay").await;
@@ -36,7 +36,7 @@ async fn replacing_relays_and_changing_their_number_fails_no_request() {
 #[tokio::test]
 async fn a_killed_relay_breaks_only_its_own_requests() {
     let stack = Stack::start("traffic-kill", Backends::Injected, 2).await;
-    let (traffic, _permit) = stack.load().await;
+    let traffic = stack.load().await;
     let pods = stack.namespace.pods(RELAY_PODS).await;
     let [victim, survivor] = pods.as_slice() else { panic!("there should be two relays") };
     kill_process_of(victim);

@@ -17,7 +17,7 @@ async fn rotating_and_revoking_the_worker_secret_fails_no_request() {
     let stack = Stack::start("traffic-rotate", Backends::Injected, 2).await;
     let lives = stack.lives().await;
     let first = secret(&stack, "local-worker").await;
-    let (traffic, _permit) = stack.load().await;
+    let traffic = stack.load().await;
 
     annotate(&stack, "2026-a").await;
     stack
@@ -61,7 +61,7 @@ async fn changing_the_configuration_fails_no_request() {
     let lives = stack.lives().await;
     let hashes = hashes(&stack).await;
     let links = links(&stack).await;
-    let (traffic, _permit) = stack.load().await;
+    let traffic = stack.load().await;
     let models = json!([{"id": "demo", "aliases": ["fast"]}]);
     stack.change(&json!({"models": models, "queue": {"maxLength": 400}, "requestTimeout": "4m"})).await;
     let now = self::hashes(&stack).await;

@@ -9,7 +9,6 @@ use modelrelay_cluster::http::fetch;
 use modelrelay_cluster::traffic::{Running, Traffic};
 use modelrelay_cluster::{Cluster, Namespace, PATIENCE, manifests, wait_until};
 use serde_json::{Value, json};
-use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// The Provider.
 pub(crate) const PROVIDER: &str = "local";
@@ -23,9 +22,6 @@ pub(crate) const POOL_PODS: &str = "modelrelay.io/pool=llama";
 pub(crate) const CLIENTS: usize = 200;
 /// With what introduces them, answers of 3.7 s.
 const WORDS: usize = 80;
-
-/// Two hundred streams are all that two cores can do: the load of one test must not decide about another.
-static LOAD: Semaphore = Semaphore::const_new(1);
 
 /// Where backends come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,12 +77,11 @@ impl Stack {
         stack
     }
 
-    /// Its clients, all at work, and the right to such a load.
-    pub(crate) async fn load(&self) -> (Running, SemaphorePermit<'static>) {
-        let permit = LOAD.acquire().await.expect("it is never closed");
+    /// Its clients, all at work. Two hundred streams are all that two cores can do, so `.config/nextest.toml` runs one such test at a time.
+    pub(crate) async fn load(&self) -> Running {
         let traffic = Traffic::to(self.service).streams(CLIENTS).words(WORDS).start();
         traffic.wait_for_underway(CLIENTS).await;
-        (traffic, permit)
+        traffic
     }
 
     pub(crate) fn providers(&self) -> Api<DynamicObject> {

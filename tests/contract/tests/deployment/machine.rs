@@ -3,10 +3,10 @@
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use modelrelay_harness::cannot_run;
 use modelrelay_harness::process::{Process, Spawn, path_of};
+use modelrelay_harness::{cannot_run, poll_for};
 use tempfile::TempDir;
 
 /// How long a boot, or a command with a stop or a start in it, may take. A stop waits for what runs, a restart for `RestartSec`.
@@ -50,21 +50,20 @@ impl Machine {
     /// Until systemd is what the script became, which sees nothing but the new machine; else what the script said.
     async fn await_start(&mut self) -> Result<(), String> {
         let file = self.folder.path().join("pid");
-        let start = Instant::now();
-        loop {
+        let started = poll_for(LONG, async || {
             let pid = std::fs::read_to_string(&file).unwrap_or_default();
             let program = std::fs::read_to_string(format!("/proc/{}/comm", pid.trim())).unwrap_or_default();
             if program.trim() == "systemd" {
-                self.pid = pid.trim().to_owned();
-                return Ok(());
+                return Some(Some(pid.trim().to_owned()));
             }
-            let said = self.said();
             let has_ended = self.supervisor.try_wait().is_ok_and(|status| status.is_some());
-            if has_ended || !said.is_empty() || start.elapsed() > LONG {
-                return Err(said.trim().replace('\n', "; "));
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            (has_ended || !self.said().is_empty()).then_some(None)
+        });
+        match started.await.flatten() {
+            Some(pid) => self.pid = pid,
+            None => return Err(self.said().trim().replace('\n', "; ")),
         }
+        Ok(())
     }
 
     fn said(&self) -> String {

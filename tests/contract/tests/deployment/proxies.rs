@@ -1,7 +1,6 @@
 //! A TLS proxy before the relay: Debian's nginx and Caddy, with the files that we give people and nothing changed but names and ports.
 
 use std::net::{SocketAddr, TcpListener};
-use std::time::{Duration, Instant};
 
 use modelrelay_harness::client::{Reply, Request, Response};
 use modelrelay_harness::fake_backend::{Call, FakeBackend, sse};
@@ -9,7 +8,7 @@ use modelrelay_harness::process::{Process, Spawn, on_path};
 use modelrelay_harness::relay::Relay;
 use modelrelay_harness::tls::Certificates;
 use modelrelay_harness::worker_process::{Stack, WorkerProcess, wait_for_model};
-use modelrelay_harness::{PATIENCE, cannot_run};
+use modelrelay_harness::{PATIENCE, cannot_run, poll_until};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -163,11 +162,8 @@ fn free_address() -> SocketAddr {
 }
 
 async fn wait_until_open(address: SocketAddr, proxy: &Process) {
-    let start = Instant::now();
-    while tokio::net::TcpStream::connect(address).await.is_err() {
-        assert!(start.elapsed() < PATIENCE, "it does not listen\n{}", proxy.log().dump());
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let is_open = async || tokio::net::TcpStream::connect(address).await.is_ok();
+    poll_until(PATIENCE, "a proxy that listens", proxy.log(), is_open).await;
 }
 
 async fn whole_requests_streams_and_addresses_pass(kind: Kind) {

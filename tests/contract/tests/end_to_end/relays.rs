@@ -70,7 +70,7 @@ async fn a_relay_that_becomes_ready_long_after_its_siblings_has_the_worker_soon(
     wait_for_model(&two, "m").await;
     // By then the worker has met its two relays many times. Were its pause doubled each time, this alone took 90 s.
     let linked = front.connections();
-    eventually("eight dials in vain", || async { front.connections() >= linked + 8 }).await;
+    eventually("eight dials in vain", &one, || async { front.connections() >= linked + 8 }).await;
     front.add(&late);
     let waiting = late.begin(chat(3));
     let served = tokio::time::timeout(Duration::from_secs(30), waiting.reply()).await;
@@ -100,7 +100,7 @@ async fn joined_under_load(slots: u32) {
     load.add(&two, CLIENTS);
     load.serves_everyone(3).await;
     front.add(&third);
-    eventually("a link to the third relay", || async { third.workers().await.len() == 1 }).await;
+    eventually("a link to the third relay", &third, || async { third.workers().await.len() == 1 }).await;
     load.add(&third, CLIENTS);
     load.serves_everyone(10).await;
     load.end().await;

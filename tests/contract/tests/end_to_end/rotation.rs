@@ -86,12 +86,12 @@ async fn a_worker_moves_to_a_new_secret_while_the_old_one_is_good_and_no_request
     // The worker has it before the relay does: it is refused, and stays.
     write(&secret, "the-second-secret\n");
     let refused = || async { relay.log().contains("worker authentication failed") };
-    eventually("the new secret is refused", refused).await;
+    eventually("the new secret is refused", &relay, refused).await;
     load.serves_everyone(ANSWERS).await;
     let previous = ("worker-secret-previous", "the-first-secret");
     let second = ("worker-secret", "the-second-secret");
     configure(&relay, &mount, &[("relay.yaml", BOTH), second, previous]).await;
-    eventually("a second link", || async { relay.workers().await.len() == 2 }).await;
+    eventually("a second link", &relay, || async { relay.workers().await.len() == 2 }).await;
     load.serves_everyone(ANSWERS).await;
     call.chunk(b"data: 2\n\n").await;
     call.end_stream().await;
@@ -124,9 +124,9 @@ async fn an_idle_worker_moves_to_a_new_secret_and_loses_no_link() {
     wait_for_model(&relay, "m").await;
     write(&secret, "the-second-secret\n");
     let closed = || async { relay.log().count_of("worker disconnected") == 1 };
-    eventually("the older link is closed", closed).await;
+    eventually("the older link is closed", &relay, closed).await;
     let registered = || async { worker.process.log().count_of(" registered") == 2 };
-    eventually("the worker says that it registered again", registered).await;
+    eventually("the worker says that it registered again", &relay, registered).await;
     assert_eq!(relay.workers().await.len(), 1, "{}", relay.log().dump());
     backend.answer_with(|_, body| Answer::new(200, &[], body));
     let _ = relay.fetch(Request::post(CHAT, &json!({"model": "m"}))).await.with_status(200);

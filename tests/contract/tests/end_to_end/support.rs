@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::process::Log;
 use modelrelay_harness::relay::Relay;
+use modelrelay_harness::{poll_for, poll_until};
 use serde_json::json;
 
 /// For what takes a pause of the worker, a rotation, or dozens of requests on a slow machine.
@@ -42,6 +43,7 @@ impl Load {
                     let asked = Request::post("/v1/chat/completions", &json!({"model": "m"}));
                     let _ = asked.fetch(to, &log).await.with_status(200);
                     count.fetch_add(1, Ordering::SeqCst);
+                    #[expect(clippy::disallowed_methods, reason = "the pace of a client, which nothing waits for")]
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             });
@@ -55,13 +57,9 @@ impl Load {
         let before: Vec<usize> = self.clients.iter().map(answered).collect();
         let gained = || self.clients.iter().zip(&before).map(|(client, before)| answered(client) - before);
         // A client that was refused is found when it is joined.
-        let done = || async { gained().all(|gained| gained >= answers) || self.has_failed() };
-        let since = Instant::now();
-        while !done().await {
-            let fewest = gained().min();
-            assert!(since.elapsed() < LONG, "a client starves: {fewest:?} of {answers} answers within {LONG:?}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let is_done = || gained().all(|gained| gained >= answers) || self.has_failed();
+        let done = poll_for(LONG, async || is_done().then_some(())).await;
+        assert!(done.is_some(), "a client starves: {:?} of {answers} answers within {LONG:?}", gained().min());
     }
 
     fn has_failed(&self) -> bool {
@@ -77,10 +75,6 @@ impl Load {
 }
 
 /// Waits for what may take longer than a test usually waits.
-pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, condition: impl Fn() -> F) {
-    let since = Instant::now();
-    while !condition().await {
-        assert!(since.elapsed() < LONG, "waited {LONG:?} in vain for {what}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+pub(crate) async fn eventually(what: &str, relay: &Relay, condition: impl AsyncFnMut() -> bool) {
+    poll_until(LONG, what, relay.log(), condition).await;
 }

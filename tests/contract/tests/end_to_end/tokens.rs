@@ -51,7 +51,7 @@ async fn a_renewed_token_costs_no_request_and_the_old_one_may_end() {
     // Nobody can be asked: who is in stays, and who comes anew tries again.
     kubernetes.fail_reviews(&[const { Fault::Status(503, "the API server is away") }; 5]);
     renew(directory.path(), &second);
-    eventually("a second link", || async { relay.workers().await.len() == 2 }).await;
+    eventually("a second link", &relay, || async { relay.workers().await.len() == 2 }).await;
     load.serves_everyone(2).await;
     call.chunk(b"data: 2\n\n").await;
     call.end_stream().await;
@@ -59,7 +59,8 @@ async fn a_renewed_token_costs_no_request_and_the_old_one_may_end() {
     relay.wait_for_workers(1).await;
     kubernetes.take_back(&first);
     let seen = kubernetes.reviewed().len();
-    eventually("the second token was reviewed again", || async { kubernetes.reviewed().len() > seen + 2 }).await;
+    eventually("the second token was reviewed again", &relay, || async { kubernetes.reviewed().len() > seen + 2 })
+        .await;
     load.serves_everyone(2).await;
     load.end().await;
     assert_eq!(relay.log().count_of("worker registered"), 2, "{}", relay.log().dump());

@@ -3,9 +3,6 @@
 mod away;
 mod collector;
 
-use std::time::{Duration, Instant};
-
-use modelrelay_harness::PATIENCE;
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
 use modelrelay_harness::fake_relay::{Ack, Ask};
@@ -13,6 +10,7 @@ use modelrelay_harness::process::Process;
 use modelrelay_harness::relay::{Relay, RelayBuilder};
 use modelrelay_harness::tls::Certificates;
 use modelrelay_harness::worker_process::{Rig, Stack, WorkerBuilder, WorkerProcess};
+use modelrelay_harness::{PATIENCE, poll_until};
 use serde_json::{Value, json};
 
 use collector::{Collector, Span};
@@ -339,11 +337,9 @@ async fn without_the_setting_the_headers_pass_as_they_came_and_nothing_is_starte
     let away = FakeBackend::refusing().await;
     let mut relay = exporting_to(&away.url()).start().await;
     // What was looked for is there where it should be; a thread gives itself its name.
-    let since = Instant::now();
-    while !threads(relay.process()).iter().any(|name| name.contains("OpenTelemetry")) {
-        assert!(since.elapsed() < PATIENCE, "{:?}", threads(relay.process()));
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let process = relay.process();
+    let is_started = async || threads(process).iter().any(|name| name.contains("OpenTelemetry"));
+    poll_until(PATIENCE, "a thread of OpenTelemetry", process.log(), is_started).await;
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use modelrelay_harness::{
 use serde_json::json;
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use crate::{alone, neighbour::Neighbour};
+use crate::neighbour::Neighbour;
 
 const CHAT: &str = "/v1/chat/completions";
 const FORM: &str = "/v1/audio/transcriptions";
@@ -185,7 +185,6 @@ async fn send(relay: &Relay, flood: &Flood, taken: &mut mpsc::UnboundedReceiver<
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn floods_are_refused_or_passed_on_and_no_neighbour_waits() {
-    let _turn = alone().await;
     // Declared, so that a model of another name is known to be nobody's.
     let relay = Relay::builder().config(config()).start().await;
     let (sender, mut taken) = mpsc::unbounded_channel();

@@ -20,7 +20,6 @@ use modelrelay_harness::{
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::alone;
 use lies::{Dice, Known, lie};
 
 /// Names the seed, to see a failure again.
@@ -196,7 +195,6 @@ fn tally<T: Ord + std::fmt::Debug>(mut all: Vec<T>) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lying_worker_harms_its_own_clients_only() {
-    let _turn = alone().await;
     let seed = seed();
     eprintln!("{SEED}={seed}");
     let builder = Relay::builder().env("REQUEST_TIMEOUT_SECS", TIMEOUT_SECS).env("QUEUE_TIMEOUT_SECS", TIMEOUT_SECS);

@@ -1,4 +1,6 @@
 //! Peers that mean harm, or behave as if they did: what they can reach, and what their neighbours notice.
+//!
+//! Tests that measure what neighbours notice, or what the crowd costs, want the machine for themselves: `.config/nextest.toml` runs them alone.
 
 mod disconnects;
 mod floods;
@@ -7,11 +9,3 @@ mod neighbour;
 mod slow_crowds;
 mod smuggling;
 mod websocket;
-
-use tokio::sync::{Mutex, MutexGuard};
-
-/// One at a time: tests that measure want the machine for themselves.
-async fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::const_new(());
-    TURN.lock().await
-}

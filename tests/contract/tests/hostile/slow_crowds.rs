@@ -17,7 +17,7 @@ use modelrelay_harness::{
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use crate::{alone, neighbour::Neighbour};
+use crate::neighbour::Neighbour;
 
 /// One for each connection here, and something for the rest.
 const OPEN_FILES: u64 = 2500;
@@ -60,6 +60,7 @@ async fn dribble(mut crowd: Vec<RawConnection>, enough: Arc<AtomicBool>) -> (Vec
             for slow in some {
                 slow.write([byte]).await;
             }
+            #[expect(clippy::disallowed_methods, reason = "the pace of the crowd is the subject")]
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         rounds += 1;
@@ -72,7 +73,6 @@ async fn two_thousand_slow_headers_slow_down_nobody_else() {
     if !may_open(OPEN_FILES) {
         return;
     }
-    let _turn = alone().await;
     let relay = Relay::start().await;
     let mut neighbour = Neighbour::of(&relay).await;
     let before = neighbour.ask_often(QUESTIONS).await;
@@ -135,7 +135,6 @@ async fn two_thousand_slow_readers_slow_down_nobody_else() {
     if !may_open(OPEN_FILES) {
         return;
     }
-    let _turn = alone().await;
     let relay = Relay::builder().env("MAX_QUEUE_LEN", "4000").start().await;
     let mut neighbour = Neighbour::of(&relay).await;
     let before = neighbour.ask_often(QUESTIONS).await;
@@ -145,6 +144,7 @@ async fn two_thousand_slow_readers_slow_down_nobody_else() {
         // Each takes a little in turn, so that all their windows move a little.
         for response in &mut responses {
             response.read_at_least(1).await;
+            #[expect(clippy::disallowed_methods, reason = "the pace of the crowd is the subject")]
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         responses

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use modelrelay_harness::cannot_run;
 use modelrelay_harness::fake_backend::FakeBackend;
 use modelrelay_harness::fake_relay::{Ack, FakeRelay};
+use modelrelay_harness::{cannot_run, poll_for};
 use serde_json::json;
 
 use crate::rig::{LONG, Rig, Slot, chat, demand, gate, slots1, worker_with};
@@ -158,11 +158,9 @@ pub(crate) fn descendants_of(pid: u32) -> Vec<u32> {
 }
 
 pub(crate) async fn gone(children: &[u32]) {
-    let until = Instant::now() + LONG;
-    while children.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
-        assert!(Instant::now() < until, "{children:?} outlive their worker");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let runs = |pid: &u32| Path::new(&format!("/proc/{pid}")).exists();
+    let gone = poll_for(LONG, async || (!children.iter().any(runs)).then_some(())).await;
+    assert!(gone.is_some(), "{children:?} outlive their worker");
 }
 
 #[tokio::test]
@@ -188,14 +186,9 @@ async fn sigterm_in_the_middle_of_a_load_leaves_nothing_behind() {
     demand(&rig.link, "a", 1);
     rig.link.expect_where("slots", |slots| slots["slots"][0]["state"] == "loading").await;
     let worker = rig.worker.process.pid().expect("it runs");
-    let until = Instant::now() + LONG;
-    let children = loop {
-        let children: Vec<u32> = children_of(worker).iter().flat_map(|pid| children_of(*pid)).collect();
-        if !children.is_empty() || Instant::now() > until {
-            break children;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    };
+    let grandchildren = || children_of(worker).iter().flat_map(|pid| children_of(*pid)).collect::<Vec<u32>>();
+    let children = poll_for(LONG, async || Some(grandchildren()).filter(|pids| !pids.is_empty())).await;
+    let children = children.expect("a backend that is started");
     assert_eq!(children.len(), 1, "{}", rig.worker.log());
     rig.worker.terminate().await;
     assert!(rig.worker.process.wait_exit_within(LONG).await.success());

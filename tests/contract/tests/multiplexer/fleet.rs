@@ -114,6 +114,7 @@ impl Crowd {
                     assert_eq!(reply.json()["model"], model);
                     answers += 1;
                     count.send_modify(|count| *count += 1);
+                    #[expect(clippy::disallowed_methods, reason = "the pace of a client, which nothing waits for")]
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             });

@@ -107,9 +107,16 @@ async fn cold_models_are_known_and_wait_on_the_cold_clock() {
     let config =
         two_providers("  coldModels: [sleeping]\n  queue: {timeout: 1s, coldTimeout: 9s}", "  queue: {timeout: 1s}");
     let relay = Relay::builder().config(config).start().await;
+    let mut other = worker_of(&relay, "other", &["warm"]).await;
+    let running: Vec<_> = (0..4).map(|_| relay.begin(chat("warm"))).collect();
+    for _ in 0..running.len() {
+        other.expect_request().await;
+    }
     let pending = relay.begin(chat("sleeping"));
     relay.wait_for_queue_depth("local", 1).await;
-    tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+    // It comes later and waits as long as the other would, were its model not cold.
+    let reply = relay.fetch(chat("warm")).await;
+    openai_error(&reply, 504, "timeout_error", "queue_timeout");
     assert!(!pending.is_answered(), "the queue timeout ran while the model was cold");
     let mut worker = worker_of(&relay, "local", &["sleeping", "not-in-any-catalogue"]).await;
     let job = worker.expect_request().await;

@@ -1,7 +1,5 @@
 //! `slots1`: what a worker with a multiplexer may be sent, and what becomes of requests for models that it does not hold.
 
-use std::time::Duration;
-
 use modelrelay_harness::{
     relay::Relay,
     worker::{core1_registration, new_instance_id, slot, slots1_registration},
@@ -49,8 +47,12 @@ async fn a_model_that_is_not_loaded_is_listed_and_waits_longer_than_the_queue_ti
     assert_eq!(model_ids(&relay.get("/v1/models").await.json()), ["a", "b"]);
     let pending = relay.begin(chat("b"));
     relay.wait_for_queue_depth("local", 1).await;
-    worker.open_gates(&[("a", 4)]).await;
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    worker.open_gates(&[("a", 1)]).await;
+    let _running = relay.begin(chat("a"));
+    assert_eq!(worker.expect_request().await.message["model"], "a");
+    // It comes later, and its model is loaded.
+    let late = relay.fetch(chat("a")).await;
+    openai_error(&late, 504, "timeout_error", "queue_timeout");
     worker.expect_quiet().await;
     worker.open_gates(&[("b", 4)]).await;
     let job = worker.expect_request().await;

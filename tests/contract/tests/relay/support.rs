@@ -6,6 +6,7 @@ use modelrelay_harness::{
     client::{Reply, Request},
     relay::Relay,
     secrecy::PROMPT,
+    tls::Certificates,
 };
 use serde_json::{Value, json};
 
@@ -123,6 +124,16 @@ pub(crate) async fn wait_for_model(relay: &Relay, model: &str, listed: bool) {
             model_ids(&relay.get("/v1/models").await.json()).iter().any(|id| id == model) == listed
         })
         .await;
+}
+
+/// Has the admin listener, which counts its own connections, answer often: a connection to the clients' listener that the relay did not
+/// keep waiting would be answered meanwhile.
+pub(crate) async fn other_listener_answers(relay: &Relay, certificates: Option<&Certificates>) {
+    let address = relay.admin_addr().await;
+    for _ in 0..20 {
+        let request = Request::get("/livez").over_tls(certificates.map(Certificates::client));
+        let _ = request.fetch(address, relay.log()).await.with_status(200);
+    }
 }
 
 /// A `relay.yaml` with one provider `local`, the usual secret, and further lines of that provider (indented by two).

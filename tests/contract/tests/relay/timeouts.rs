@@ -5,7 +5,15 @@ use std::time::{Duration, Instant};
 use modelrelay_harness::relay::Relay;
 use serde_json::json;
 
-use crate::support::{anthropic_error, chat, chat_stream, messages, openai_error};
+use crate::support::{anthropic_error, chat, chat_stream, messages, openai_error, two_providers};
+
+/// Sends a request to provider `other`, and waits for its request timeout.
+async fn other_request_times_out(relay: &Relay) {
+    let mut busy = relay.dial().provider("other").open().await;
+    busy.register(&["never-answered"], 1).await;
+    let reply = relay.fetch(chat("never-answered")).await;
+    openai_error(&reply, 504, "timeout_error", "request_timeout");
+}
 
 async fn impatient() -> Relay {
     Relay::builder().env("REQUEST_TIMEOUT_SECS", "1").start().await
@@ -66,28 +74,31 @@ async fn a_stream_that_runs_too_long_gets_an_error_frame_and_is_aborted() {
 
 #[tokio::test]
 async fn a_requeue_does_not_begin_the_request_timeout_anew() {
-    let relay = Relay::builder().env("REQUEST_TIMEOUT_SECS", "2").start().await;
+    let config = two_providers("  requestTimeout: 4s", "  requestTimeout: 2s");
+    let relay = Relay::builder().config(config).start().await;
     let mut first = relay.worker(&["m"], 1).await;
     let mut second = relay.dial().open().await;
     let start = Instant::now();
     let pending = relay.begin(chat("m"));
     first.expect_request().await;
     second.register(&["m"], 1).await;
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    other_request_times_out(&relay).await;
     first.vanish();
     let job = second.expect_request().await;
     assert_eq!(second.expect_cancel(&job.id).await["reason"], "timeout");
     assert_eq!(pending.reply().await.status, 504);
     let took = start.elapsed();
-    assert!(took < Duration::from_millis(3300), "the timeout began anew: {took:?}");
+    assert!(took < Duration::from_millis(5500), "the timeout began anew: {took:?}");
 }
 
 #[tokio::test]
 async fn cold_waiting_does_not_count_into_the_request_timeout() {
-    let relay = Relay::builder().env("REQUEST_TIMEOUT_SECS", "2").env("QUEUE_TIMEOUT_SECS", "9").start().await;
+    let config = two_providers("  requestTimeout: 1s\n  coldModels: [m]", "  requestTimeout: 1s");
+    let relay = Relay::builder().config(config).start().await;
     let pending = relay.begin(chat("m"));
     relay.wait_for_queue_depth("local", 1).await;
-    tokio::time::sleep(Duration::from_millis(2500)).await;
+    // It comes later, so the request timeout of the one that waits has passed then.
+    other_request_times_out(&relay).await;
     assert!(!pending.is_answered(), "cold waiting ran into the request timeout");
     let mut worker = relay.worker(&["m"], 1).await;
     let job = worker.expect_request().await;

@@ -8,6 +8,8 @@ use modelrelay_harness::relay::{Relay, RelayBuilder};
 use modelrelay_harness::tls::{Certificates, TLS12, TLS13};
 use serde_json::Value;
 
+use crate::support::other_listener_answers;
+
 const CERT: &str = "TLS_CERT_FILE (--tls-cert-file)";
 const KEY: &str = "TLS_KEY_FILE (--tls-key-file)";
 
@@ -93,12 +95,12 @@ async fn a_handshake_that_fails_or_never_comes_costs_nobody_else() {
 #[tokio::test]
 async fn a_connection_counts_before_its_handshake() {
     let certificates = Certificates::make();
-    let relay = Relay::builder().env("MAX_CONNECTIONS", "2").tls(&certificates).start().await;
+    let relay = Relay::builder().env("MAX_CONNECTIONS", "2").env("ADMIN_LISTEN_ADDR", "127.0.0.1:0");
+    let relay = relay.tls(&certificates).start().await;
     let silent =
         [RawConnection::open(relay.addr(), relay.log()).await, RawConnection::open(relay.addr(), relay.log()).await];
     let third = relay.begin(Request::get("/livez"));
-    // What is not answered now may be answered later; that it waits for a place is seen when one is free.
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    other_listener_answers(&relay, Some(&certificates)).await;
     assert!(!third.is_answered());
     drop(silent);
     let _ = third.reply().await.with_status(200);

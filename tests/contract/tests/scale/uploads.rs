@@ -5,12 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use modelrelay_harness::{
     client::{Pending, Reply, Request},
+    poll_for,
     relay::{Relay, RelayBuilder},
     usage::may_open,
 };
 use serde_json::json;
-
-use crate::alone;
 
 /// One for each connection here, and something for the rest.
 const OPEN_FILES: u64 = 2500;
@@ -49,19 +48,17 @@ fn check_overloaded(reply: &Reply) {
 
 /// Waits for so many answers, whichever come.
 async fn answered(pending: &mut Vec<Pending>, count: usize) -> Vec<Reply> {
-    let start = std::time::Instant::now();
     let mut replies = Vec::new();
-    while replies.len() < count {
-        assert!(start.elapsed() < Duration::from_secs(120), "{} of {count} answers came", replies.len());
+    let all = poll_for(Duration::from_secs(120), async || {
         let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(pending).into_iter().partition(Pending::is_answered);
         *pending = waiting;
-        if ready.is_empty() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
         for ready in ready {
             replies.push(ready.reply().await);
         }
-    }
+        (replies.len() >= count).then_some(())
+    });
+    let all = all.await;
+    assert!(all.is_some(), "{} of {count} answers came", replies.len());
     replies
 }
 
@@ -74,7 +71,6 @@ async fn two_thousand_uploads_at_once_stay_inside_the_memory_budget() {
     if !may_open(OPEN_FILES) {
         return;
     }
-    let _turn = alone().await;
     let relay = builder().start().await;
     let before = relay.usage().resident_bytes;
     let body = body();
@@ -107,7 +103,6 @@ async fn two_thousand_uploads_that_break_off_leave_nothing_behind() {
     if !may_open(OPEN_FILES) {
         return;
     }
-    let _turn = alone().await;
     let relay = builder().start().await;
     let body = body();
     let mut uploads: Vec<_> = (0..UPLOADS).map(|_| relay.begin(upload(&body))).collect();

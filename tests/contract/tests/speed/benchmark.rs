@@ -6,8 +6,6 @@ use modelrelay_harness::process::path_of;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::alone;
-
 /// Some twenty seconds when nothing else runs.
 const AT_MOST: Duration = Duration::from_secs(240);
 
@@ -59,7 +57,6 @@ async fn quick_run(json: &std::path::Path) -> Output {
 
 #[tokio::test]
 async fn a_quick_run_has_every_figure_and_compared_every_byte() {
-    let _turn = alone().await;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let json = folder.path().join("speed.json");
     let output = quick_run(&json).await;

@@ -10,11 +10,10 @@ use modelrelay_harness::{
     client::{Connection, Request},
     fake_backend::{Answer, FakeBackend, sse},
     instructions::Instructions,
+    poll_for,
     process::{Process, Spawn},
 };
 use serde_json::{Value, json};
-
-use crate::alone;
 
 /// A start and an end under valgrind, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -128,17 +127,10 @@ fn chat(stream: bool) -> Request {
 
 /// What follows `mark` in the program's output, once it is there.
 async fn printed(process: &Process, mark: &str) -> String {
-    let found = async {
-        loop {
-            let lines = process.log().lines();
-            if let Some((_, rest)) = lines.iter().find_map(|line| line.split_once(mark)) {
-                return rest.split(' ').next().unwrap_or_default().to_owned();
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let found = tokio::time::timeout(PATIENCE, found).await;
-    found.unwrap_or_else(|_| panic!("{mark:?} was not printed\n{}", process.log().dump()))
+    let after = || process.log().lines().iter().find_map(|line| Some(line.split_once(mark)?.1.to_owned()));
+    let rest = poll_for(PATIENCE, async || after()).await;
+    let rest = rest.unwrap_or_else(|| panic!("{mark:?} was not printed\n{}", process.log().dump()));
+    rest.split(' ').next().unwrap_or_default().to_owned()
 }
 
 /// The baseline in the repository.
@@ -153,7 +145,6 @@ async fn a_request_and_a_token_take_no_more_instructions_than_they_did() {
     if !cfg!(target_arch = "x86_64") {
         return cannot_run("the baseline of instructions is of x86_64");
     }
-    let _turn = alone().await;
     let Some(rig) = Rig::start().await else { return };
     let least = rig.work(REQUESTS, TOKENS).await;
     let more_requests = Rig::start().await.expect("valgrind is here").work(2 * REQUESTS, TOKENS).await;

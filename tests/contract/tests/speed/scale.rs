@@ -6,8 +6,6 @@ use modelrelay_harness::process::path_of;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::alone;
-
 /// Some twenty seconds when nothing else runs.
 const AT_MOST: Duration = Duration::from_secs(240);
 
@@ -36,7 +34,6 @@ fn check_figures(what: &Value, names: &[&str]) {
 
 #[tokio::test]
 async fn a_quick_run_measures_every_part_and_leaves_nothing_behind() {
-    let _turn = alone().await;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let json = folder.path().join("scale.json");
     let output = quick_run(&json).await;

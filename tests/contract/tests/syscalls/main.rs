@@ -5,23 +5,16 @@ mod batches;
 mod idle;
 mod nodelay;
 
-use std::time::{Duration, Instant};
-
 use modelrelay_harness::trace::{Call, Trace};
+use modelrelay_harness::{PATIENCE, poll_for};
 
 /// The calls that make, tune, use and close sockets.
 const SOCKETS: &str = "socket,accept4,connect,setsockopt,write,writev,sendto,sendmsg,close";
 
 /// Waits until the record has what `wanted` looks for: strace writes beside the program, a moment later.
 async fn recorded<T>(trace: &Trace, what: &str, wanted: impl Fn(&[Call]) -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = wanted(&trace.calls()) {
-            return found;
-        }
-        assert!(start.elapsed() < modelrelay_harness::PATIENCE, "the trace does not show: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let found = poll_for(PATIENCE, async || wanted(&trace.calls())).await;
+    found.unwrap_or_else(|| panic!("the trace does not show: {what}"))
 }
 
 /// How many sends over the connection that first sent data with `mark` in it, from that send until its close or the end.

@@ -192,6 +192,7 @@ async fn a_worker_that_slept_too_long_executes_nothing_that_waited_in_its_socket
         for _ in 0..4 {
             rig.link.ask(&Ask::chat("m"));
         }
+        #[expect(clippy::disallowed_methods, reason = "the worker must sleep longer than three heartbeats")]
         tokio::time::sleep(Duration::from_millis(800)).await;
         rig.worker.process.signal("CONT").await;
         rig.link = rig.relay.accept_with(&ack).await;

@@ -1,14 +1,13 @@
 //! The probe server: for the kubelet and for people.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
-use modelrelay_harness::PATIENCE;
 use modelrelay_harness::client::RawConnection;
 use modelrelay_harness::fake_backend::FakeBackend;
 use modelrelay_harness::fake_relay::Ask;
 use modelrelay_harness::process::Spawn;
 use modelrelay_harness::worker_process::{Rig, WorkerProcess};
+use modelrelay_harness::{PATIENCE, poll_until};
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -82,17 +81,12 @@ async fn liveness_and_readiness_depend_on_nobody_else() {
 
 /// Waits until `/backendz` has this status and begins with these words.
 async fn backendz(worker: &WorkerProcess, status: u16, words: &str) {
-    let asking = async {
-        loop {
-            let answer = worker.probe("/backendz").await;
-            if answer.status == status && answer.body.starts_with(words) {
-                break;
-            }
-            assert!([200, 503].contains(&answer.status), "{}: {}", answer.status, answer.body);
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+    let is_so = async || {
+        let answer = worker.probe("/backendz").await;
+        assert!([200, 503].contains(&answer.status), "{}: {}", answer.status, answer.body);
+        answer.status == status && answer.body.starts_with(words)
     };
-    tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("/backendz never said {status} {words}"));
+    poll_until(PATIENCE, &format!("{status} {words} of /backendz"), worker.process.log(), is_so).await;
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use modelrelay_harness::fake_relay::{Ack, Ask, Dial};
 use modelrelay_harness::worker_process::Rig;
+use modelrelay_harness::{PATIENCE, poll_until};
 use serde_json::json;
 use tempfile::NamedTempFile;
 
@@ -87,7 +88,9 @@ async fn an_older_link_that_ends_does_not_take_along_the_one_that_is_being_made(
     write(file.path(), "second-secret");
     let newer = next_dial(&mut rig, "second-secret").await.upgrade().await;
     drop(std::mem::replace(&mut rig.link, newer));
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    let worker = &rig.worker;
+    let has_ended = async || worker.metric("modelrelay_worker_connected").await == 0.0;
+    poll_until(PATIENCE, "the end of the older link", worker.process.log(), has_ended).await;
     rig.link.register(&Ack::core1()).await;
     rig.link.ready(&["m"], 4).await;
     rig.still_serves().await;

@@ -57,6 +57,7 @@ impl Engine {
         }
         let _one_more = Counted::new(&self.running);
         for _ in 1..body["max_tokens"].as_u64().unwrap_or(1) {
+            #[expect(clippy::disallowed_methods, reason = "the pace of the engine that is played")]
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         if !self.memory().weights_are_good {
@@ -67,6 +68,7 @@ impl Engine {
 
     async fn wait_until_idle(&self) {
         while self.running() > 0 {
+            #[expect(clippy::disallowed_methods, reason = "as vLLM does, which is ended when it takes too long")]
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -92,6 +94,7 @@ impl Drop for Counted<'_> {
 #[allow(clippy::print_stderr)]
 fn crash(why: &'static str) {
     tokio::spawn(async move {
+        #[expect(clippy::disallowed_methods, reason = "the pace of the engine that is played")]
         tokio::time::sleep(Duration::from_millis(20)).await;
         eprintln!("EngineDeadError: {why}");
         std::process::exit(1);

@@ -89,6 +89,7 @@ async fn wake_up(State(engine): State<Arc<Engine>>, Query(asked): Asked) -> Stat
 /// A server goes on when its client is gone.
 #[allow(clippy::print_stdout)]
 async fn wake_slowly(engine: Arc<Engine>) {
+    #[expect(clippy::disallowed_methods, reason = "the pace of the engine that is played")]
     tokio::time::sleep(Duration::from_millis(500)).await;
     let mut memory = engine.memory();
     (memory.has_weights, memory.has_cache) = (true, true);

@@ -3,11 +3,10 @@
 use std::fmt::Write;
 use std::io::Read;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use flate2::read::GzDecoder;
-use modelrelay_harness::PATIENCE;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
+use modelrelay_harness::{PATIENCE, poll_for};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
@@ -108,15 +107,9 @@ impl Collector {
     }
 
     async fn trace_when(&self, id: &str, is_whole: impl Fn(&[Span]) -> bool) -> Vec<Span> {
-        let since = Instant::now();
-        loop {
-            let found: Vec<Span> = self.spans().into_iter().filter(|span| span.trace == id).collect();
-            if is_whole(&found) {
-                return found;
-            }
-            assert!(since.elapsed() < PATIENCE, "trace {id} is not whole: {found:#?}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let of_trace = || self.spans().into_iter().filter(|span| span.trace == id).collect::<Vec<_>>();
+        let whole = poll_for(PATIENCE, async || Some(of_trace()).filter(|found| is_whole(found))).await;
+        whole.unwrap_or_else(|| panic!("trace {id} is not whole: {:#?}", of_trace()))
     }
 
     /// All spans so far.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use modelrelay_harness::{
-    PATIENCE, cannot_run,
+    PATIENCE, cannot_run, poll_until,
     process::{Process, Spawn, on_path},
     worker::{FakeWorker, Frame},
 };
@@ -152,11 +152,8 @@ impl Oracle {
         let spawn = args.iter().fold(Spawn::program(&binary.to_string_lossy()), |spawn, arg| spawn.arg(*arg));
         let process = spawn.working_dir(folder.path()).start();
         let door = Door::Unix(socket);
-        let start = std::time::Instant::now();
-        while open(&door).await.is_err() {
-            assert!(start.elapsed() < PATIENCE, "{name} does not listen\n{}", process.log().dump());
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let is_open = async || open(&door).await.is_ok();
+        poll_until(PATIENCE, &format!("{name} to listen"), process.log(), is_open).await;
         Some(Self { door, recorded, _process: process, _folder: folder })
     }
 

@@ -29,6 +29,8 @@ pub(crate) fn engine(url: Url) -> Engine {
 async fn vllm_serves_through_worker_and_sleeps() {
     let Some(url) = engines::shared_vllm().await else { return };
     let engine = engine(url);
+    // A former attempt may have left it asleep.
+    engine.fetch(Request::post("/wake_up", &json!({}))).await.with_status(200);
     let stack = Stack::start(&engine).await;
     steps::model_is_discovered(&engine, &stack).await;
     steps::responses_are_unchanged(&engine, &stack).await;

@@ -43,9 +43,12 @@ fill_once() {
 
 # NAME FUNCTION: runs the function in the folder $work and shows its output only when it fails.
 logged() {
-  local name=$1 began=$SECONDS
+  local name=$1 began=$SECONDS code
   say "building $name: this takes minutes, the first time"
-  (cd "$work" && set -e && "$2") > "$work/log" 2>&1 || { tail -n 30 "$work/log" >&2; die "cannot build $name: see above"; }
+  # Before `||` or `if` the shell would ignore `set -e`.
+  (set -e; cd "$work"; "$2") > "$work/log" 2>&1
+  code=$?
+  [ "$code" = 0 ] || { tail -n 30 "$work/log" >&2; die "cannot build $name: see above"; }
   say "built $name in $((SECONDS - began)) s"
 }
 

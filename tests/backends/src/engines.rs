@@ -2,12 +2,21 @@
 //! more, and where a machine is busy their threads wait for each other.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use url::Url;
 
 use crate::server::{Server, free_port};
-use crate::{real, server};
+use crate::{real, server, vllm};
+
+/// The name of vLLM's model.
+pub const VLLM_MODEL: &str = "tiny";
+
+/// A bound for vLLM's start, which takes one to three minutes of a processor.
+pub const VLLM_START: Duration = Duration::from_secs(600);
 
 /// Words of a llama-server beside its model, its name and its port.
-pub const LLAMA_OPTIONS: [&str; 5] = ["-t", "1", "-tb", "1", "--no-warmup"];
+pub const LLAMA_OPTIONS: [&str; 6] = ["-t", "1", "-tb", "1", "--no-warmup", "--metrics"];
 
 /// Links the models' weights into a folder as `PREFIXname`. The folder's path then marks every process that has them open.
 #[must_use]
@@ -30,10 +39,10 @@ pub fn llama_command(weights: &Path, name: &str, slots: usize, port: &str) -> Op
     Some([&[program.as_str()], &words[..], &LLAMA_OPTIONS].concat().into_iter().map(str::to_owned).collect())
 }
 
-/// A llama-server that has loaded its model.
-pub async fn llama_server(weights: &Path, name: &str) -> Option<Server> {
+/// A llama-server for so many requests at once that has loaded its model.
+pub async fn llama_server(weights: &Path, name: &str, slots: usize) -> Option<Server> {
     let port = free_port();
-    let server = Server::start(&llama_command(weights, name, 1, &port.to_string())?, &[], port).await;
+    let server = Server::start(&llama_command(weights, name, slots, &port.to_string())?, &[], port).await;
     until_healthy(&server).await;
     Some(server)
 }
@@ -56,6 +65,33 @@ pub async fn llama_router(folder: &Path, preset: &str) -> Option<Server> {
     let server = Server::start(&command, &[], port).await;
     until_healthy(&server).await;
     Some(server)
+}
+
+/// The command line of a vLLM that serves the model [`VLLM_MODEL`].
+#[must_use]
+pub fn vllm_command(port: &str) -> Option<Vec<String>> {
+    let program = vllm("bin/serve")?.to_string_lossy().into_owned();
+    Some(vec![program, "--port".to_owned(), port.to_owned()])
+}
+
+/// The address of the vLLM that `scripts/backends/vllm run` has started, once that is ready.
+///
+/// # Panics
+/// When it ends, or is not ready within [`VLLM_START`].
+pub async fn shared_vllm() -> Option<Url> {
+    vllm("bin/serve")?;
+    let variable =
+        |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is missing: use scripts/backends/vllm run"));
+    let url: Url = variable("MODELRELAY_VLLM_URL").parse().expect("this is a URL");
+    let log = variable("MODELRELAY_VLLM_LOG");
+    let began = Instant::now();
+    while server::get(&url, "/health").await.is_none_or(|(status, _)| status != 200) {
+        let lines = std::fs::read_to_string(&log).unwrap_or_default();
+        let has_ended = lines.lines().next_back().is_some_and(|line| line.starts_with("ended:"));
+        assert!(!has_ended && began.elapsed() < VLLM_START, "no vLLM after {:?}:\n{lines}", began.elapsed());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    Some(url)
 }
 
 /// An Ollama with these models, none of them loaded. What it stores is in the folder.

@@ -1,4 +1,4 @@
-//! The command lines of `fake-engine`, which plays vLLM and SGLang: they need a GPU. What it does is in
+//! The command lines of `fake-engine`, which plays SGLang, and vLLM with the failures that a CPU does not show. Its behaviour is in
 //! `src/bin/fake-engine`.
 
 /// Which of them.

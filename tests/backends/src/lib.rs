@@ -1,14 +1,15 @@
-//! What the tests of the multiplexer's drivers run against: real inference servers where they run without a GPU, and a
-//! fake of those that need one.
+//! The servers that the tests of the worker run against: real inference servers, and a fake of vLLM and SGLang for their
+//! failures on a GPU.
 //!
-//! In `tests/drivers` the drivers are linked, unlike anything in the other black-box suites, because they are a library of
-//! their own inside the worker. Everything else is a program: the servers, the supervisor that is `modelrelay-worker` itself,
-//! and in `tests/workers` the whole worker with a relay before it.
+//! In `tests/drivers` and `tests/plain` the drivers are linked, unlike anything in the other black-box suites, because they
+//! are a library of their own inside the worker. Everything else is a program: the servers, the supervisor that is
+//! `modelrelay-worker` itself, and in `tests/plain` and `tests/workers` the whole worker with a relay in front of it.
 
 pub mod cluster;
 pub mod engines;
 pub mod fake;
 pub mod server;
+pub mod tap;
 
 use std::path::PathBuf;
 
@@ -25,17 +26,25 @@ pub fn worker_program() -> PathBuf {
     program
 }
 
-/// A file of the folder that `scripts/backends/build` prints, which `MODELRELAY_BACKENDS` names. Without it the test that
-/// asks cannot run, and says so; under `CI=true` it fails.
+/// A file of the folder that `scripts/backends/build` or `scripts/backends/wheel` prints, which `MODELRELAY_BACKENDS` names. Without
+/// it the test cannot run and reports so; under `CI=true` it fails.
 #[must_use]
 pub fn real(file: &str) -> Option<PathBuf> {
-    let Some(folder) = std::env::var_os("MODELRELAY_BACKENDS") else {
-        modelrelay_harness::cannot_run(
-            "MODELRELAY_BACKENDS does not name the folder that scripts/backends/build prints",
-        );
+    file_of("MODELRELAY_BACKENDS", "scripts/backends/build", file)
+}
+
+/// As [`real`], of the folder that `scripts/backends/vllm` prints, which `MODELRELAY_VLLM` names.
+#[must_use]
+pub fn vllm(file: &str) -> Option<PathBuf> {
+    file_of("MODELRELAY_VLLM", "scripts/backends/vllm", file)
+}
+
+fn file_of(variable: &str, script: &str, file: &str) -> Option<PathBuf> {
+    let Some(folder) = std::env::var_os(variable) else {
+        modelrelay_harness::cannot_run(&format!("{variable} does not name the folder that {script} prints"));
         return None;
     };
     let file = PathBuf::from(folder).join(file);
-    assert!(file.exists(), "{} is missing: run scripts/backends/build", file.display());
+    assert!(file.exists(), "{} is missing: run {script}", file.display());
     Some(file)
 }

@@ -84,7 +84,7 @@ def llama():
     """A worker's settings for a real llama-server."""
     url = call("GET", "/llama")["url"]
     if url is None:
-        missing = "no llama-server is in the cache: run scripts/backends/build"
+        missing = "no llama-server is in the cache: run scripts/backends/wheel"
         pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
     return {"BACKEND_URL": url}
 

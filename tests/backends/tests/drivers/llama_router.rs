@@ -40,7 +40,7 @@ async fn a_model_that_the_router_does_not_have_is_known_beforehand() {
 async fn a_llama_server_of_one_model_is_told_from_a_router() {
     let folder = rig::folder();
     let Some(weights) = engines::weights(folder.path(), "", &["tiny-a"]) else { return };
-    let Some(server) = engines::llama_server(&weights[0], "tiny-a").await else { return };
+    let Some(server) = engines::llama_server(&weights[0], "tiny-a", 1).await else { return };
     let driver = LlamaRouter::new(server.url.clone(), vec!["tiny-a".into()]);
     let (checked, loaded) = (driver.check(&"tiny-a".into()).await, driver.load(&"tiny-a".into(), LoadKind::Cold).await);
     for said in [checked.unwrap_err().to_string(), loaded.unwrap_err().to_string()] {

@@ -1,7 +1,7 @@
 //! Every driver of the multiplexer, in one table of tests, and beside it what only one kind of backend does.
 //!
 //! Real: llama-server alone and as a router, Ollama, the demo backend, shell commands. Fakes: vLLM, SGLang, and an API server
-//! of Kubernetes.
+//! of Kubernetes. The drivers `process` and `vllm-sleep` with real vLLM are in `tests/plain`.
 
 mod hooks;
 mod kubernetes;

@@ -87,7 +87,7 @@ impl Stack {
 
     /// Loads so far, as the servers themselves say: in the worker's log, under the name of their model.
     pub(crate) fn starts(&self, model: &str) -> usize {
-        let (said, name) = ("llama_server: listening on", format!("model=\"{model}\""));
+        let (said, name) = (": listening on ", format!("model=\"{model}\""));
         self.worker.process.log().lines().iter().filter(|line| line.contains(said) && line.contains(&name)).count()
     }
 }

@@ -74,7 +74,7 @@ pub(crate) async fn expected(tokens: &[u32]) -> Option<HashMap<(&'static str, u3
     let weights = engines::weights(folder.path(), "direct-", &models)?;
     let mut expected = HashMap::new();
     for (model, weights) in models.into_iter().zip(weights) {
-        let server = engines::llama_server(&weights, model).await?;
+        let server = engines::llama_server(&weights, model, 1).await?;
         let address = server.url.socket_addrs(|| None).expect("it is an address")[0];
         for &tokens in tokens {
             let reply = stream(model, tokens).fetch(address, &Log::new("llama-server")).await;

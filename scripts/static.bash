@@ -1,10 +1,8 @@
 # The programs as static ones, and images of them, for scripts/images and scripts/release. Sourced in the root of the repository.
 
-CARGO_AUDITABLE=0.7.7
 CERTIFICATES=/etc/ssl/certs/ca-certificates.crt # what the machine that builds trusts, for relays and backends behind TLS
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/modelrelay
-. scripts/cargo_tool.bash
 . scripts/debian.bash
+. scripts/tools.bash
 
 host() { rustc -vV | sed -n 's/^host: //p'; }
 
@@ -14,19 +12,12 @@ build_static() {
   local folder=$1 target=$2 program
   shift 2
   mkdir -p "$folder"
-  cargo_tool cargo-auditable "$CARGO_AUDITABLE"
-  if [ "$target" = "$(host)" ]; then build_beside "$folder" "$@"; else cross_build "$folder" "$target" "$@"; fi
-  for program; do check_static "$folder/modelrelay-$program"; done
-}
-
-# By the build that `make` does everywhere, to which scripts/rustc-static adds.
-build_beside() {
-  local folder=$1 program
-  shift
-  for program; do outdate "$folder" "$program"; done
-  # shellcheck disable=SC2046 # one word, or none
-  env $(page_size "$(host)") RUSTC_WRAPPER="$PWD/scripts/rustc-static" STATIC_DIR="$PWD/$folder" AUDITABLE="$(command -v cargo-auditable)" \
-    cargo build --release --locked --quiet --workspace --bins
+  tool cargo-auditable
+  build_for "$target" "${@/#/modelrelay-}"
+  for program; do
+    cp "${CARGO_TARGET_DIR:-target}/$target/release/modelrelay-$program" "$folder/"
+    check_static "$folder/modelrelay-$program"
+  done
 }
 
 # TARGET: finds or fetches what compiles for it.
@@ -39,17 +30,15 @@ cross_compiler() {
   rustup target list --installed | grep -qxF "$target" || rustup target add "$target"
 }
 
-# For another processor than this machine's, with Debian's compiler for it.
-cross_build() {
-  local folder=$1 target=$2 processor=${2%%-*} name=${2//-/_} program
-  shift 2
-  cross_compiler "$target"
+# TARGET PACKAGE...: with --target even for this machine's own processor, so that build scripts and macros are not linked statically.
+build_for() {
+  local target=$1 processor=${1%%-*} name=${1//-/_}
+  shift
+  local settings=("CARGO_TARGET_${name^^}_RUSTFLAGS=-C target-feature=+crt-static -C strip=debuginfo")
+  [ "$target" = "$(host)" ] || settings+=("CARGO_TARGET_${name^^}_LINKER=$processor-linux-gnu-gcc")
   # shellcheck disable=SC2046 # one word, or none
-  env $(page_size "$target") "CARGO_TARGET_${name^^}_LINKER=$processor-linux-gnu-gcc" \
-    "CARGO_TARGET_${name^^}_RUSTFLAGS=-C target-feature=+crt-static -C strip=debuginfo" \
-    cargo auditable build --release --locked --quiet --target "$target" --bins \
-    --package modelrelay-relay --package modelrelay-worker --package modelrelay-operator
-  for program; do cp "${CARGO_TARGET_DIR:-target}/$target/release/modelrelay-$program" "$folder/"; done
+  env $(page_size "$target") "${settings[@]}" \
+    cargo auditable build --release --locked --quiet --target "$target" --bins "${@/#/--package=}"
 }
 
 # TARGET: what the allocator has to know. Kernels of aarch64 may have pages of 64 KiB, and an allocator that was built for
@@ -58,15 +47,6 @@ page_size() { case $1 in aarch64-*) echo JEMALLOC_SYS_WITH_LG_PAGE=16 ;; esac; }
 
 # TARGET or its processor: what Debian and container images call it.
 debian_name() { case ${1%%-*} in x86_64) echo amd64 ;; aarch64) echo arm64 ;; *) echo "${1%%-*}" ;; esac; }
-
-# Makes cargo compile a program's last crate again where the static one is missing, or is not of the same build.
-outdate() {
-  local static=$1/modelrelay-$2 folder=$2
-  [ "$2" != worker ] || folder=worker-sidecar
-  if [ ! -f "$static" ] || [ "target/release/modelrelay-$2" -nt "$static" ] || ! is_auditable "$static"; then
-    touch "$folder/src/main.rs"
-  fi
-}
 
 check_static() {
   # All of it is read: a `grep -q` that leaves early would end the program before it, and with pipefail the whole.

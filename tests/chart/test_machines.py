@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
-PROGRAMS = Path(os.environ.get("MODELRELAY_BIN_DIR") or chart.ROOT / "target/release")
+PROGRAMS = Path(os.environ.get("MODELRELAY_BIN_DIR") or chart.ROOT / "target/debug")
 COMPOSE = chart.ROOT / "deploy/compose/compose.yaml"
 LAUNCHD = chart.ROOT / "deploy/launchd"
 PAGE = (chart.ROOT / "relay/web/commands.js").read_text()

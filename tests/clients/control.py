@@ -38,7 +38,7 @@ WORDS = ["Hello", " from", " the", " backend"]
 REFUSAL = {"error": {"message": "This model's maximum context length is 16 tokens.", "type": "BadRequestError",
                      "param": "input_tokens", "code": 400}}
 CALLS = {"weather": {"city": "Oslo"}, "Bash": {"command": "echo mango", "description": "Say mango"}}
-PROGRAMS = os.environ.get("MODELRELAY_BIN_DIR") or os.path.join(ROOT, "target", "release")
+PROGRAMS = os.environ.get("MODELRELAY_BIN_DIR") or os.path.join(ROOT, "target", "debug")
 PATIENCE = 20  # seconds that anything here may take before the test is told that it did not happen
 
 

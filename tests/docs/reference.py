@@ -15,7 +15,7 @@ from pathlib import Path
 from pages import DOCS, ROOT
 from scrape import scraped
 
-PROGRAMS = Path(os.environ.get("MODELRELAY_BIN_DIR", ROOT / "target/release")).resolve()
+PROGRAMS = Path(os.environ.get("MODELRELAY_BIN_DIR", ROOT / "target/debug")).resolve()
 PLACES = {
     "settings.md": ["settings up", "settings relay", "settings worker", "settings demo", "settings operator"],
     "errors.md": ["errors"],

@@ -21,7 +21,7 @@ from pages import ROOT, RUNNABLE, all_pages, steps
 
 CANNOT_RUN = 77
 PATIENCE = 60
-PROGRAMS = Path(os.environ.get("MODELRELAY_BIN_DIR", ROOT / "target/release")).resolve()
+PROGRAMS = Path(os.environ.get("MODELRELAY_BIN_DIR", ROOT / "target/debug")).resolve()
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "modelrelay"
 
 

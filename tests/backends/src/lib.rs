@@ -12,14 +12,14 @@ pub mod server;
 
 use std::path::PathBuf;
 
-/// The worker's program, which is also the supervisor: in `MODELRELAY_BIN_DIR`, else in the workspace's `target/release`.
+/// The worker's program, which is also the supervisor: in `MODELRELAY_BIN_DIR`, else in the workspace's `target/debug`.
 ///
 /// # Panics
 /// When it was not built.
 #[must_use]
 pub fn worker_program() -> PathBuf {
-    let release = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/release");
-    let folder = std::env::var_os("MODELRELAY_BIN_DIR").map_or_else(|| PathBuf::from(release), PathBuf::from);
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/debug");
+    let folder = std::env::var_os("MODELRELAY_BIN_DIR").map_or_else(|| PathBuf::from(folder), PathBuf::from);
     let program = folder.join("modelrelay-worker");
     assert!(program.exists(), "{} is missing: run `cargo build --release --bins`", program.display());
     program

@@ -46,7 +46,7 @@ pub fn on_path(name: &str) -> Option<PathBuf> {
 
 impl Spawn {
     /// A program by the name of its binary, such as `modelrelay-relay`: looked for in `MODELRELAY_BIN_DIR`, else in the
-    /// workspace's `target/release`.
+    /// workspace's `target/debug`.
     #[must_use]
     pub fn program(name: &str) -> Self {
         Self { binary: binary_dir().join(name), args: Vec::new(), env: inherited_env(), working_dir: None }
@@ -107,7 +107,7 @@ impl Spawn {
         }
         let child = command.spawn().unwrap_or_else(|error| {
             panic!(
-                "cannot start {}: {error} (build with `cargo build --release --bins`, or set MODELRELAY_BIN_DIR)",
+                "cannot start {}: {error} (build with `cargo build --workspace --bins`, or set MODELRELAY_BIN_DIR)",
                 self.binary.display()
             )
         });
@@ -322,7 +322,7 @@ impl Log {
 fn binary_dir() -> PathBuf {
     match std::env::var_os("MODELRELAY_BIN_DIR") {
         Some(dir) => dir.into(),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release"),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/debug"),
     }
 }
 

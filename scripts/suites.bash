@@ -1,0 +1,201 @@
+# The bodies of the suites, one function each: scripts/suites.py runs them. Sourced in the root of the repository.
+#
+# A body that ends with 77 and one line that says why cannot run on this machine.
+# shellcheck shell=bash
+set -u -o pipefail
+. scripts/debian.bash
+. scripts/tools.bash
+
+CANNOT_RUN=77
+HISTORY_TRANSITIONS=100000
+SEEDS=${SEEDS:-300}
+
+target=${CARGO_TARGET_DIR:-$PWD/target}
+suites=$target/suites
+# The programs that are tested are those of the dev profile, which `build` makes. Clippy is the compiler of our own crates, so that
+# what it finds is known when they are compiled, without reading all libraries a second time.
+export MODELRELAY_BIN_DIR=${MODELRELAY_BIN_DIR:-$target/debug}
+[ "${CI:-}" != true ] || export CARGO_INCREMENTAL=0
+linting_cargo() { RUSTC_WORKSPACE_WRAPPER=clippy-driver cargo "$@"; }
+
+suite_build() {
+  rustup_component clippy clippy || return
+  mkdir -p "$suites"
+  # All at once: of one crate alone, its libraries would be compiled once more, with fewer features.
+  linting_cargo test --workspace --no-run --locked --message-format json > "$suites/build.jsonl" || { python3 scripts/lints.py "$suites/build.jsonl"; return 1; }
+  tool cargo-nextest || return
+  # What nextest has to know to run them without cargo, whose lock would make suites wait for each other.
+  cargo metadata --format-version 1 --locked > "$suites/metadata.json" &&
+    linting_cargo nextest list --workspace --locked --list-type binaries-only --message-format json > "$suites/binaries.json"
+}
+
+suite_lint() { python3 scripts/lints.py "$suites/build.jsonl"; }
+
+suite_fmt() {
+  rustup_component fmt rustfmt || return
+  cargo fmt --all --check &&
+    cargo fmt --manifest-path tests/simulation/Cargo.toml --check && cargo fmt --manifest-path fuzz/Cargo.toml --check && echo "fmt: every file is formatted"
+}
+
+# What takes long to install and needs little of a processor, while the others compile. What cannot be had, its suite says.
+suite_tools() {
+  debian_tool strace strace
+  debian_tool ip iproute2
+  debian_tool nginx nginx-light
+  debian_tool haproxy haproxy
+  debian_tool caddy caddy
+  debian_tool systemd-analyze systemd
+  debian_tool curl curl
+  debian_tool node nodejs
+  debian_tool openssl openssl
+  debian_tool promtool prometheus
+  tests/clients/run --install
+  tests/browser/run --install
+  tool cargo-nextest
+  tool mdbook
+  true
+}
+
+suite_chart-programs() { scripts/chart install; }
+
+# PROFILE ARGUMENTS...: the tests that a filter names, of the binaries that `build` made. What nextest's profile says is in
+# .config/nextest.toml.
+run_tests() {
+  local profile=$1
+  shift
+  tool cargo-nextest || return
+  # Thousands of connections at once, on either side; a shell's usual limit is 1,024.
+  [ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -ge 8192 ] || ulimit -n 8192 2> /dev/null
+  cargo-nextest nextest run --binaries-metadata "$suites/binaries.json" --cargo-metadata "$suites/metadata.json" --profile "$profile" "$@"
+}
+
+# Not in `unit`, for each has a suite of its own.
+BLACK_BOXES='package(modelrelay-contract) | package(modelrelay-chaos) | package(modelrelay-backends) | (package(modelrelay-cluster) & kind(test))'
+
+suite_unit() {
+  run_tests unit -E "not ($BLACK_BOXES)" && linting_cargo test --workspace --doc --locked --quiet
+}
+
+# Random histories of the two pure cores, and of a slot with its driver, many more of them than in the unit tests. Each says how many
+# there were, which is counted, because a filter that matches no test passes too.
+suite_histories() {
+  MODELRELAY_HISTORY_TRANSITIONS=$HISTORY_TRANSITIONS run_tests histories --success-output final \
+    -E 'test(/dispatch::tests::history|multiplexer::machine::tests::history|multiplexer::actor::tests::world/)' |
+    awk '{ print } / transitions$/ { found++ } END { exit found != 3 }'
+}
+
+# Black box. A test among them that this machine cannot run says why, in one line, and fails under CI=true.
+# PARTITION=1/3 runs a third of them.
+suite_contract() {
+  debian_tool strace strace
+  debian_tool ip iproute2
+  debian_tool nginx nginx-light
+  debian_tool haproxy haproxy
+  debian_tool caddy caddy
+  debian_tool systemd-analyze systemd
+  debian_tool curl curl
+  debian_tool node nodejs
+  run_tests contract ${PARTITION:+--partition count:$PARTITION} -E 'package(modelrelay-contract) & !binary(speed)'
+}
+
+# The benchmark's bytes, and instructions of a request and of a token against bench/baseline.json, of the programs that are released.
+suite_speed() {
+  debian_tool valgrind valgrind
+  MODELRELAY_BIN_DIR=$target/release run_tests speed -E 'package(modelrelay-contract) & binary(speed)'
+}
+
+# Under faults and too much load, every request accounted for. Some scenarios need root: networks and mounts of their own, iptables,
+# tc, a cgroup. MODELRELAY_CHAOS_FACTOR turns the counts of faults up, MODELRELAY_SOAK_MINUTES the time, and MODELRELAY_CHAOS_SEED
+# repeats a run's chances.
+suite_chaos() {
+  debian_tool ip iproute2
+  debian_tool iptables iptables
+  run_tests chaos -E 'package(modelrelay-chaos)'
+}
+
+suite_soak() { run_tests chaos -E 'package(modelrelay-chaos) & test(soak)'; }
+
+# Seeds are always the same ones, so that a failure is the change's; `make simulation` takes others.
+suite_simulation() {
+  scripts/simulation test && SEEDS=$SEEDS FIRST_SEED=1 scripts/simulation run
+}
+
+suite_clients() { tests/clients/run; }
+
+suite_browser() { tests/browser/run; }
+
+suite_docs() {
+  debian_tool ip iproute2
+  debian_tool curl curl
+  debian_tool openssl openssl
+  scripts/docs test
+}
+
+suite_chart() { scripts/chart; }
+
+# The archives, and that the Dockerfiles make the same of the same programs.
+suite_images() {
+  scripts/images || return
+  debian_tool buildah buildah
+}
+
+suite_cluster-programs() {
+  [ "$(uname -s)" = Linux ] && is_root || { echo "cannot run: a cluster needs Linux, with root"; return "$CANNOT_RUN"; }
+  scripts/cluster/build
+}
+
+suite_cluster() {
+  debian_tool prometheus prometheus
+  tests/cluster/run
+}
+
+suite_engine-programs() { scripts/backends/build; }
+
+suite_backends() {
+  local folder
+  folder=$(scripts/backends/build) || return
+  MODELRELAY_BACKENDS=$folder run_tests backends -E 'package(modelrelay-backends)'
+}
+
+# Two minutes of what `backends` does for some seconds: a model under saturation keeps its throughput beside another.
+suite_saturated() {
+  local folder
+  folder=$(scripts/backends/build) || return
+  MODELRELAY_BACKENDS=$folder run_tests backends --run-ignored only --no-capture -E 'package(modelrelay-backends) & binary(workers)'
+}
+
+# Lints, and what the programs do under Wine.
+suite_windows() {
+  rustup_component clippy clippy || return
+  scripts/windows
+}
+
+suite_autobahn() { tests/autobahn/run; }
+
+suite_workflows() { scripts/workflows; }
+
+suite_fuzz() {
+  debian_tool g++ g++
+  scripts/fuzz smoke
+}
+
+# Licences, banned libraries, where they come from, and known defects in them, by deny.toml.
+suite_deny() {
+  tool cargo-deny || return
+  cargo deny --locked check bans licenses sources || return
+  local words
+  words=$(cargo deny --locked check advisories 2>&1) && echo "$words" && return
+  if grep -q "failed to fetch advisory database" <<< "$words"; then
+    echo "deny: the database of advisories cannot be fetched on this machine, so known defects were not looked for"
+    return
+  fi
+  echo "$words"
+  return 1
+}
+
+rustup_component() {
+  cargo "$1" --version > /dev/null 2>&1 && return
+  if command -v rustup > /dev/null && rustup component add "$2"; then return; fi
+  echo "cannot run: cargo $1 is missing, and rustup is not there to add it"
+  return "$CANNOT_RUN"
+}

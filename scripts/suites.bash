@@ -31,6 +31,25 @@ suite_build() {
 
 suite_lint() { python3 scripts/lints.py "$suites/build.jsonl"; }
 
+# Private items included: every link leads somewhere.
+suite_rustdoc() {
+  RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items --locked
+}
+
+# The oldest compiler that Cargo.toml promises. In a folder of its own: with two compilers in one, each would compile everything again.
+suite_msrv() {
+  local oldest
+  oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+  rustup toolchain install "$oldest" --profile minimal > /dev/null || {
+    echo "cannot run: rustup cannot install Rust $oldest"
+    return "$CANNOT_RUN"
+  }
+  cargo "+$oldest" check --workspace --all-targets --locked --target-dir "$target/msrv"
+}
+
+# The images and the chart, into a registry on this machine.
+suite_publish() { scripts/publish test; }
+
 suite_fmt() {
   rustup_component fmt rustfmt || return
   cargo fmt --all --check &&

@@ -181,6 +181,7 @@ impl<'a> Turns<'a> {
         }
     }
 
+    #[expect(clippy::disallowed_methods, reason = "the benchmark is not simulated")]
     async fn dispatch(&mut self) -> Result<(), PartError> {
         let extent = *self.extent;
         // On a thread of its own, because it lasts seconds and takes no break.

@@ -92,8 +92,8 @@ mod tests {
     #[test]
     fn work_of_any_thread_counts() {
         const WORK: Duration = Duration::from_millis(50);
-        let (stop, wait) = std::sync::mpsc::channel::<()>();
-        let (done, finished) = std::sync::mpsc::channel();
+        let (stop, wait) = std::sync::mpsc::sync_channel::<()>(1);
+        let (done, finished) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::spawn(move || {
             while cpu_of_this_thread().unwrap() < WORK {}
             done.send(()).unwrap();

@@ -45,6 +45,7 @@ pub enum Command {
     /// Ask an HTTP address and fail unless it answers with 2xx, as the chart's test does.
     Get {
         /// Address, such as http://local.llm.svc/readyz.
+        #[expect(rustdoc::bare_urls, reason = "`--help` shows it")]
         url: String,
         /// How long to keep trying.
         #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]

@@ -14,6 +14,8 @@ use crate::{api, crd};
 
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(500);
+/// From the request of `get` to its response.
+const GET_TIMEOUT: Duration = Duration::from_secs(5);
 /// Writes what the chart's Jobs apply.
 const FIELD_MANAGER: &str = "modelrelay-apply";
 
@@ -55,6 +57,9 @@ pub enum CommandError {
     /// The cluster cannot be reached at all.
     #[error("no cluster: {0}")]
     NoCluster(#[from] kube::Error),
+    /// The system lacks what HTTP needs.
+    #[error("no HTTP client: {0}")]
+    NoHttp(#[from] reqwest::Error),
     /// Output could not be written.
     #[error("standard output: {0}")]
     Output(#[from] std::io::Error),
@@ -135,9 +140,9 @@ pub async fn delete(args: &FileArgs) -> Result<(), CommandError> {
 
 /// `get`: succeeds with the first answer of 2xx.
 pub async fn get(url: &str, timeout: Duration) -> Result<(), CommandError> {
-    let client = reqwest::Client::new();
+    let client = reqwest::Client::builder().timeout(GET_TIMEOUT).build()?;
     until(Instant::now() + timeout, timeout, url, async || {
-        let answer = client.get(url).timeout(Duration::from_secs(5)).send().await.map_err(|error| error.to_string())?;
+        let answer = client.get(url).send().await.map_err(|error| error.to_string())?;
         let status = answer.status();
         if status.is_success() { Ok(()) } else { Err(status.to_string()) }
     })

@@ -22,6 +22,8 @@
 //!
 //! Time passes before an event happens: deadlines that lie before it are carried out first, however late it is told.
 
+#![warn(clippy::disallowed_types, clippy::disallowed_macros, clippy::iter_over_hash_type)]
+
 mod choice;
 mod clock;
 mod deadlines;

@@ -18,6 +18,7 @@ pub struct ShutdownSignal {
 }
 
 /// Begins to listen, before anything else is started, so that no signal is lost. Needs a tokio runtime.
+#[expect(clippy::disallowed_methods, reason = "the second signal asks to end without finishing anything")]
 pub fn listen() -> io::Result<ShutdownSignal> {
     let mut signals = Signals::listen()?;
     let (sender, seen) = watch::channel(None);

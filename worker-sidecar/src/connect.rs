@@ -161,9 +161,9 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_while_a_look_up_still_goes_on() {
-        let (_held, look_up) = std::sync::mpsc::channel::<()>();
+        let (_held, look_up) = std::sync::mpsc::sync_channel::<()>(1);
         let failed = with_network(|runtime| {
-            let (began, begun) = std::sync::mpsc::channel();
+            let (began, begun) = std::sync::mpsc::sync_channel(1);
             // As a look-up does: on a thread that nobody can interrupt.
             runtime.spawn_blocking(move || {
                 let _ = began.send(());

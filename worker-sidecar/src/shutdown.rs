@@ -119,6 +119,7 @@ impl DrainState {
 
 /// Hears of SIGTERM and SIGINT, or what Windows has in their place, from now on, and waits for the first of them. From then
 /// on a second one ends the process at once, with the code that a shell gives for it.
+#[expect(clippy::disallowed_methods, reason = "the second signal asks to end without finishing anything")]
 pub fn first_signal() -> std::io::Result<impl Future<Output = &'static str>> {
     let mut signals = Signals::listen()?;
     Ok(async move {

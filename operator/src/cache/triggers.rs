@@ -54,6 +54,7 @@ pub enum Seen {
 
 impl Triggers {
     /// The channels alone; [`super::start`] makes them with everything else.
+    #[expect(clippy::disallowed_methods, reason = "holds names until a controller takes them, which is at once")]
     pub fn channels() -> (Self, Requests) {
         let (providers, provider_requests) = unbounded_channel();
         let (pools, pool_requests) = unbounded_channel();

@@ -4,7 +4,7 @@
 //! every backend, each of which may take minutes to load its model. So a template is rendered anew only when the pool asks
 //! for it: by its spec, or by another value of the annotation `modelrelay.io/upgrade`.
 //!
-//! The workload therefore carries, in [`RENDERED_ANNOTATION`], from what its template was rendered and what was added to the
+//! The workload therefore carries, in [an annotation](crate::manifests::backend::RENDERED_ANNOTATION), from what its template was rendered and what was added to the
 //! user's part, as a JSON patch. While neither spec nor annotation change, the user's part is what it was, and the patch on
 //! it gives the same template, byte for byte, whatever operator applies it. Somebody else's change to the template is still
 //! put right.

@@ -76,6 +76,7 @@ impl Traces {
     }
 
     /// Sends what is left, for at most two seconds.
+    #[expect(clippy::disallowed_methods, reason = "simulations export no traces")]
     pub async fn shutdown(self) {
         let flushed = tokio::task::spawn_blocking(move || self.provider.shutdown_with_timeout(FLUSH_PATIENCE)).await;
         if !matches!(flushed, Ok(Ok(()))) {

@@ -37,6 +37,10 @@ struct Chosen {
 
 impl<'a> Questions<'a> {
     /// To the terminal, unless there is none or nothing is to be asked.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the main thread waits for a line of the terminal and cannot be interrupted"
+    )]
     pub(super) fn new(args: ConnectArgs, runtime: &'a Runtime) -> Self {
         let terminal = if args.yes { None } else { Terminal::open().map(Arc::new) };
         if let Some(terminal) = terminal.clone() {

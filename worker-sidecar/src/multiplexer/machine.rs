@@ -19,6 +19,8 @@
 //! and send it when the gate is open, through the [`Divider`](modelrelay_protocol::grants::Divider) of that model; a closed
 //! gate is capacity 0. Only what relays send that know no grants waits here, for the hold budget at most.
 
+#![warn(clippy::disallowed_types, clippy::disallowed_macros, clippy::iter_over_hash_type)]
+
 mod admission;
 mod backend;
 mod entry;

@@ -12,6 +12,8 @@
 //! Pure arithmetic over plain values; the slot machine collects them and carries out the decision. What the rules are worth
 //! is measured in `docs/multiplexer/policy.md` by a simulator that runs this very code.
 
+#![warn(clippy::disallowed_types, clippy::disallowed_macros, clippy::iter_over_hash_type)]
+
 use std::time::{Duration, Instant};
 
 use super::config::{Knobs, Linger};

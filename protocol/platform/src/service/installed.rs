@@ -83,6 +83,7 @@ pub(super) fn install(program: &Program, args: &InstallArgs) -> Result<String, S
     ))
 }
 
+#[expect(clippy::disallowed_methods, reason = "a command without a runtime polls the service manager")]
 pub(super) fn uninstall(program: &Program) -> Result<String, String> {
     let failed = |error| explain(program, "removed", &error);
     let access = ServiceAccess::QUERY_STATUS | ServiceAccess::STOP | ServiceAccess::DELETE;

@@ -1,6 +1,11 @@
 //! Slots with their tasks, on a clock that the runtime turns and with a driver that the test plays. Numbers in comments are
 //! those of the list of tests that a multiplexer has to pass, letters those of its races.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the mailbox is that of a slot, and a slow `drop` blocks its thread as a real one does"
+)]
+
 mod cancel;
 mod driver;
 mod end;

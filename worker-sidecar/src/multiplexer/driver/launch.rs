@@ -1,4 +1,4 @@
-//! Processes that a driver starts, each under a [`supervisor`](super::supervisor): their port, their words, their end.
+//! Processes that a driver starts, each under a [`supervisor`]: their port, their words, their end.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -174,6 +174,7 @@ impl Children {
 }
 
 impl Running {
+    #[expect(clippy::disallowed_methods, reason = "each call of the slot sends one order, and `drop` cannot wait")]
     fn start(program: &PathBuf, model: &Model, launch: &Launch, port: u16) -> Result<Self, DriverError> {
         let with_port = |text: &String| text.replace(PORT, &port.to_string());
         let mut command = Command::new(program);
@@ -401,6 +402,7 @@ mod tests {
 
     #[cfg(unix)]
     #[tokio::test]
+    #[expect(clippy::disallowed_methods, reason = "the orders of a process")]
     async fn the_log_has_the_words_and_the_end_of_a_process_unless_it_is_a_quiet_one() {
         use modelrelay_harness::own_log::{listen, logged};
         for is_quiet in [false, true] {

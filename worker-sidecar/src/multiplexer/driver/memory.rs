@@ -182,6 +182,7 @@ impl SlotMemory {
     }
 
     #[cfg(not(feature = "simulation"))]
+    #[expect(clippy::disallowed_methods, reason = "the feature `simulation` leaves it out")]
     async fn measure(&self, read: impl FnOnce(&dyn Meter) -> Option<u64> + Send + 'static) -> Option<u64> {
         let meter = Arc::clone(&self.meter);
         tokio::task::spawn_blocking(move || read(&*meter)).await.ok().flatten()
@@ -375,8 +376,8 @@ mod tests {
     }
 
     /// Dropping the first lets it go.
-    fn hung() -> (std::sync::mpsc::Sender<()>, Arc<Hung>, SlotMemory) {
-        let (release, released) = std::sync::mpsc::channel();
+    fn hung() -> (std::sync::mpsc::SyncSender<()>, Arc<Hung>, SlotMemory) {
+        let (release, released) = std::sync::mpsc::sync_channel(1);
         let meter = Arc::new(Hung { released: Mutex::new(released), asked: AtomicU64::new(0) });
         let memory = SlotMemory::new(Arc::<Hung>::clone(&meter));
         (release, meter, memory)

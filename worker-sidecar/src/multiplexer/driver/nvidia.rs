@@ -171,6 +171,7 @@ impl Program {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "runs on a thread for blocking work")]
 fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let began = Instant::now();
     loop {

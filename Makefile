@@ -10,7 +10,7 @@ TEST_MORE = images cluster backends chaos speed windows fuzz wheel rustdoc publi
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
-run: ## Build, find a backend (or start the demo one), start relay and worker, print a curl line
+run: ## Build the program and run `modelrelay up`: relay and worker for a backend of this machine, or for the demo one
 	@scripts/run
 
 check: ## The quick inner loop: format, lints, unit tests
@@ -71,7 +71,7 @@ cluster-down: ## End that cluster and remove it
 	@scripts/cluster/down
 
 generate: ## Write the CRDs and their reference from the Rust types, what is made from the chart, and the documentation's tables
-	cargo build --quiet --locked -p modelrelay-operator -p modelrelay-relay -p modelrelay-worker
+	cargo build --quiet --locked -p modelrelay-operator -p modelrelay-relay -p modelrelay-worker -p modelrelay-all-in-one
 	target/debug/modelrelay-operator crds --write crds
 	target/debug/modelrelay-operator crds --write charts/modelrelay/files/crds
 	target/debug/modelrelay-operator crds --reference > docs/reference/resources.md

@@ -30,15 +30,21 @@ cross_compiler() {
   rustup target list --installed | grep -qxF "$target" || rustup target add "$target"
 }
 
-# TARGET PACKAGE...: with --target even for this machine's own processor, so that build scripts and macros are not linked statically.
+# TARGET PACKAGE...
 build_for() {
-  local target=$1 processor=${1%%-*} name=${1//-/_}
+  local target=$1 settings=() setting
   shift
-  local settings=("CARGO_TARGET_${name^^}_RUSTFLAGS=-C target-feature=+crt-static -C strip=debuginfo")
-  [ "$target" = "$(host)" ] || settings+=("CARGO_TARGET_${name^^}_LINKER=$processor-linux-gnu-gcc")
-  # shellcheck disable=SC2046 # one word, or none
-  env $(page_size "$target") "${settings[@]}" \
-    cargo auditable build --release --locked --quiet --target "$target" --bins "${@/#/--package=}"
+  while read -r setting; do settings+=("$setting"); done < <(static_settings "$target")
+  env "${settings[@]}" cargo auditable build --release --locked --quiet --target "$target" --bins "${@/#/--package=}"
+}
+
+# TARGET: the variables, one a line, that have cargo build a static program for it. They need --target even for this machine's own
+# processor, so that build scripts and macros are not linked statically.
+static_settings() {
+  local name=${1//-/_}
+  echo "CARGO_TARGET_${name^^}_RUSTFLAGS=-C target-feature=+crt-static -C strip=debuginfo"
+  [ "$1" = "$(host)" ] || echo "CARGO_TARGET_${name^^}_LINKER=${1%%-*}-linux-gnu-gcc"
+  page_size "$1"
 }
 
 # TARGET: what the allocator has to know. Kernels of aarch64 may have pages of 64 KiB, and an allocator that was built for

@@ -200,6 +200,8 @@ suite_windows() {
   scripts/windows
 }
 
+suite_wheel() { scripts/wheel; }
+
 suite_autobahn() { tests/autobahn/run; }
 
 suite_workflows() { scripts/workflows; }

@@ -22,6 +22,7 @@ mod error;
 mod values;
 
 pub use error::CliError;
+pub use values::{optional_listen_addr, optional_path};
 
 /// One stable address for OpenAI and Anthropic clients, in front of workers that dial out.
 #[derive(Debug, Clone, Parser)]

@@ -27,6 +27,7 @@ pub mod metrics;
 pub mod net;
 pub mod open_files;
 pub mod operations;
+pub mod program;
 pub mod provider;
 pub mod relay;
 pub mod request;

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use modelrelay_platform::systemd;
+use modelrelay_platform::readiness;
 use modelrelay_protocol::message::{RelayToWorker, Relays};
 use modelrelay_traces::{Service, Target, Traces};
 use tokio_util::task::TaskTracker;
@@ -116,8 +116,8 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
     }
     tokio::spawn(Arc::clone(&relay).follow_settings());
     tokio::spawn(dashboard::record(Arc::downgrade(&relay)));
-    // `systemctl start` returns here, and not before there is somebody to ask.
-    systemd::tell_ready();
+    // `systemctl start` returns here, once the relay accepts connections.
+    readiness::report();
     let stop = signal.recv().await;
     relay.drain(stop, connections).await;
     relay.audit.close();

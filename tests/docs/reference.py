@@ -17,7 +17,7 @@ from scrape import scraped
 
 PROGRAMS = Path(os.environ.get("MODELRELAY_BIN_DIR", ROOT / "target/debug")).resolve()
 PLACES = {
-    "settings.md": ["settings relay", "settings worker", "settings demo", "settings operator"],
+    "settings.md": ["settings up", "settings relay", "settings worker", "settings demo", "settings operator"],
     "errors.md": ["errors"],
     "routes.md": ["routes inference", "routes relay", "routes admin", "routes worker"],
     "metrics.md": ["metrics relay", "metrics worker", "metrics operator"],
@@ -50,9 +50,9 @@ def code(text):
 
 def settings(program):
     """The options of a program, as its --help lists them."""
-    command = {"demo": ["worker", "demo"]}.get(program, [program])
+    command = {"demo": ["modelrelay-worker", "demo"], "up": ["modelrelay", "up"]}.get(program, [f"modelrelay-{program}"])
     environment = {"PATH": os.environ["PATH"]}
-    said = subprocess.run([PROGRAMS / f"modelrelay-{command[0]}", *command[1:], "--help"], env=environment, capture_output=True, text=True, check=True)
+    said = subprocess.run([PROGRAMS / command[0], *command[1:], "--help"], env=environment, capture_output=True, text=True, check=True)
     options = []
     for line in said.stdout.partition("\nOptions:\n")[2].split("\n"):
         if line.strip().startswith("-"):

@@ -1,4 +1,4 @@
-"""relay.exe and worker.exe under Wine: what they do on Windows otherwise than elsewhere, seen from outside.
+"""modelrelay.exe, modelrelay-relay.exe and modelrelay-worker.exe under Wine: what they do on Windows otherwise than elsewhere, seen from outside.
 
 `scripts/windows` builds them, and sets WINEPREFIX and MODELRELAY_BIN_DIR. Every test waits for what it expects.
 """
@@ -13,9 +13,11 @@ import time
 import unittest
 import urllib.request
 from pathlib import Path
+from unittest import mock
 
 PROGRAMS = Path(os.environ["MODELRELAY_BIN_DIR"])
 RELAY, WORKER = PROGRAMS / "modelrelay-relay.exe", PROGRAMS / "modelrelay-worker.exe"
+ALL_IN_ONE = PROGRAMS / "modelrelay.exe"
 SECRET = "a-secret-of-some-length"
 PATIENCE = 60
 # The demo repeats what it is asked, with so much before each word. An answer to LONG takes a quarter of a minute: whatever a
@@ -134,6 +136,41 @@ class Windows(unittest.TestCase):
         for program in worker, relay:
             self.assertEqual(program.process.wait(PATIENCE), 0, program.said())
         self.assertIn('signal="Ctrl-C"', worker.said())
+
+    def test_up_finishes_running_responses_at_ctrl_c(self):
+        up, at = self.up()
+        with ask(at, text=LONG, stream=True) as stream:
+            self.assertTrue(stream.readline().startswith(b"data: {"))
+            up.process.send_signal(signal.SIGINT)
+            wait_for("a drain", lambda: "graceful shutdown" in up.said())
+            self.assertTrue(stream.read().rstrip().endswith(b"data: [DONE]"))
+        self.assertEqual(up.process.wait(PATIENCE), 0, up.said())
+        self.assertIn("modelrelay: stopped", up.said())
+        self.assertFalse(processes(ALL_IN_ONE.name))
+
+    def test_up_ends_at_once_at_the_second_ctrl_c(self):
+        up, at = self.up()
+        with ask(at, text=LONG, stream=True) as stream:
+            self.assertTrue(stream.readline().startswith(b"data: {"))
+            up.process.send_signal(signal.SIGINT)
+            wait_for("a drain", lambda: "graceful shutdown" in up.said())
+            up.process.send_signal(signal.SIGINT)
+            self.assertEqual(up.process.wait(PATIENCE), 1, up.said())
+        self.assertFalse(processes(ALL_IN_ONE.name))
+
+    def test_killed_up_leaves_no_process(self):
+        up, _ = self.up()
+        self.assertGreaterEqual(len(processes(ALL_IN_ONE.name)), 4, "up, relay, worker and demo backend")
+        up.kill()
+        wait_for("the end of all parts", lambda: not processes(ALL_IN_ONE.name))
+
+    def up(self):
+        """`modelrelay up` with a slow demo backend, and the address in the line that it prints for PowerShell."""
+        with mock.patch.dict(os.environ, DEMO_DELAY=SLOWLY):
+            up = Console(self, ALL_IN_ONE, "up", "--backend-ports", "1", "--listen-addr", "127.0.0.1:0")
+        wait_for("a greeting", lambda: "Stop with Ctrl-C" in up.said())
+        self.assertIn('\'{"model":"demo"', up.said())
+        return up, re.search(r"curl\.exe -N http://([^/]+)/", up.said()).group(1)
 
     def test_models_are_swapped_and_no_server_outlives_its_worker(self):
         relay, at = self.relay()

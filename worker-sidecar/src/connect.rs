@@ -7,7 +7,7 @@
 //! - Nothing is written before all is known, and no file is replaced unasked. The secret is never shown, and goes into a file
 //!   of its own that only its owner may read.
 
-mod backends;
+pub mod backends;
 mod files;
 mod next;
 mod questions;
@@ -23,7 +23,8 @@ use tokio::runtime::Runtime;
 
 use crate::check;
 use crate::cli::{Args, secret};
-use next::{Shell, next};
+use crate::shell::Shell;
+use next::next;
 use questions::Questions;
 
 /// Arguments of the subcommand.
@@ -54,7 +55,7 @@ pub struct ConnectArgs {
     #[arg(long, env = "BACKEND_API_KEY_FILE", value_name = "FILE")]
     backend_api_key_file: Option<PathBuf>,
     /// Ports of this machine where a backend is looked for: of vLLM, llama-server, Ollama, SGLang, LM Studio
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8000,8080,11434,30000,1234")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = backends::USUAL_PORTS)]
     backend_ports: Vec<u16>,
     /// Requests to run at once [default: 16 for vLLM and SGLang, otherwise 4]
     #[arg(long, env = "MAX_CONCURRENCY", value_name = "N")]

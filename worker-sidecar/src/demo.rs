@@ -32,6 +32,7 @@ use axum::http::{StatusCode, Uri};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use axum::{Json, Router};
+use modelrelay_platform::readiness;
 use modelrelay_protocol::units::parse_duration_or_zero;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -72,6 +73,7 @@ pub async fn run(args: DemoArgs) -> io::Result<()> {
     let listener = TcpListener::bind(args.listen).await?;
     tracing::info!(address = %listener.local_addr()?, model = args.model, "demo backend listening; it is no model");
     let first_signal = shutdown::first_signal()?;
+    readiness::report();
     let shutdown = async {
         let signal = first_signal.await;
         tracing::info!(signal, "graceful shutdown");

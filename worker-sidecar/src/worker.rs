@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use modelrelay_platform::{scheduling, systemd};
+use modelrelay_platform::{readiness, scheduling};
 use modelrelay_traces::{Loss, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
@@ -131,7 +131,7 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
         });
     }
     // `systemctl start` returns here, and fails where the settings are wrong. A relay that is away is waited for afterwards.
-    systemd::tell_ready();
+    readiness::report();
     worker.work(first_signal).await;
     if let Some(traces) = worker.traces.clone() {
         traces.shutdown().await;

@@ -1,6 +1,6 @@
 //! What asks a process to stop.
 //!
-//! Unix has SIGINT and SIGTERM. Windows has Ctrl-C, and counts as SIGTERM: Ctrl-Break, the closing of the console, its own
+//! Unix has SIGINT and SIGTERM. A [parent](crate::parent) closes standard input on every system. Windows has Ctrl-C, and counts as SIGTERM: Ctrl-Break, the closing of the console, its own
 //! shutdown, and the service manager's stop. After a closed console it leaves a process five seconds, whatever that asks for.
 
 use std::io;
@@ -57,6 +57,7 @@ mod of_system {
     use tokio::signal::unix::{Signal, SignalKind, signal};
 
     use super::StopSignal;
+    use crate::parent;
 
     #[derive(Debug)]
     pub(super) struct Signals {
@@ -73,6 +74,7 @@ mod of_system {
             tokio::select! {
                 _ = self.interrupt.recv() => StopSignal::Interrupt,
                 _ = self.terminate.recv() => StopSignal::Terminate,
+                () = parent::stop_asked() => StopSignal::Terminate,
             }
         }
     }
@@ -87,7 +89,7 @@ mod of_system {
     };
 
     use super::StopSignal;
-    use crate::service;
+    use crate::{parent, service};
 
     #[derive(Debug)]
     pub(super) struct Signals {
@@ -115,6 +117,7 @@ mod of_system {
                 // To a service its manager has said so before. Unheard, but listened to, it ends nothing.
                 _ = self.shutdown.recv(), if !service::is_running() => StopSignal::Terminate,
                 () = service::stop_asked() => StopSignal::Terminate,
+                () = parent::stop_asked() => StopSignal::Terminate,
             }
         }
     }

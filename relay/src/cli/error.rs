@@ -15,7 +15,8 @@ pub enum CliError {
 }
 
 impl CliError {
-    pub(super) fn new(command: &Command, error: &clap::Error) -> Self {
+    /// The parser's error for this command line.
+    pub fn new(command: &Command, error: &clap::Error) -> Self {
         if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
             return Self::Information(error.to_string());
         }

@@ -26,7 +26,8 @@ pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, Allowed> {
     text.parse().map_err(|_| "an address and a port such as 127.0.0.1:8080, 0.0.0.0:8080 or [::]:8080".to_owned())
 }
 
-pub(super) fn optional_listen_addr(text: &str) -> Result<OptionalAddr, Allowed> {
+/// An address to listen on; an empty text is none.
+pub fn optional_listen_addr(text: &str) -> Result<OptionalAddr, Allowed> {
     if text.is_empty() { Ok(OptionalAddr(None)) } else { listen_addr(text).map(|address| OptionalAddr(Some(address))) }
 }
 
@@ -34,7 +35,8 @@ pub(super) fn path(text: &str) -> Result<PathBuf, Allowed> {
     if text.is_empty() { Err("the path of a file".to_owned()) } else { Ok(PathBuf::from(text)) }
 }
 
-pub(super) fn optional_path(text: &str) -> Result<OptionalPath, Allowed> {
+/// The path of a file; an empty text is none.
+pub fn optional_path(text: &str) -> Result<OptionalPath, Allowed> {
     Ok(OptionalPath((!text.is_empty()).then(|| PathBuf::from(text))))
 }
 

@@ -82,8 +82,12 @@ pub async fn look(backend: &Backend) -> Result<Listed, String> {
 async fn read(backend: &Backend) -> Result<Vec<Entry>, String> {
     let read = async {
         let mut answer = backend.ask("/v1/models").await.map_err(|error| error.to_string())?;
-        if answer.head.status != StatusCode::OK {
-            return Err(format!("/v1/models answers {}", answer.head.status));
+        match answer.head.status {
+            StatusCode::OK => {}
+            status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
+                return Err(format!("/v1/models answers {status}: it wants an API key, as BACKEND_API_KEY_FILE"));
+            }
+            status => return Err(format!("/v1/models answers {status}")),
         }
         let body = answer.read_all(MAX_LIST_BYTES).await?;
         parse(&body)

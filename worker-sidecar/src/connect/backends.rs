@@ -1,4 +1,4 @@
-//! Which inference servers this machine has.
+//! The inference servers of this machine.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -24,18 +24,24 @@ const MAX_HEALTH_BYTES: usize = 64 << 10;
 /// How many models of a server are named.
 const MODELS_SHOWN: usize = 4;
 
+/// The ports that inference servers usually listen on: vLLM, llama-server, Ollama, SGLang, LM Studio.
+pub const USUAL_PORTS: &str = "8000,8080,11434,30000,1234";
+
 /// A server that answers.
 #[derive(Debug)]
-pub(super) struct Found {
-    pub(super) url: Url,
-    pub(super) engine: Engine,
-    pub(super) models: Vec<String>,
+pub struct Found {
+    /// Its address.
+    pub url: Url,
+    /// Its kind.
+    pub engine: Engine,
+    /// The models that it lists.
+    pub models: Vec<String>,
     /// What it calls itself, or what usually listens there.
     name: &'static str,
 }
 
-/// Looks at ports of this machine. A port where nobody listens is not mentioned; the others give a server, or why it is none.
-pub(super) async fn look(ports: &[u16]) -> Vec<Result<Found, String>> {
+/// Probes ports of this machine. A port without a listener yields nothing, any other a server or the reason why it is none.
+pub async fn look(ports: &[u16]) -> Vec<Result<Found, String>> {
     let looks = ports.iter().map(|&port| async move {
         let dial = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         tokio::time::timeout(DIAL_TIMEOUT, dial).await.ok()?.ok()?;
@@ -84,7 +90,7 @@ fn engine_of(listed: &Listed, port: Option<u16>) -> (Engine, &'static str) {
 
 impl Found {
     /// In one line, for people. Names of models are others' words, so nothing of them may steer the terminal.
-    pub(super) fn line(&self) -> String {
+    pub fn line(&self) -> String {
         let shown: Vec<String> = self.models.iter().take(MODELS_SHOWN).map(|model| clean(model)).collect();
         let models = match self.models.len().saturating_sub(MODELS_SHOWN) {
             _ if shown.is_empty() => "no model yet".to_owned(),
@@ -103,7 +109,8 @@ impl Found {
     }
 }
 
-pub(super) fn clean(text: &str) -> String {
+/// The text without control characters, which could steer the terminal.
+pub fn clean(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
 }
 

@@ -15,6 +15,7 @@ use windows_service::service::{
 use windows_service::service_manager::{ServiceManager, ServiceManagerAccess};
 
 use super::{InstallArgs, Program, SUBCOMMAND, variables};
+use crate::own_program;
 
 /// After a first and a second failure; after each later one it takes longer.
 const RESTART_SOON: Duration = Duration::from_secs(5);
@@ -43,8 +44,8 @@ pub(super) fn install(program: &Program, args: &InstallArgs) -> Result<String, S
     let flags: Vec<OsString> =
         [OsString::from("--config"), config.clone().into()].into_iter().chain(args.flags.iter().cloned()).collect();
     check(program, &exe, &folder, &flags)?;
-    let words = [SUBCOMMAND, "run", "--log"].map(OsString::from).into_iter().chain([log.clone().into()]);
-    let words = words.chain(["--folder".into(), folder.into(), "--".into()]).chain(flags);
+    let words = own_program::selector().into_iter().chain([SUBCOMMAND, "run", "--log"]).map(OsString::from);
+    let words = words.chain([log.clone().into(), "--folder".into(), folder.into(), "--".into()]).chain(flags);
     let info = ServiceInfo {
         name: program.service.into(),
         display_name: program.title.into(),
@@ -105,7 +106,7 @@ pub(super) fn uninstall(program: &Program) -> Result<String, String> {
 /// service will not have them.
 fn check(program: &Program, exe: &Path, folder: &Path, flags: &[OsString]) -> Result<(), String> {
     let mut command = Command::new(exe);
-    command.args(flags).arg("check").current_dir(folder).stdin(Stdio::null());
+    command.args(own_program::selector()).args(flags).arg("check").current_dir(folder).stdin(Stdio::null());
     for variable in variables(program) {
         command.env_remove(variable);
     }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::process::ExitCode;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Once, OnceLock};
 use std::thread;
 use std::time::Duration;
@@ -69,7 +69,8 @@ extern "system" fn service_main(_: u32, _: *mut *mut u16) {
     let Some((program, args)) = RUN.get() else { return };
     // Without a log there is nobody to be told; the service manager sees that it ended.
     let is_logged = log::to_file(&args.log).is_ok();
-    let (events, received) = channel();
+    // One of each event at most.
+    let (events, received) = sync_channel(2);
     let manager = match service_control_handler::register(program.service, on_control(events.clone())) {
         Ok(manager) => manager,
         Err(error) => return log::complain(&format!("the service manager does not listen: {error}")),
@@ -87,7 +88,7 @@ extern "system" fn service_main(_: u32, _: *mut *mut u16) {
 }
 
 /// Windows may ask a service that is being stopped once more, when it goes down itself: that is no second signal.
-fn on_control(events: Sender<Event>) -> impl FnMut(ServiceControl) -> ServiceControlHandlerResult {
+fn on_control(events: SyncSender<Event>) -> impl FnMut(ServiceControl) -> ServiceControlHandlerResult {
     let first = Once::new();
     #[allow(clippy::wildcard_enum_match_arm)] // No other is asked for, and they grow with Windows.
     move |control| match control {

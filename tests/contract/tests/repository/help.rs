@@ -6,7 +6,7 @@ use modelrelay_harness::process::path_of;
 
 #[test]
 fn help_into_a_pipe_that_is_closed_already_is_no_failure() {
-    for program in ["modelrelay-relay", "modelrelay-worker"] {
+    for program in ["modelrelay", "modelrelay-relay", "modelrelay-worker"] {
         for words in [&["--help"][..], &["--version"], &["man"], &["completions", "zsh"]] {
             let (reader, writer) = std::io::pipe().expect("a pipe");
             drop(reader);
@@ -18,7 +18,7 @@ fn help_into_a_pipe_that_is_closed_already_is_no_failure() {
     }
 }
 
-const PROGRAMS: [&str; 3] = ["modelrelay-relay", "modelrelay-worker", "modelrelay-operator"];
+const PROGRAMS: [&str; 4] = ["modelrelay", "modelrelay-relay", "modelrelay-worker", "modelrelay-operator"];
 
 /// What a program prints that succeeds.
 fn printed(program: &str, args: &[&str]) -> String {
@@ -48,6 +48,8 @@ fn bash_completes_commands_and_flags() {
     assert_eq!(proposed("modelrelay-worker", &["connect", "--worker-n"]), ["--worker-name"]);
     assert!(proposed("modelrelay-worker", &["super"]).concat().is_empty(), "what the help hides is not proposed");
     assert_eq!(proposed("modelrelay-relay", &["keys", "cr"]), ["create"]);
+    assert_eq!(proposed("modelrelay", &["worker", "con"]), ["connect", "convert"]);
+    assert_eq!(proposed("modelrelay", &["up", "--backend-u"]), ["--backend-url"]);
     assert_eq!(proposed("modelrelay-operator", &["crds", "--ref"]), ["--reference"]);
 }
 

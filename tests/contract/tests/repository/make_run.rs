@@ -1,147 +1,67 @@
-//! `make run`, as a new user meets it, but for the build: a `cargo` that does nothing stands in for the real one.
+//! `make run` but for the build: stand-ins for cargo and for the program that it builds.
 
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Output};
 
-use modelrelay_harness::fake_backend::FakeBackend;
-use modelrelay_harness::process::{Process, Spawn};
-use modelrelay_harness::relay::Relay;
 use tempfile::TempDir;
-use tokio::process::Command;
 
-#[tokio::test]
-async fn without_a_backend_the_demo_answers_the_printed_curl_line() {
-    let run = Run::start(&[("BACKEND_PORTS", "1")]).await;
-    assert!(run.said("none found"));
-    let answer = run.paste_curl_line().await;
-    for word in ["demo", "backend,", "not", "a", "model."] {
-        assert!(answer.contains(&format!("\" {word}\"")), "{answer}");
-    }
-    assert!(answer.trim_end().ends_with("data: [DONE]"), "{answer}");
-    run.stop().await;
+/// Builds a program that prints its command line.
+const CARGO: &str = r#"#!/bin/sh
+echo "cargo $*"
+mkdir -p "$CARGO_TARGET_DIR/debug"
+printf '#!/bin/sh\necho "program $*"\n' > "$CARGO_TARGET_DIR/debug/modelrelay"
+chmod +x "$CARGO_TARGET_DIR/debug/modelrelay"
+"#;
+
+#[test]
+fn make_run_builds_one_program_and_runs_up() {
+    let tools = tools(&[("cargo", CARGO), ("cc", "")]);
+    let printed = text(&run(&tools).stdout);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!(lines[1..], ["cargo build --locked -p modelrelay-all-in-one", "program up"], "{printed}");
 }
 
-#[tokio::test]
-async fn a_backend_on_a_usual_port_is_found_and_a_relay_is_not_taken_for_one() {
-    let (relay, backend) = (Relay::start().await, FakeBackend::with_models(&["org/model:1b"]).await);
-    let ports = format!("{} {}", relay.addr().port(), backend.addr().port());
-    let run = Run::start(&[("BACKEND_PORTS", &ports)]).await;
-    assert!(run.said(&format!("port {}: a ModelRelay relay", relay.addr().port())));
-    assert!(run.said(&format!("found one at {}", backend.url())));
-    assert!(run.curl_line().contains("\"model\":\"org/model:1b\""));
-    run.stop().await;
-}
-
-#[tokio::test]
-async fn a_taken_port_gives_way_to_the_next_free_one() {
-    let (first, second) = (Run::start(&[("BACKEND_PORTS", "1")]).await, Run::start(&[("BACKEND_PORTS", "1")]).await);
-    assert_ne!(first.url(), second.url());
-    assert!(second.said("is taken, so it listens on"));
-    first.stop().await;
-    assert!(second.paste_curl_line().await.contains("[DONE]"), "the second run lives on its own");
-    second.stop().await;
-}
-
-#[tokio::test]
-async fn an_answer_that_is_being_written_is_finished_before_the_end() {
-    let run = Run::start(&[("BACKEND_PORTS", "1")]).await;
-    let curl = run.spawn_curl();
-    run.process.wait_for_line("request dispatched").await;
-    run.process.terminate().await;
-    let answer = modelrelay_harness::within("curl's end", run.process.log(), curl.wait_with_output()).await.unwrap();
-    assert!(String::from_utf8_lossy(&answer.stdout).trim_end().ends_with("data: [DONE]"));
-    run.ended().await;
-}
-
-#[tokio::test]
-async fn the_printed_token_logs_in_at_the_printed_page() {
-    let run = Run::start(&[("BACKEND_PORTS", "1")]).await;
-    let line = run.process.log().lines().into_iter().find(|line| line.contains("/dashboard")).expect("a page");
-    let (url, token) = line.split_once("   (log in with ").expect("a token");
-    let url = url.rsplit(' ').next().unwrap();
-    let login = format!("{{\"token\":\"{}\"}}", token.trim_end_matches(')'));
-    let status = |args: &[&str]| {
-        let ours = ["-s", "-o", "/dev/null", "-w", "%{http_code}", "-H", "x-modelrelay-dashboard: 1"];
-        let args = [&ours, args].concat();
-        let output = std::process::Command::new("curl").args(args).output().expect("curl is installed");
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    };
-    assert_eq!(status(&[url]), "200");
-    assert_eq!(status(&["-d", &login, &url.replace("/dashboard", "/dashboard/login")]), "204");
-    assert_eq!(status(&["-d", r#"{"token":"another"}"#, &url.replace("/dashboard", "/dashboard/login")]), "403");
-    run.stop().await;
-}
-
-/// A running `make run`.
-struct Run {
-    process: Process,
-    _fake_cargo: TempDir,
-}
-
-impl Run {
-    /// Starts it and waits until it says what to do next.
-    async fn start(env: &[(&str, &str)]) -> Self {
-        let fake_cargo = tempfile::tempdir().unwrap();
-        let cargo = fake_cargo.path().join("cargo");
-        std::fs::write(&cargo, "#!/bin/sh\n").unwrap();
-        std::fs::set_permissions(&cargo, PermissionsExt::from_mode(0o755)).unwrap();
-        let path = format!("{}:{}", fake_cargo.path().display(), std::env::var("PATH").unwrap());
-
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/run");
-        let spawn = Spawn::program(script.to_str().unwrap()).env("PATH", path);
-        let process = env.iter().fold(spawn, |spawn, (name, value)| spawn.env(*name, *value)).start();
-        process.wait_for_line("Stop with Ctrl-C").await;
-        Self { process, _fake_cargo: fake_cargo }
-    }
-
-    fn said(&self, what: &str) -> bool {
-        self.process.log().contains(what)
-    }
-
-    /// What it tells people to paste.
-    fn curl_line(&self) -> String {
-        let lines = self.process.log().lines();
-        let start = lines.iter().position(|line| line.contains("curl -N")).expect("a curl line");
-        lines[start..=start + 1].join("\n")
-    }
-
-    fn url(&self) -> String {
-        self.curl_line().split_whitespace().nth(2).expect("curl -N URL").to_owned()
-    }
-
-    fn spawn_curl(&self) -> tokio::process::Child {
-        let shell =
-            Command::new("sh").arg("-c").arg(self.curl_line()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        shell.expect("a shell")
-    }
-
-    async fn paste_curl_line(&self) -> String {
-        let output = self.spawn_curl().wait_with_output().await.unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// Ends it as `kill` and Ctrl-C do.
-    async fn stop(self) {
-        self.process.terminate().await;
-        self.ended().await;
-    }
-
-    async fn ended(mut self) {
-        let status = self.process.wait_exit().await;
-        assert!(status.success(), "{status}\n{}", self.process.log().dump());
-        // All its programs hold its output open: once that is closed, none is left.
-        self.process.log().wait_until_closed().await;
-        assert!(self.said("make run: stopped"));
+#[test]
+fn missing_tools_are_named_with_their_remedy() {
+    for (tools, line) in [
+        (tools(&[]), "make run: cargo is missing: install Rust from https://rustup.rs, then run `make run` again\n"),
+        (
+            tools(&[("cargo", CARGO)]),
+            "make run: a C compiler is missing (Debian, Ubuntu: apt-get install gcc; macOS: xcode-select --install)\n",
+        ),
+        (tools(&[("cargo", "#!/bin/sh\nexit 1\n"), ("cc", "")]), "make run: the build failed\n"),
+    ] {
+        let ended = run(&tools);
+        assert_eq!((ended.status.code(), text(&ended.stderr).as_str()), (Some(1), line));
     }
 }
 
-impl Drop for Run {
-    /// Where a test failed, the script is killed and cannot end what it started.
-    fn drop(&mut self) {
-        if let Some(pid) = self.process.pid() {
-            let _ = std::process::Command::new("pkill").args(["-KILL", "-P", &pid.to_string()]).status();
-        }
+/// Runs the script of `make run` with these tools and the few of the system that it needs.
+fn run(tools: &TempDir) -> Output {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/run");
+    let mut command = Command::new("/bin/bash");
+    command.arg(script).env_clear().env("PATH", tools.path()).env("HOME", tools.path());
+    command.env("CARGO_TARGET_DIR", tools.path()).output().expect("bash runs it")
+}
+
+/// A folder with these programs, and with those of the system that stand-ins and script call.
+fn tools(programs: &[(&str, &str)]) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, text) in programs {
+        let file = folder.path().join(name);
+        fs::write(&file, text).expect("a program");
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).expect("its mode");
     }
+    for name in ["dirname", "mkdir", "chmod"] {
+        let of_system =
+            ["/usr/bin", "/bin"].map(|bin| Path::new(bin).join(name)).into_iter().find(|file| file.exists());
+        std::os::unix::fs::symlink(of_system.expect("a usual program"), folder.path().join(name)).expect("a link");
+    }
+    folder
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use modelrelay_platform::own_program;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
@@ -177,6 +178,7 @@ impl Running {
     fn start(program: &PathBuf, model: &Model, launch: &Launch, port: u16) -> Result<Self, DriverError> {
         let with_port = |text: &String| text.replace(PORT, &port.to_string());
         let mut command = Command::new(program);
+        command.args(own_program::selector());
         command.arg(SUBCOMMAND).args(launch.leave_on_success.then_some(LEAVE_ON_SUCCESS)).arg("--");
         command.args(launch.command.iter().map(with_port));
         for variable in OWN_VARIABLES {

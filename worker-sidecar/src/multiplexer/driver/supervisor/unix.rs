@@ -6,6 +6,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+#[cfg(target_os = "linux")]
+use modelrelay_platform::own_program;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncReadExt;
 use tokio::process::{Child, Command};
@@ -61,7 +63,7 @@ pub(super) fn set_apart(command: &mut Command) -> &mut Command {
 fn command(words: &[OsString]) -> Command {
     let parent = rustix::process::getpid().as_raw_nonzero().to_string();
     let mut command = Command::new("/proc/self/exe");
-    command.args([SUBCOMMAND, WITH_PARENT, &parent, "--"]).args(words);
+    command.args(own_program::selector()).args([SUBCOMMAND, WITH_PARENT, &parent, "--"]).args(words);
     command
 }
 

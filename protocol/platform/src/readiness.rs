@@ -1,0 +1,12 @@
+//! Reports to the process manager that this program is ready: to systemd (`Type=notify`), or to a [parent](crate::parent).
+
+use crate::parent;
+
+/// Reports that the start is complete. `systemctl start` and `modelrelay up` wait for it; without either it does nothing.
+pub fn report() {
+    #[cfg(target_os = "linux")]
+    if let Err(problem) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::error!(%problem, "cannot notify systemd that the start is complete");
+    }
+    parent::report_ready();
+}

@@ -1,0 +1,140 @@
+//! The relay's command line: reads the settings, runs, and reports in one line what is wrong with them.
+
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::num::NonZero;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::CommandFactory;
+use modelrelay_platform::service::{self, Program};
+use modelrelay_platform::{log, scheduling};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::cli::{Args, CliError};
+use crate::config::Config;
+use crate::ctl::{self, Command};
+use crate::{open_files, relay, shutdown, telemetry};
+
+/// How long a thread may take that cannot be stopped. Looking up a collector's name in a dead DNS takes half a minute.
+const LAST_BLOCKING: Duration = Duration::from_secs(2);
+
+static SERVICE: Program = Program {
+    service: "ModelRelayServer",
+    title: "ModelRelay relay",
+    about: "One stable address for OpenAI and Anthropic clients, in front of workers that dial out",
+    run,
+    command: Args::command,
+};
+
+/// Does what the words ask for, of which the first is the program's name.
+pub fn run(words: Vec<OsString>) -> ExitCode {
+    let args = match Args::load_from(words) {
+        Ok(args) => args,
+        Err(error) => return refuse_arguments(&error),
+    };
+    match args.command.clone() {
+        Some(Command::Check) => return check(&args),
+        Some(Command::Completions(args)) => {
+            return say(Ok(modelrelay_manual::completions(&Args::command(), &args).into_bytes()));
+        }
+        Some(Command::Man(args)) => return say(modelrelay_manual::man(Args::command(), &args)),
+        Some(Command::Service(args)) => return say(service::run(&SERVICE, &args).map(String::into_bytes)),
+        Some(command) => return ask(command),
+        None => {}
+    }
+    match start(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+/// Says whether a relay would start with these settings.
+fn check(args: &Args) -> ExitCode {
+    match Config::from_args(args) {
+        Ok(config) => {
+            config.warnings.iter().for_each(|warning| eprintln!("modelrelay-relay: warning: {warning}"));
+            let names: Vec<_> = config.providers.iter().map(|provider| provider.name.as_str()).collect();
+            let _ = writeln!(io::stdout(), "the settings are right; providers: {}", names.join(", "));
+            ExitCode::SUCCESS
+        }
+        Err(error) => fail(&error),
+    }
+}
+
+/// One line; a service has it in its log.
+fn fail(error: &impl Display) -> ExitCode {
+    log::complain(&format!("modelrelay-relay: {error}"));
+    ExitCode::FAILURE
+}
+
+/// Whoever reads it may have seen enough before its end.
+fn say(text: Result<Vec<u8>, String>) -> ExitCode {
+    match text {
+        Ok(text) => {
+            let _ = io::stdout().write_all(&text);
+            ExitCode::SUCCESS
+        }
+        Err(error) => fail(&error),
+    }
+}
+
+fn ask(command: Command) -> ExitCode {
+    let asked = runtime(1)
+        .map_err(Box::<dyn std::error::Error>::from)
+        .and_then(|runtime| Ok(runtime.block_on(ctl::run(command))?));
+    match asked {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
+    let config = Config::from_args(&args)?;
+    let journal = telemetry::init(&config.log_filter, config.log_format)?;
+    for variable in &config.ignored_variables {
+        tracing::warn!("{variable} is ignored: --config is given, and its providers count");
+    }
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    open_files::raise_limit();
+    scheduling::take_turns();
+    let threads = args.threads.map_or_else(default_threads, usize::from);
+    let runtime = runtime(threads)?;
+    let ended = runtime.block_on(async {
+        let signal = shutdown::listen()?;
+        relay::run(args, config, signal, journal).await?;
+        Ok(())
+    });
+    runtime.shutdown_timeout(LAST_BLOCKING);
+    ended
+}
+
+/// For one thread the simpler scheduler: it runs what is ready in turn, so that a writer finds all there is to write.
+fn runtime(threads: usize) -> io::Result<Runtime> {
+    match threads {
+        1 => Builder::new_current_thread().enable_all().build(),
+        _ => Builder::new_multi_thread().worker_threads(threads).enable_all().build(),
+    }
+}
+
+/// What one thread does not wake another for is done sooner and costs less, and the kernel's share of a relay's work is as
+/// large as ours: on two processors a second thread made each token a fifth dearer.
+fn default_threads() -> usize {
+    (std::thread::available_parallelism().map_or(1, NonZero::get) / 2).max(1)
+}
+
+fn refuse_arguments(error: &CliError) -> ExitCode {
+    match error {
+        CliError::Information(text) => {
+            // Whoever reads it may have seen enough before its end.
+            let _ = writeln!(io::stdout(), "{text}");
+        }
+        CliError::Invalid(text) => {
+            fail(text);
+        }
+    }
+    ExitCode::from(error.exit_code())
+}

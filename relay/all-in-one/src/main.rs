@@ -17,7 +17,7 @@ use modelrelay_relay::cli::CliError;
 use select::{Program, selected};
 
 /// Returns memory after a burst, which glibc's allocator does not.
-#[cfg(unix)]
+#[cfg(all(unix, feature = "jemalloc"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -89,6 +89,7 @@ pub async fn shared_vllm() -> Option<Url> {
         let lines = std::fs::read_to_string(&log).unwrap_or_default();
         let has_ended = lines.lines().next_back().is_some_and(|line| line.starts_with("ended:"));
         assert!(!has_ended && began.elapsed() < VLLM_START, "no vLLM after {:?}:\n{lines}", began.elapsed());
+        #[expect(clippy::disallowed_methods, reason = "the pause between two polls of a start that takes minutes")]
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     Some(url)

@@ -73,6 +73,7 @@ impl Engine {
 
     pub(crate) async fn until_running(&self, count: u32) {
         let is_so = async || {
+            #[expect(clippy::disallowed_methods, reason = "the engine notices only in a second without questions")]
             tokio::time::sleep(METRICS_PAUSE).await;
             self.running().await == count
         };

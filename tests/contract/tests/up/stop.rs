@@ -1,10 +1,9 @@
 //! How a run ends: in order at the first signal, at once at the second, as a whole if a part ends.
 
 use std::process::Command;
-use std::time::Duration;
 
 use modelrelay_harness::process::Process;
-use modelrelay_harness::within;
+use modelrelay_harness::{PATIENCE, poll_until};
 
 use crate::rig::{NO_BACKEND, Up, spawn};
 
@@ -83,12 +82,7 @@ async fn killed_run_leaves_no_part_behind() {
     up.process.kill().await;
     let log = up.process.log();
     for part in parts {
-        within("the part's end", log, async {
-            while runs(&part) {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        })
-        .await;
+        poll_until(PATIENCE, "the part's end", log, async || !runs(&part)).await;
     }
 }
 

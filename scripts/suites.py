@@ -20,7 +20,10 @@ from pathlib import Path
 
 CANNOT_RUN = 77
 ROOT = Path(__file__).resolve().parent.parent
-LOGS = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "suites"
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+LOGS = TARGET / "suites"
+# What nextest writes, one for each of its profiles.
+JUNIT = "nextest/*/junit.xml"
 FLAKY = LOGS / "flaky.txt"
 # Longer than it takes to bring a cluster down.
 GRACE_SECONDS = 60
@@ -248,10 +251,10 @@ def with_needs(names):
 def flaky_tests():
     """Tests that failed and passed on a second try, of the reports that nextest wrote."""
     found = []
-    for report in sorted(LOGS.glob("*.junit.xml")):
+    for report in sorted(TARGET.glob(JUNIT)):
         for case in ElementTree.parse(report).iter("testcase"):
             if case.find("flakyFailure") is not None or case.find("flakyError") is not None:
-                found.append(f"{report.name.split('.')[0]}: {case.get('classname')} {case.get('name')}")
+                found.append(f"{report.parent.name}: {case.get('classname')} {case.get('name')}")
     return found
 
 
@@ -291,7 +294,7 @@ def main():
             print(f"{suite.name:18} {suite.about}")
         return 0
     LOGS.mkdir(parents=True, exist_ok=True)
-    for old in LOGS.glob("*.junit.xml"):
+    for old in TARGET.glob(JUNIT):
         old.unlink()
     before = processor_seconds()
     runner = Runner([Run(suite) for suite in with_needs(names)])

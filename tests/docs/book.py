@@ -60,7 +60,8 @@ def rewritten(link, source, page, places):
     if not target.is_file():
         return words
     # mdBook takes every link to an .md for one to a chapter.
-    name = f"{target.relative_to(ROOT)}{'.txt' if target.suffix == '.md' else ''}"
+    name = target.relative_to(ROOT)
+    name = name.with_suffix(".txt") if name.suffix == ".md" else name
     copy = FILES / name
     copy.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(target, copy)

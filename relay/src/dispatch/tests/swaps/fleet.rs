@@ -8,8 +8,8 @@ use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState};
 
 use crate::dispatch::tests::harness::{request, settings, worker};
 use crate::dispatch::{
-    AttemptFailure, CancelReason, Dispatch, Effect, Event, Gate, Grant, LossCause, Model, NewMultiplexer, RequestKey,
-    WorkerKey,
+    AttemptFailure, CancelReason, Dispatch, Effect, Event, Failure, Gate, Grant, LossCause, Model, NewMultiplexer,
+    RequestKey, RequeueReason, WorkerKey,
 };
 
 pub(super) const MODELS: [&str; 3] = ["a", "b", "c"];
@@ -23,6 +23,8 @@ const QUANTUM: Duration = Duration::from_millis(900);
 const BACK_OFF: Duration = Duration::from_millis(800);
 const STEP: Duration = Duration::from_millis(2);
 const SLOWEST: u64 = 12;
+/// A request that loses its worker once more than this fails, and rightly so.
+const MOST_LOSSES: u32 = 3;
 
 enum Down {
     Request { request: RequestKey, attempt: u32, model: usize },
@@ -82,6 +84,8 @@ pub(super) struct Fleet {
     pub(super) now: Duration,
     relays: Vec<Dispatch>,
     alive: Vec<BTreeMap<RequestKey, usize>>,
+    /// How often a request was on a link that broke.
+    losses: BTreeMap<RequestKey, u32>,
     pub(super) nodes: Vec<Node>,
     /// Link `node * relays + relay`.
     links: Vec<Link>,
@@ -100,6 +104,7 @@ impl Fleet {
             now: Duration::ZERO,
             relays: (0..relays).map(|_| Dispatch::new(limits.clone())).collect(),
             alive: vec![BTreeMap::new(); relays],
+            losses: BTreeMap::new(),
             nodes: (0..nodes).map(|_| Node::new()).collect(),
             links: Vec::new(),
             last_key: 0,
@@ -323,6 +328,16 @@ impl Fleet {
                 (worker, Down::Demand(demand))
             }
             Effect::Finished { request, .. } | Effect::Cancelled { request, .. } => {
+                self.alive[r].remove(&request);
+                return;
+            }
+            Effect::Requeued { request, reason: RequeueReason::WorkerLost, .. } => {
+                *self.losses.entry(request).or_default() += 1;
+                return;
+            }
+            Effect::Fail { request, failure: Failure::RequeueExhausted, .. }
+                if self.losses.get(&request) == Some(&MOST_LOSSES) =>
+            {
                 self.alive[r].remove(&request);
                 return;
             }

@@ -25,7 +25,7 @@ LEAST_PATIENCE = 30 + 10
 def help_of(program):
     path = PROGRAMS / f"modelrelay-{program}"
     if not path.exists():
-        missing = f"{path} is missing: run `make test` or cargo build --release"
+        missing = f"{path} is missing: run `scripts/test chart`, or `cargo build --workspace --bins` before"
         pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
     shown = subprocess.run([path, "--help"], capture_output=True, text=True, check=True).stdout
     return " ".join(shown.split())  # lines are as wide as they are

@@ -22,7 +22,7 @@ pub fn worker_program() -> PathBuf {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/debug");
     let folder = std::env::var_os("MODELRELAY_BIN_DIR").map_or_else(|| PathBuf::from(folder), PathBuf::from);
     let program = folder.join("modelrelay-worker");
-    assert!(program.exists(), "{} is missing: run `cargo build --release --bins`", program.display());
+    assert!(program.exists(), "{} is missing: run `cargo build --workspace --bins`", program.display());
     program
 }
 

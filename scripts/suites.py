@@ -57,10 +57,11 @@ SUITES = [
     Suite("lint", "what clippy found while `build` compiled", 0.1, ("build",)),
     background("chart-programs", "Helm and what else the chart is checked with", is_preparation=True),
     background("cluster-programs", "the programs of a Kubernetes cluster", is_preparation=True),
-    background("images", "static programs with LTO, and their images", is_preparation=True),
     background("vllm-programs", "vLLM for a machine without a GPU", is_preparation=True),
     background("engine-programs", "llama-server and Ollama", is_preparation=True),
     background("simulation", "a simulated network, under faults that a seed decides"),
+    # Early, because the cluster waits for it, which takes long and leaves room for others.
+    Suite("images", "static programs with LTO, and their images", 1.6, is_preparation=True),
     Suite("cluster", "a real Kubernetes cluster", 0.6, ("build", "images", "cluster-programs")),
     Suite("contract", "relay and worker as black boxes", 1.2, ("build",)),
     Suite("clients", "real SDKs", 0.6, ("build", "tools")),

@@ -1,4 +1,4 @@
-//! Reports to the process manager that this program is ready: to systemd (`Type=notify`), or to a [parent](crate::parent).
+//! Reports to the process manager that this program is ready: to systemd (`Type=notify`), or to its parent process ([`crate::parent`]).
 
 use crate::parent;
 

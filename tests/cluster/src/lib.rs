@@ -43,7 +43,7 @@ pub mod traffic;
 
 use std::{env, path::PathBuf, time::Duration};
 
-use kube::{Client, Config, config::KubeConfigOptions, config::Kubeconfig};
+use kube::{Api, Client, Config, api::ListParams, config::KubeConfigOptions, config::Kubeconfig};
 
 pub use command::{Command, Output};
 pub use namespace::Namespace;
@@ -101,8 +101,11 @@ impl Cluster {
 
     /// Waits until what earlier tests left behind is deleted: the operator has work with that too.
     pub async fn nothing_is_leaving(&self) {
-        wait_until("the namespaces of earlier tests to be gone", PATIENCE, async || {
-            self.kubectl("get namespaces --field-selector status.phase=Terminating --output name").await.is_empty()
+        let namespaces = Api::<k8s_openapi::api::core::v1::Namespace>::all(self.client.clone());
+        let leaving = ListParams::default().fields("status.phase=Terminating");
+        // All of them at once, on a machine that does other things too.
+        wait_until("the namespaces of earlier tests to be gone", PATIENCE * 3, async || {
+            namespaces.list(&leaving).await.is_ok_and(|list| list.items.is_empty())
         })
         .await;
     }

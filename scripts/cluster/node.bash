@@ -17,6 +17,15 @@ prepare_node() {
   [ -e /proc/sys/net/bridge/bridge-nf-call-iptables ] || cannot "this kernel has no br_netfilter"
   nft list tables > /dev/null 2>&1 || cannot "this kernel has no nf_tables, or these are not root's full rights"
   ! port_is_taken 10250 || die "a kubelet of somebody else runs on this machine (port 10250)"
+  share_network_namespaces
+}
+
+# `ip netns add` does this at its first use. While Pods run, that would mount their namespaces a second time, and containerd could never
+# remove them: their Pods would stay Terminating.
+share_network_namespaces() {
+  mkdir -p /run/netns
+  mountpoint -q /run/netns || mount --bind /run/netns /run/netns
+  mount --make-shared /run/netns
 }
 
 cni_folder() {

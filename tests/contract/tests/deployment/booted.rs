@@ -198,9 +198,10 @@ async fn a_worker_with_a_worker_yaml_gets_its_files_and_lets_its_servers_finish(
     let unit = "modelrelay-worker@gpu";
     let edited = edit_block("sudo systemctl edit modelrelay-worker@gpu", unit, of_any_worker);
     machine.run(&format!("cd /root\n{edited}")).await;
-    let start = replaced(block(SERVICES, "journalctl -u modelrelay-worker@gpu -f"), &[(" -f", String::new())]);
-    let said = machine.run(&start).await;
-    assert!(said.contains("probe server listening"), "{said}");
+    // The journal has a line some time after the program wrote it.
+    let follow = "journalctl -u modelrelay-worker@gpu -f";
+    let until_said = "until journalctl -u modelrelay-worker@gpu | grep 'probe server listening'; do sleep 0.05; done";
+    machine.run(&replaced(block(SERVICES, follow), &[(follow, until_said.to_owned())])).await;
     answers(&machine, &key, "demo").await;
 
     // A server that does what most do when they are told to end: at once, whatever runs.

@@ -14,6 +14,7 @@ pub mod headers;
 pub mod limits;
 pub mod message;
 pub mod multipart;
+pub mod names;
 pub mod nearness;
 pub mod outbox;
 pub mod paths;

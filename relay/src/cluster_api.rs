@@ -121,7 +121,7 @@ fn message_of(body: &[u8]) -> String {
         message: String,
     }
     let said = serde_json::from_slice(body).map_or_else(|_| String::new(), |Status { message }| message);
-    said.chars().filter(|char| !char.is_control()).take(MAX_MESSAGE_CHARS).collect()
+    modelrelay_protocol::names::printable(&said, MAX_MESSAGE_CHARS)
 }
 
 /// Trusts the cluster's authority and nobody else, and goes through no proxy.

@@ -396,8 +396,9 @@ impl NewKey {
     /// Checks what an admin asked for.
     pub fn new(name: &str, limits: KeyLimits) -> Result<Self, KeyStoreError> {
         let name = name.trim();
-        let fine =
-            |text: &str, most: usize| (1..=most).contains(&text.chars().count()) && !text.chars().any(char::is_control);
+        let fine = |text: &str, most: usize| {
+            (1..=most).contains(&text.chars().count()) && !text.contains(modelrelay_protocol::names::is_unprintable)
+        };
         let refuse = |text: String| Err(KeyStoreError::Invalid(text));
         if !fine(name, MAX_NAME_CHARS) {
             return refuse(format!("name: 1 to {MAX_NAME_CHARS} characters are needed, no control characters"));

@@ -71,7 +71,7 @@ impl Operations {
         operation.progress = match result {
             Ok(()) => Progress::Done,
             Err(error) => {
-                let error: String = error.chars().filter(|c| !c.is_control()).take(MAX_ERROR_CHARS).collect();
+                let error = modelrelay_protocol::names::printable(error, MAX_ERROR_CHARS);
                 Progress::Failed(if error.is_empty() { "the worker did not say why".to_owned() } else { error })
             }
         };

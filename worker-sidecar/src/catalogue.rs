@@ -13,7 +13,8 @@ pub use health::{Listed, TIMEOUT, look};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use modelrelay_protocol::limits::{MAX_MODEL_CHARS, MAX_MODELS_PER_WORKER};
+use modelrelay_protocol::limits::MAX_MODELS_PER_WORKER;
+use modelrelay_protocol::names::is_model_name;
 use tokio::sync::{Notify, watch};
 
 use crate::config::Models;
@@ -245,7 +246,7 @@ fn is_healthy(found: &Health, before: bool, drained: bool) -> bool {
 fn bounded(listed: &[String]) -> Vec<String> {
     let mut models: Vec<String> = Vec::new();
     for model in listed.iter().map(|model| model.trim()) {
-        let usable = !model.is_empty() && model.chars().count() <= MAX_MODEL_CHARS;
+        let usable = is_model_name(model);
         if usable && models.len() < MAX_MODELS_PER_WORKER && !models.iter().any(|known| known == model) {
             models.push(model.to_owned());
         }

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::time::SystemTime;
 
 use modelrelay_protocol::limits::MAX_MODEL_CHARS;
+use modelrelay_protocol::names::is_model_name;
 use modelrelay_protocol::secret::Secret;
 
 use super::raw::{RawModel, RawProvider, RawQueue, RawSecret};
@@ -160,9 +161,9 @@ fn cold_models(place: &str, raw: Option<&[String]>) -> Result<Vec<String>, Confi
 }
 
 fn unique_model<'a>(place: &str, model: &'a str, seen: &mut HashSet<&'a str>) -> Result<(), ConfigError> {
-    let length = model.chars().count();
-    if !(1..=MAX_MODEL_CHARS).contains(&length) || model.trim() != model || model.chars().any(char::is_control) {
-        let allowed = format!("1 to {MAX_MODEL_CHARS} characters, no control characters, no space at either end");
+    if !is_model_name(model) {
+        let allowed =
+            format!("1 to {MAX_MODEL_CHARS} characters, no control or invisible characters, no space at either end");
         return Err(ConfigError::refused(place, model, &allowed));
     }
     if !seen.insert(model) {

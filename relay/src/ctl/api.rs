@@ -8,6 +8,8 @@ use reqwest::{Certificate, Client, Url};
 use serde_json::Value;
 
 use super::{CtlError, Relay};
+use modelrelay_protocol::names::marked;
+
 use crate::admin::read_token;
 
 /// A relay answers at once; what takes longer is not there.
@@ -74,7 +76,7 @@ impl Api {
             StatusCode::NOT_FOUND if answer.is_null() => "; is there a relay at that address (--url)?",
             _ => "",
         };
-        Err(CtlError(format!("the relay answered {}: {said}{hint}", status.as_u16())))
+        Err(CtlError(format!("the relay answered {}: {}{hint}", status.as_u16(), marked(said))))
     }
 }
 

@@ -144,7 +144,7 @@ fn table(names: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
 /// A value as a word: what is not there is a dash. Names come from others, so nothing of them may steer a terminal.
 fn word(value: &Value) -> String {
     match value {
-        Value::String(text) => text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect(),
+        Value::String(text) => modelrelay_protocol::names::marked(text),
         Value::Null => "-".to_owned(),
         Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => value.to_string(),
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use modelrelay_protocol::limits::{MAX_ID_BYTES, MAX_MODEL_CHARS, MAX_WORKER_NAME_CHARS};
 use modelrelay_protocol::message::{Register, Slot};
+use modelrelay_protocol::names;
 use modelrelay_protocol::version::{Capabilities, Capability, is_known_version};
 
 use super::slots::{aliases, clean_slots, most_models};
@@ -41,7 +42,7 @@ pub fn version_is_accepted(version: Option<&str>, required: bool) -> bool {
 pub fn sanitize(register: &Register, provider: &ProviderConfig) -> Accepted {
     let mut warnings = Vec::new();
     let trimmed = register.worker_name.trim();
-    let mut name: String = trimmed.chars().filter(|c| !c.is_control()).take(MAX_WORKER_NAME_CHARS).collect();
+    let mut name = names::printable(trimmed, MAX_WORKER_NAME_CHARS);
     if name != trimmed {
         warnings.push(format!("worker_name was cut to {MAX_WORKER_NAME_CHARS} printable characters"));
     } else if trimmed != register.worker_name {
@@ -90,7 +91,7 @@ fn sanitize_slots(
 pub fn sanitize_models(models: &[String], provider: &ProviderConfig, warnings: &mut Vec<String>) -> Vec<Arc<str>> {
     let mut seen = HashSet::new();
     let mut kept: Vec<Arc<str>> = Vec::new();
-    let (mut empty, mut twice, mut long, mut trimmed, mut foreign) = (0, 0, 0, 0, Vec::new());
+    let (mut empty, mut twice, mut long, mut unprintable, mut trimmed, mut foreign) = (0, 0, 0, 0, 0, Vec::new());
     for raw in models {
         let model = raw.trim();
         trimmed += usize::from(model.len() != raw.len() && !model.is_empty());
@@ -98,6 +99,8 @@ pub fn sanitize_models(models: &[String], provider: &ProviderConfig, warnings: &
             empty += 1;
         } else if model.chars().count() > MAX_MODEL_CHARS {
             long += 1;
+        } else if model.contains(names::is_unprintable) {
+            unprintable += 1;
         } else if !seen.insert(model) {
             twice += 1;
         } else if !in_catalogue(model, provider) {
@@ -115,13 +118,13 @@ pub fn sanitize_models(models: &[String], provider: &ProviderConfig, warnings: &
     warn(empty, "dropped: empty");
     warn(twice, "dropped: duplicate");
     warn(long, &format!("dropped: longer than {MAX_MODEL_CHARS} characters"));
+    warn(unprintable, "dropped: with control or invisible characters");
     warn(
         kept.len().saturating_sub(provider.max_models_per_worker),
         &format!("dropped: more than {} models", provider.max_models_per_worker),
     );
     kept.truncate(provider.max_models_per_worker);
     for model in foreign.iter().take(8) {
-        let model: String = model.chars().filter(|c| !c.is_control()).collect();
         warnings.push(format!(
             "model {} dropped: not in the catalogue of provider {}",
             model.escape_debug(),

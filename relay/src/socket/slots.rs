@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use modelrelay_protocol::limits::{MAX_ID_BYTES, MAX_MODEL_CHARS, MAX_MODELS_PER_WORKER, MAX_SLOTS_PER_WORKER};
 use modelrelay_protocol::message::{ModelGrant, Slot, SlotModel};
+use modelrelay_protocol::names;
 
 use crate::dispatch::{Gate, Model};
 
@@ -51,7 +52,7 @@ pub fn clean_slots(mut slots: Vec<Slot>, most: usize) -> Result<Vec<Slot>, Strin
     }
     let mut seen = HashSet::new();
     for slot in &slots {
-        if slot.id.is_empty() || slot.id.len() > MAX_ID_BYTES || slot.id.contains(char::is_control) {
+        if slot.id.is_empty() || slot.id.len() > MAX_ID_BYTES || slot.id.contains(names::is_unprintable) {
             return Err(format!("the id of a slot is empty, longer than {MAX_ID_BYTES} bytes or not printable"));
         }
         if !seen.insert(&*slot.id) {
@@ -101,8 +102,8 @@ fn check_models<'a>(models: impl Iterator<Item = &'a str>, most: usize, once: bo
     let mut count = 0;
     for model in models {
         count += 1;
-        if model.is_empty() || model.chars().count() > MAX_MODEL_CHARS {
-            return Err(format!("the name of a model is empty or longer than {MAX_MODEL_CHARS} characters"));
+        if !names::is_model_name(model) {
+            return Err(format!("the name of a model is not 1 to {MAX_MODEL_CHARS} printable characters"));
         }
         if !seen.insert(model) && once {
             return Err(format!("model {} is there twice", model.escape_debug()));
@@ -117,7 +118,7 @@ fn check_models<'a>(models: impl Iterator<Item = &'a str>, most: usize, once: bo
 /// What is for people is cut, never a reason to refuse.
 fn clean_words(model: &mut SlotModel) {
     let cut = |text: &mut String, most: usize| {
-        *text = text.chars().filter(|c| !c.is_control()).take(most).collect();
+        *text = names::printable(text, most);
     };
     model.message.iter_mut().for_each(|message| cut(message, MAX_MESSAGE_CHARS));
     model.code.iter_mut().for_each(|code| cut(code, MAX_CODE_CHARS));
@@ -161,13 +162,15 @@ mod tests {
         assert!(refusal(vec![slot("", &[])]).contains("id of a slot"));
         assert!(refusal(vec![slot("x", &["a", "a"])]).contains("slot x: model a is there twice"));
         assert!(refusal(vec![slot("x", &["1", "2", "3", "4", "5"])]).contains("5 models, more than 4"));
-        assert!(refusal(vec![slot("x", &[&"n".repeat(257)])]).contains("longer than 256"));
+        assert!(refusal(vec![slot("x", &[&"n".repeat(257)])]).contains("1 to 256 printable"));
         let three = ["x", "y", "z"].map(|id| slot(id, &[&format!("{id}1"), &format!("{id}2")]));
         assert!(refusal(three.into()).contains("6 names of models in all slots, more than 4"));
         assert!(refusal(vec![named("x", 2, 2)]).contains("slot x: 6 names of models, more than 4"));
         let alias = |alias: String| vec![SlotModel { id: "a".into(), aliases: vec![alias], ..SlotModel::default() }];
         assert!(refusal(vec![Slot { models: alias(String::new()), ..slot("x", &[]) }]).contains("name of a model"));
-        assert!(refusal(vec![Slot { models: alias("n".repeat(257)), ..slot("x", &[]) }]).contains("longer than 256"));
+        assert!(
+            refusal(vec![Slot { models: alias("n".repeat(257)), ..slot("x", &[]) }]).contains("1 to 256 printable")
+        );
         let resident = Slot { resident: Some(String::new()), ..slot("x", &[]) };
         assert!(refusal(vec![resident]).contains("name of a model"));
     }

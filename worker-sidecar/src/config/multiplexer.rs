@@ -326,7 +326,7 @@ fn model_config(slot: &str, of: &FileSlot, model: &FileModel) -> Result<ModelCon
 }
 
 fn check_id(setting: &str, id: &str, longest: usize) -> Result<(), SettingError> {
-    let is_clean = id.trim() == id && !id.is_empty() && !id.chars().any(char::is_control);
+    let is_clean = id.trim() == id && !id.is_empty() && !id.contains(modelrelay_protocol::names::is_unprintable);
     if is_clean && id != "*" && id.chars().count() <= longest {
         return Ok(());
     }

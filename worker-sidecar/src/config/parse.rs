@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use modelrelay_protocol::limits::{MAX_MODEL_CHARS, MAX_WORKER_NAME_CHARS};
+use modelrelay_protocol::limits::MAX_WORKER_NAME_CHARS;
+use modelrelay_protocol::names::is_model_name;
 use url::Url;
 
 use super::{Engine, Models, SettingError};
@@ -41,7 +42,9 @@ impl<'a> Given<'a> {
     }
 
     pub(crate) fn label(self) -> Result<String, SettingError> {
-        if self.value.chars().count() <= MAX_WORKER_NAME_CHARS && !self.value.chars().any(char::is_control) {
+        if self.value.chars().count() <= MAX_WORKER_NAME_CHARS
+            && !self.value.contains(modelrelay_protocol::names::is_unprintable)
+        {
             Ok(self.value.to_owned())
         } else {
             Err(self.refuse("at most 128 printable characters"))
@@ -118,8 +121,8 @@ pub(super) fn concurrency(setting: &str, text: &str) -> Result<u32, SettingError
 pub(super) fn models<'a>(setting: &str, list: impl Iterator<Item = &'a str>) -> Result<Models, SettingError> {
     let mut models: Vec<String> = Vec::new();
     for name in list.map(str::trim).filter(|name| !name.is_empty()) {
-        if name.chars().count() > MAX_MODEL_CHARS {
-            return Err(SettingError::new(setting, name, "names of at most 256 characters"));
+        if !is_model_name(name) {
+            return Err(SettingError::new(setting, name, "names of at most 256 printable characters"));
         }
         if !models.iter().any(|known| known == name) {
             models.push(name.to_owned());

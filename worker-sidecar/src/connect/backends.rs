@@ -111,7 +111,7 @@ impl Found {
 
 /// The text without control characters, which could steer the terminal.
 pub fn clean(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
+    modelrelay_protocol::names::marked(text)
 }
 
 #[cfg(test)]

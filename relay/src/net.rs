@@ -36,6 +36,7 @@ mod kernel {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "TCP_NODELAY could not be set");
         }
+        modelrelay_platform::sockets::watch_peer(&socket2::SockRef::from(stream));
         // Best effort, and not on Windows. Without it a cancel may sit behind megabytes on a worker's socket, and a client's
         // kernel buffers look like a client that reads fast: its window grows, and it stops with all of that unread.
         #[cfg(unix)]

@@ -16,6 +16,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 pub use network::{TcpStream, look_up, tune_for_relay};
+use network::{dial, dial_name};
 
 /// From the first packet to the end of the TLS handshake.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -111,13 +112,11 @@ fn unreadable(error: &dyn std::fmt::Display) -> io::Error {
     io::Error::other(format!("the file cannot be read as PEM certificates: {error}"))
 }
 
-/// Connects to `host:port`, or to `addr` in its place while `host` stays the name that a certificate must have.
-pub async fn connect(host: &str, port: u16, addr: Option<SocketAddr>, tls: Option<&Trust>) -> io::Result<Stream> {
+/// Connects to `host:port`, or to one of the addresses `to` in its place, if there are any, while `host` stays the name that a
+/// certificate must have.
+pub async fn connect(host: &str, port: u16, to: &[SocketAddr], tls: Option<&Trust>) -> io::Result<Stream> {
     let connecting = async {
-        let tcp = match addr {
-            Some(addr) => TcpStream::connect(addr).await?,
-            None => TcpStream::connect((host, port)).await?,
-        };
+        let tcp = if to.is_empty() { dial_name(host, port).await? } else { dial(to.to_vec()).await? };
         tcp.set_nodelay(true)?;
         let Some(trust) = tls else { return Ok(Stream::Plain(tcp)) };
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
@@ -144,8 +143,60 @@ impl Stream {
 mod network {
     use std::io;
     use std::net::SocketAddr;
+    use std::time::Duration;
 
+    use futures_util::StreamExt;
+    use futures_util::stream::FuturesUnordered;
     pub use tokio::net::TcpStream;
+
+    /// How long an address has before the next one is tried beside it (RFC 8305, section 5).
+    const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
+
+    /// Connects to an address of a name.
+    pub(super) async fn dial_name(host: &str, port: u16) -> io::Result<TcpStream> {
+        dial(look_up(host, port).await?).await
+    }
+
+    /// Connects to the address that answers first (Happy Eyeballs, RFC 8305): one that is dead, which a name often has on a network
+    /// without working IPv6, delays by a quarter of a second. The kernel watches whether the peer is still there.
+    pub(super) async fn dial(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
+        let mut waiting = alternating(addresses).into_iter();
+        let mut attempts = FuturesUnordered::new();
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        loop {
+            match waiting.next() {
+                Some(address) => attempts.push(TcpStream::connect(address)),
+                None if attempts.is_empty() => return Err(last),
+                None => {}
+            }
+            tokio::select! {
+                Some(attempt) = attempts.next() => match attempt {
+                    Ok(stream) => {
+                        modelrelay_platform::sockets::watch_peer(&socket2::SockRef::from(&stream));
+                        return Ok(stream);
+                    }
+                    Err(error) => last = error,
+                },
+                () = tokio::time::sleep(NEXT_ADDRESS_AFTER), if waiting.len() > 0 => {}
+            }
+        }
+    }
+
+    /// The addresses with both families in turn, beginning with that of the first; within a family the order is the resolver's.
+    pub(super) fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+        let first_is_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
+        let (first, second): (Vec<_>, Vec<_>) =
+            addresses.into_iter().partition(|address| address.is_ipv6() == first_is_v6);
+        let (mut first, mut second) = (first.into_iter(), second.into_iter());
+        let mut all = Vec::new();
+        loop {
+            let pair = [first.next(), second.next()];
+            if pair == [None, None] {
+                return all;
+            }
+            all.extend(pair.into_iter().flatten());
+        }
+    }
 
     /// Every address behind a name.
     pub async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
@@ -171,6 +222,23 @@ mod network {
     use std::net::SocketAddr;
 
     pub use turmoil::net::TcpStream;
+
+    /// Connects to the first of these addresses that takes it.
+    pub(super) async fn dial(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "no address");
+        for address in addresses {
+            match TcpStream::connect(address).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Connects to the host of that name.
+    pub(super) async fn dial_name(host: &str, port: u16) -> io::Result<TcpStream> {
+        TcpStream::connect((host, port)).await
+    }
 
     /// The hosts of that name: `relay` stands for `relay-0`, `relay-1` and so on, as a headless Service's does.
     // Async as its twin is.
@@ -231,5 +299,21 @@ impl AsyncWrite for Stream {
             Self::Plain(tcp) => Pin::new(tcp).poll_shutdown(cx),
             Self::Tls(tls) => Pin::new(tls).poll_shutdown(cx),
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "simulation")))]
+mod tests {
+    use super::network::alternating;
+
+    #[test]
+    fn families_of_addresses_take_turns() {
+        let turns = |addresses: &[&str]| {
+            let addresses = addresses.iter().map(|address| format!("{address}:80").parse().unwrap()).collect();
+            alternating(addresses).iter().map(|address| address.ip().to_string()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(turns(&["[::1]", "[::2]", "127.0.0.1"]), "::1 127.0.0.1 ::2");
+        assert_eq!(turns(&["10.0.0.1", "10.0.0.2", "[::1]"]), "10.0.0.1 ::1 10.0.0.2");
+        assert_eq!(turns(&[]), "");
     }
 }

@@ -44,6 +44,20 @@ impl Namespace {
         &self.dir
     }
 
+    /// Adds a network in which nobody is: what is sent to 10.9.9.9 is lost without a word.
+    pub async fn add_dead_network(&self) {
+        for words in [
+            "link add dead type veth peer name void",
+            "address add 10.9.9.1/24 dev dead",
+            "link set dead up",
+            "link set void up",
+            "neighbour add 10.9.9.9 lladdr 02:00:00:00:00:09 dev dead",
+        ] {
+            let set = Command::new("ip").args(words.split(' ')).status().await;
+            assert!(set.is_ok_and(|status| status.success()), "`ip {words}` failed");
+        }
+    }
+
     /// Cuts the loopback device, or mends it: nothing arrives, and nobody is told.
     pub async fn set_network(&self, up: bool) {
         let set = Command::new("ip").args(["link", "set", "lo", if up { "up" } else { "down" }]).status().await;

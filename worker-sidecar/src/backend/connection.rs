@@ -85,7 +85,7 @@ impl Connection {
         let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         let port = url.port_or_known_default().unwrap_or(80);
         let tls = (url.scheme() == "https").then_some(trust);
-        let stream = net::connect(host, port, None, tls).await?;
+        let stream = net::connect(host, port, &[], tls).await?;
         let io = TokioIo::new(ReadWins { stream, write_broken: false });
         let (sender, driver) =
             http1::Builder::new().max_buf_size(MAX_READ_BUFFER).handshake(io).await.map_err(io::Error::other)?;

@@ -143,7 +143,7 @@ impl<'a> Questions<'a> {
     /// Whether anything listens there that speaks TLS as it should, before a secret is asked for.
     fn reach(&self, url: &RelayUrl) -> Result<Trust, String> {
         let trust = crate::worker::trust(self.args.relay_ca_file.as_ref()).map_err(|error| error.to_string())?;
-        let dial = net::connect(&url.host, url.port, None, url.tls.then_some(&trust));
+        let dial = net::connect(&url.host, url.port, &[], url.tls.then_some(&trust));
         let unreached = |error| {
             format!("the relay at {} cannot be reached: {error}; does it run, and is this its address?", url.address())
         };

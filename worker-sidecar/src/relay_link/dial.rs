@@ -140,7 +140,8 @@ pub(super) async fn dial(
 ) -> Result<(WebSocket, Arc<Traffic>), DialError> {
     let io = |error: std::io::Error| DialError::Io(error.to_string());
     let url = &endpoint.url;
-    let stream = net::connect(&url.host, url.port, endpoint.addr, url.tls.then_some(trust)).await.map_err(io)?;
+    let stream =
+        net::connect(&url.host, url.port, endpoint.addr.as_slice(), url.tls.then_some(trust)).await.map_err(io)?;
     net::tune_for_relay(stream.tcp());
     let mut request = url.connect_url(provider).into_client_request().map_err(|e| DialError::Io(e.to_string()))?;
     let (name, value) = match credential {

@@ -1,6 +1,7 @@
 //! What needs a network and a hosts file of its own: names with several addresses, and connections that go dead without
 //! a word.
 
+mod dead_address;
 mod dead_network;
 mod dns;
 

@@ -134,17 +134,11 @@ impl Client {
         Ok(addresses)
     }
 
-    /// Connects to the first of these addresses that takes it; of none: to whatever the name stands for.
+    /// Connects to one of these addresses; of none: to whatever the name stands for.
     async fn connect(&self, url: &Url, to: &[SocketAddr]) -> std::io::Result<net::Stream> {
         let (host, port) = host_and_port(url);
         let tls = (url.scheme() == "https").then_some(&self.trust);
-        let Some((last, others)) = to.split_last() else { return net::connect(host, port, None, tls).await };
-        for address in others {
-            if let Ok(stream) = net::connect(host, port, Some(*address), tls).await {
-                return Ok(stream);
-            }
-        }
-        net::connect(host, port, Some(*last), tls).await
+        net::connect(host, port, to, tls).await
     }
 
     async fn exchange(

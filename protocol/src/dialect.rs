@@ -28,14 +28,16 @@ impl Dialect {
         body.to_string().into_bytes()
     }
 
-    /// The frame that tells the reader of an event stream that it broke.
-    pub fn error_frame(self, error: &ApiError, request_id: &str) -> String {
+    /// The frame that tells the reader of an event stream that it broke. `sequence_number` is the next one of the stream, which the
+    /// events of Responses have.
+    pub fn error_frame(self, error: &ApiError, request_id: &str, sequence_number: u64) -> String {
         match self {
             Self::OpenAi => format!("data: {}\n\n", json!({ "error": openai_error(error) })),
             // The specified event alone is only yielded by openai-python, not raised; the nested error makes it raise.
             Self::Responses => {
                 let event = json!({
                     "type": "error",
+                    "sequence_number": sequence_number,
                     "code": error.code(),
                     "message": error.message(),
                     "param": error.param(),
@@ -107,13 +109,13 @@ mod tests {
     #[test]
     fn stream_frames_are_whole_events() {
         for dialect in [Dialect::OpenAi, Dialect::Responses, Dialect::Anthropic] {
-            let frame = dialect.error_frame(&error(), "r");
+            let frame = dialect.error_frame(&error(), "r", 2);
             assert!(frame.ends_with("\n\n") && !frame.contains("[DONE]"), "{frame}");
             let data = frame.split_once("data: ").unwrap().1;
             assert!(parsed(data.trim_end().as_bytes())["error"]["message"].is_string(), "{frame}");
         }
-        assert!(Dialect::OpenAi.error_frame(&error(), "r").starts_with("data: "));
-        assert!(Dialect::Anthropic.error_frame(&error(), "r").starts_with("event: error\n"));
+        assert!(Dialect::OpenAi.error_frame(&error(), "r", 0).starts_with("data: "));
+        assert!(Dialect::Anthropic.error_frame(&error(), "r", 0).starts_with("event: error\n"));
     }
 
     #[test]

@@ -68,6 +68,12 @@ pub enum ErrorKind {
     ResponseTooLarge,
     /// The client read too slowly.
     SlowClient,
+    /// A browser asked on behalf of a page that may not use the relay.
+    CrossOrigin,
+    /// The request is for a host of another name.
+    UnknownHost,
+    /// A WebSocket was asked for where there is none.
+    NoWebSocket,
     /// The path does not know this method.
     MethodNotAllowed,
     /// Nothing is at this path.
@@ -121,10 +127,13 @@ impl ErrorKind {
             Self::WorkerTooOld => row(501, "invalid_request_error", "worker_too_old", "invalid_request_error"),
             Self::UnsupportedEncoding => row(415, "invalid_request_error", "unsupported_encoding", "invalid_request_error"),
             Self::Draining => row(503, "service_unavailable_error", "draining", "overloaded_error").after(1),
-            Self::BackendUnreachable => row(502, "server_error", "backend_unreachable", "api_error"),
+            Self::BackendUnreachable => row(502, "server_error", "backend_unreachable", "api_error").after(1).retry(true),
             Self::WorkerLost => row(502, "server_error", "worker_lost", "api_error"),
             Self::ResponseTooLarge => row(502, "server_error", "response_too_large", "api_error"),
             Self::SlowClient => row(502, "server_error", "slow_client", "api_error"),
+            Self::CrossOrigin => row(403, "permission_error", "cross_origin", "permission_error"),
+            Self::UnknownHost => row(421, "invalid_request_error", "unknown_host", "invalid_request_error"),
+            Self::NoWebSocket => row(426, "invalid_request_error", "no_websocket", "invalid_request_error"),
             Self::MethodNotAllowed => row(405, "invalid_request_error", "method_not_allowed", "not_found_error"),
             Self::NotFound => row(404, "invalid_request_error", "not_found", "not_found_error"),
             Self::Worker(_) => row(502, "server_error", "worker_error", "api_error"),
@@ -171,6 +180,15 @@ impl ApiError {
     /// The same naming the field at fault.
     pub fn with_param(mut self, param: &'static str) -> Self {
         self.param = Some(param);
+        self
+    }
+
+    /// The same for a response that had begun. Agents decide by words whether to try again, so a lost connection is called that.
+    pub fn in_begun_response(mut self) -> Self {
+        let lost_backend = ErrorKind::Worker("backend_reset".to_owned());
+        if [ErrorKind::WorkerLost, ErrorKind::BackendUnreachable, lost_backend].contains(&self.kind) {
+            self.message = format!("connection lost: {}", self.message).into();
+        }
         self
     }
 

@@ -1,12 +1,12 @@
 //! Which headers cross the relay, in which direction.
 //!
-//! Towards the backend it is an allow-list: a header that nobody thought about must not reach a GPU box. Towards the
-//! client everything passes but what belongs to one connection.
+//! Both ways it is an allow-list. A header that nobody thought about must not reach a GPU machine, and a header of a backend must
+//! not steer the browser or the proxy that reads the response: set a cookie, register a service worker, name a file to serve.
 
 use http::{HeaderMap, HeaderName};
 
 /// Headers of a client that go to the backend, besides the credentials.
-pub const REQUEST_HEADERS: [&str; 12] = [
+pub const REQUEST_HEADERS: [&str; 14] = [
     "content-type",
     "accept",
     "anthropic-version",
@@ -19,6 +19,8 @@ pub const REQUEST_HEADERS: [&str; 12] = [
     "tracestate",
     "baggage",
     "idempotency-key",
+    "x-session-affinity",
+    "x-session-id",
 ];
 
 /// Headers that carry a client's credentials; forwarded only when they are not the relay's own.
@@ -41,6 +43,70 @@ const HOP_BY_HOP: [&str; 10] = [
     "upgrade",
 ];
 
+/// Headers of a backend that clients receive: what SDKs and agents read.
+pub const RESPONSE_HEADERS: [&str; 20] = [
+    "age",
+    "cache-control",
+    "content-disposition",
+    "content-encoding",
+    "content-language",
+    "content-type",
+    "date",
+    "deprecation",
+    "etag",
+    "expires",
+    "last-modified",
+    "pragma",
+    "retry-after",
+    "retry-after-ms",
+    "server-timing",
+    "sunset",
+    "vary",
+    "x-process-time",
+    "x-response-time",
+    "x-should-retry",
+];
+
+/// Beginnings of further names: rate limits, and what the makers of the APIs send.
+pub const RESPONSE_HEADER_PREFIXES: [&str; 4] = ["anthropic-", "openai-", "ratelimit-", "x-ratelimit-"];
+
+/// Headers that steer a browser or a proxy, by the beginnings of their names. No setting lets them through.
+const STEERING_HEADERS: [&str; 33] = [
+    "accept-ch",
+    "access-control-",
+    "alt-svc",
+    "attribution-reporting-",
+    "clear-site-data",
+    "content-location",
+    "content-security-policy",
+    "critical-ch",
+    "cross-origin-",
+    "document-policy",
+    "expect-ct",
+    "link",
+    "location",
+    "nel",
+    "origin-",
+    "permissions-policy",
+    "refresh",
+    "report-to",
+    "reporting-endpoints",
+    "sec-",
+    "service-worker-",
+    "set-cookie",
+    "sourcemap",
+    "speculation-rules",
+    "strict-transport-security",
+    "supports-loading-mode",
+    "timing-allow-origin",
+    "www-authenticate",
+    "x-accel-",
+    "x-content-type-options",
+    "x-frame-options",
+    "x-lighttpd-",
+    "x-sendfile",
+];
+
 /// Whether a client's header of this (lower-case) name may go to the backend.
 pub fn is_request_header(name: &str) -> bool {
     REQUEST_HEADERS.contains(&name) || CREDENTIAL_HEADERS.contains(&name)
@@ -50,6 +116,20 @@ pub fn is_request_header(name: &str) -> bool {
 /// The relay's own request ids replace the backend's; the length is that of what we really send.
 pub fn is_response_header(name: &str) -> bool {
     !HOP_BY_HOP.contains(&name) && !matches!(name, "content-length" | "x-request-id" | "request-id")
+}
+
+/// Whether clients receive a backend's header of this (lower-case) name. `further` are the names that a setting adds.
+pub fn is_client_header(name: &str, further: &[String]) -> bool {
+    RESPONSE_HEADERS.contains(&name)
+        || RESPONSE_HEADER_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        || further.iter().any(|known| known == name)
+}
+
+/// Whether a setting may let a header of this (lower-case) name through to clients.
+pub fn may_be_client_header(name: &str) -> bool {
+    is_response_header(name)
+        && !name.starts_with("x-modelrelay-")
+        && !STEERING_HEADERS.iter().any(|start| name.starts_with(start))
 }
 
 /// Whether a credential header's value holds one of a relay's own API keys: under any scheme or none, alone or in a list.
@@ -133,6 +213,23 @@ mod tests {
             assert!(is_own_key(odd), "{odd:?} would reach a backend");
         }
         assert!(!is_own_key("Bearer sk-abc") && !is_own_key("sk-mr-abc") && !is_own_key(""));
+    }
+
+    #[test]
+    fn nothing_that_steers_a_browser_reaches_clients() {
+        let steering = ["set-cookie", "service-worker-allowed", "x-accel-redirect", "location", "link", "refresh"];
+        for name in steering.into_iter().chain(["access-control-allow-origin", "www-authenticate", "x-request-id"]) {
+            assert!(!is_client_header(name, &[]) && !may_be_client_header(name), "{name}");
+        }
+        assert!(RESPONSE_HEADERS.iter().all(|name| may_be_client_header(name)));
+    }
+
+    #[test]
+    fn listed_names_and_a_settings_reach_clients() {
+        for name in ["content-type", "retry-after", "x-ratelimit-limit-requests", "openai-processing-ms"] {
+            assert!(is_client_header(name, &[]), "{name}");
+        }
+        assert!(!is_client_header("x-build", &[]) && is_client_header("x-build", &["x-build".to_owned()]));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use modelrelay_protocol::limits;
 
+use crate::config::AllowedOrigins;
 use crate::ctl;
 use crate::identity::ServiceAccount;
 use crate::lockout::Cidr;
@@ -176,7 +177,7 @@ pub struct Args {
     #[arg(long, env = "ADMIN_LISTEN_ADDR", value_name = "ADDR", value_parser = values::optional_listen_addr)]
     pub admin_listen_addr: Option<OptionalAddr>,
 
-    /// Address at which clients and workers reach this relay, for the commands that the pages show.
+    /// Address at which clients and workers reach this relay, for the commands that the pages show and as a name that it answers to.
     /// [default: as the browser does]
     #[arg(long, env = "PUBLIC_URL", value_name = "URL", value_parser = values::optional_url)]
     pub public_url: Option<OptionalText>,
@@ -184,6 +185,21 @@ pub struct Args {
     /// Address at which workers reach this relay, where that is another one. [default: PUBLIC_URL]
     #[arg(long, env = "WORKER_PUBLIC_URL", value_name = "URL", value_parser = values::optional_url)]
     pub worker_public_url: Option<OptionalText>,
+
+    /// Origins whose pages may use the API from a browser (CORS): * or a list such as https://chat.example,http://localhost:3000.
+    /// [default: none]
+    #[arg(long, env = "ALLOWED_ORIGINS", value_name = "ORIGINS", default_value = "", hide_default_value = true)]
+    pub allowed_origins: AllowedOrigins,
+
+    /// Names, besides that of PUBLIC_URL, under which clients reach a relay that listens on this machine only and wants no API keys,
+    /// for example behind a proxy: a list. [default: none]
+    #[arg(long, env = "ALLOWED_HOSTS", value_name = "NAMES", default_value = "", hide_default_value = true, value_parser = values::hosts)]
+    pub allowed_hosts: Names,
+
+    /// Response headers of backends that clients receive besides the usual ones: a list such as x-build,x-cache.
+    /// [default: none]
+    #[arg(long, env = "RESPONSE_HEADERS", value_name = "NAMES", default_value = "", hide_default_value = true, value_parser = values::response_headers)]
+    pub response_headers: Names,
 
     /// Serve the worker socket here as well. [default: none]
     #[arg(long, env = "WORKER_LISTEN_ADDR", value_name = "ADDR", value_parser = values::optional_listen_addr)]
@@ -273,6 +289,10 @@ pub struct OptionalAddr(pub Option<SocketAddr>);
 /// The networks of trusted proxies.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Proxies(pub Vec<Cidr>);
+
+/// Names of hosts or of headers, in lower case.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Names(pub Vec<String>);
 
 /// The ServiceAccounts of workers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -22,11 +22,13 @@ use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
 mod file;
+mod origins;
 mod provider;
 mod raw;
 mod validate;
 
 pub use file::Sources;
+pub use origins::AllowedOrigins;
 pub use provider::{CatalogueModel, ProviderConfig, Standing, WorkerSecret};
 
 /// Most models that a provider may let one worker advertise.
@@ -47,6 +49,12 @@ pub struct Config {
     pub public_url: Option<String>,
     /// Where workers reach this relay, where that is another address.
     pub worker_public_url: Option<String>,
+    /// Whose pages may read responses.
+    pub allowed_origins: AllowedOrigins,
+    /// Further names that a relay on loopback answers to.
+    pub allowed_hosts: Vec<String>,
+    /// Further headers of backends that clients receive, in lower case.
+    pub response_headers: Vec<String>,
     /// Own listener of the worker socket.
     pub worker_listen_addr: Option<SocketAddr>,
     /// Whether the worker socket is served on `listen_addr` too; true whenever there is no other.
@@ -287,6 +295,9 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         admin_listen_addr: address(&args.admin_listen_addr),
         public_url: args.public_url.as_ref().and_then(|url| url.0.clone()),
         worker_public_url: args.worker_public_url.as_ref().and_then(|url| url.0.clone()),
+        allowed_origins: args.allowed_origins.clone(),
+        allowed_hosts: args.allowed_hosts.0.clone(),
+        response_headers: args.response_headers.0.clone(),
         worker_listen_addr,
         workers_on_client_port: args.workers_on_client_port || worker_listen_addr.is_none(),
         tls: tls_files(args)?,

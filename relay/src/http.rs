@@ -2,6 +2,7 @@
 
 pub mod answer;
 pub mod auth;
+pub mod browser;
 pub mod framing;
 pub mod health;
 pub mod inference;
@@ -11,15 +12,17 @@ pub mod parse;
 pub mod peer;
 pub mod respond;
 pub mod ticket;
+pub mod url_forms;
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::response::Response;
 use axum::routing::{get, post};
-use http::{Method, Request, StatusCode};
+use http::header::UPGRADE;
+use http::{HeaderValue, Request, StatusCode};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::paths::POST_PATHS;
 use tower_service::Service;
@@ -47,13 +50,13 @@ pub fn router(relay: Arc<Relay>, parts: Parts) -> Router {
         .route("/readyz", get(health::readyz));
     if parts.clients {
         for (path, _) in POST_PATHS {
-            router = router.route(path, post(inference::by_model));
+            router = router.route(path, post(inference::by_model).options(browser::preflight));
         }
         router = router
-            .route("/v1/responses/{id}", get(inference::by_response_id))
-            .route("/v1/responses/{id}/cancel", post(inference::by_response_id))
-            .route("/v1/models", get(models::list))
-            .route("/v1/models/{*id}", get(models::one));
+            .route("/v1/responses/{id}", get(inference::by_response_id).options(browser::preflight))
+            .route("/v1/responses/{id}/cancel", post(inference::by_response_id).options(browser::preflight))
+            .route("/v1/models", get(models::list).options(browser::preflight))
+            .route("/v1/models/{*id}", get(models::one).options(browser::preflight));
     }
     if parts.workers {
         router = router.route("/v1/worker/connect", get(socket::connect));
@@ -74,6 +77,7 @@ pub fn router(relay: Arc<Relay>, parts: Parts) -> Router {
 
 /// Answers one request; whatever the route, the answer carries the request's id.
 pub async fn answer(router: &mut Router, mut request: Request<Body>) -> Response {
+    url_forms::correct(&mut request);
     let client = Client::read(&request);
     let mut response = match framing::fault(&request) {
         None => {
@@ -82,7 +86,7 @@ pub async fn answer(router: &mut Router, mut request: Request<Body>) -> Response
         }
         Some(fault) => {
             let mut response = client.error(&fault);
-            response.headers_mut().insert(http::header::CONNECTION, http::HeaderValue::from_static("close"));
+            response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
             response
         }
     };
@@ -95,18 +99,26 @@ pub async fn answer(router: &mut Router, mut request: Request<Body>) -> Response
 pub(crate) async fn not_found(request: Request<Body>) -> Response {
     let client = Client::of(&request);
     let path: String = request.uri().path().chars().take(256).collect();
-    let message = format!("nothing is at {} {path}", request.method());
+    let meant = url_forms::meant(&path).map(|route| format!("; did you mean {route}?")).unwrap_or_default();
+    let message = format!("nothing is at {} {path}{meant}", request.method());
     discard(request);
     client.error(&ApiError::new(ErrorKind::NotFound, message))
 }
 
-async fn method_not_allowed(request: Request<Body>) -> Response {
+async fn method_not_allowed(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
     let client = Client::of(&request);
-    let message = format!("{} does not answer to {}", request.uri().path(), request.method());
-    let mut response = client.error(&ApiError::new(ErrorKind::MethodNotAllowed, message));
-    // axum adds `Allow` where it knows better; this is what all but a few routes take.
-    let allowed = if *request.method() == Method::GET { "POST" } else { "GET" };
-    response.headers_mut().entry(http::header::ALLOW).or_insert(http::HeaderValue::from_static(allowed));
+    let wants_websocket =
+        request.headers().get(UPGRADE).is_some_and(|upgrade| upgrade.as_bytes().eq_ignore_ascii_case(b"websocket"));
+    let response = if wants_websocket {
+        let message = format!("{} does not speak WebSocket: send the request by HTTP POST", request.uri().path());
+        let mut response = client.error(&ApiError::new(ErrorKind::NoWebSocket, message));
+        response.headers_mut().insert(UPGRADE, HeaderValue::from_static("HTTP/1.1"));
+        response
+    } else {
+        let message = format!("{} does not answer to {}", request.uri().path(), request.method());
+        client.error(&ApiError::new(ErrorKind::MethodNotAllowed, message))
+    };
+    let response = browser::share(&relay.shared.config.load(), request.headers(), response);
     discard(request);
     response
 }

@@ -15,7 +15,7 @@ export const CLIENTS = [
   { id: 'langchain', name: 'LangChain', group: 'SDKs', make: langchain },
   { id: 'litellm', name: 'LiteLLM', group: 'SDKs', make: litellm },
   { id: 'open-webui', name: 'Open WebUI', group: 'Chat', make: openWebui },
-  { id: 'claude-code', name: 'Claude Code', group: 'Coding', make: claudeCode, note: 'The model needs tool calls and a long context: the first request alone is some 12,000 tokens.' },
+  { id: 'claude-code', name: 'Claude Code', group: 'Coding', make: claudeCode, note: 'The model needs tool calls and a long context: the first request alone is some 12,000 tokens. Its attribution line, which is switched off here, differs from request to request, so that a server could not reuse what it has cached of the prompt.' },
   { id: 'codex', name: 'Codex', group: 'Coding', make: codex, note: 'Codex speaks the Responses API only: the server behind the worker has to, too (vLLM, llama-server and Ollama do).' },
   { id: 'opencode', name: 'opencode', group: 'Coding', make: opencode },
   { id: 'continue', name: 'Continue', group: 'Coding', make: continueDev },
@@ -169,6 +169,7 @@ function claudeCode({ base, key, model }) {
 ANTHROPIC_AUTH_TOKEN=${shell(key)} \\
 ANTHROPIC_MODEL=${shell(model)} \\
 ANTHROPIC_DEFAULT_HAIKU_MODEL=${shell(model)} \\
+CLAUDE_CODE_ATTRIBUTION_HEADER=0 \\
 claude`,
   }];
 }

@@ -4,9 +4,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::HeaderName;
+use modelrelay_protocol::headers;
 use modelrelay_protocol::units::{MAX_DURATION, MIN_DURATION, parse_duration_or_zero, parse_size};
 
-use super::{Accounts, OptionalAddr, OptionalPath, OptionalText, Proxies};
+use super::{Accounts, Names, OptionalAddr, OptionalPath, OptionalText, Proxies};
 use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
@@ -16,6 +18,8 @@ type Allowed = String;
 const MAX_QUEUE_LEN: usize = 1_000_000;
 /// Networks in `TRUSTED_PROXIES`.
 const MAX_PROXIES: usize = 256;
+/// Names in `ALLOWED_HOSTS` and `RESPONSE_HEADERS`.
+const MAX_NAMES: usize = 64;
 /// ServiceAccounts in `WORKER_SERVICE_ACCOUNTS`.
 const MAX_ACCOUNTS: usize = 64;
 
@@ -128,6 +132,29 @@ pub(super) fn accounts(text: &str) -> Result<Accounts, Allowed> {
     let accounts: Option<Vec<_>> =
         text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect();
     accounts.filter(|accounts| accounts.len() <= MAX_ACCOUNTS).map(Accounts).ok_or_else(allowed)
+}
+
+/// Names of hosts, without ports.
+pub(super) fn hosts(text: &str) -> Result<Names, Allowed> {
+    let is_host = |name: &str| {
+        name.len() <= 253 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+    };
+    names(text, is_host)
+        .ok_or_else(|| format!("at most {MAX_NAMES} names such as relay.example,relay.lan, without ports"))
+}
+
+/// Names of headers that do not steer the browser or the proxy which reads a response.
+pub(super) fn response_headers(text: &str) -> Result<Names, Allowed> {
+    let may_pass = |name: &str| HeaderName::try_from(name).is_ok() && headers::may_be_client_header(name);
+    names(text, may_pass).ok_or_else(|| {
+        format!("at most {MAX_NAMES} names of headers such as x-build,x-cache; none of the connection, and none that steers a browser or a proxy, such as set-cookie, location or x-accel-redirect")
+    })
+}
+
+fn names(text: &str, is_one: impl Fn(&str) -> bool) -> Option<Names> {
+    let names = text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_ascii_lowercase);
+    let names: Vec<String> = names.collect();
+    (names.len() <= MAX_NAMES && names.iter().all(|name| is_one(name))).then_some(Names(names))
 }
 
 /// It is told to whoever comes with another one, in a log and in a header's place.

@@ -16,9 +16,10 @@ use http::{HeaderValue, StatusCode};
 use http_body::{Frame, SizeHint};
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
-use modelrelay_protocol::event_stream::Tail;
+use modelrelay_protocol::event_stream::{SequenceNumber, Tail};
 use tokio::time::Sleep;
 
+use super::browser;
 use super::peer::Flushed;
 use super::respond::Client;
 use super::ticket::Ticket;
@@ -39,6 +40,8 @@ pub struct Answer {
     length: Option<u64>,
     /// The last bytes that went out, to know whether an event is whole.
     tail: Tail,
+    /// Of Responses.
+    sequence_number: SequenceNumber,
     sent_any: bool,
     keepalive: Option<Keepalive>,
     flushed: Option<Flushed>,
@@ -80,6 +83,7 @@ pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>
     let mut response = Response::new(Body::new(answer));
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
+    browser::confine(response.headers_mut());
     if is_event_stream {
         unbuffered(&mut response);
     }
@@ -98,6 +102,7 @@ impl Answer {
         let headers = response.headers_mut();
         headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
         headers.insert(http::header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        browser::confine(headers);
         unbuffered(&mut response);
         response
     }
@@ -120,6 +125,7 @@ impl Answer {
             is_event_stream,
             length,
             tail: Tail::default(),
+            sequence_number: SequenceNumber::default(),
             sent_any: false,
             keepalive: keepalive.map(|after| Keepalive { after, sleep: Box::pin(tokio::time::sleep(after)) }),
         }
@@ -175,6 +181,9 @@ impl Answer {
     fn pass(&mut self, chunk: Bytes) -> Frame<Bytes> {
         if self.is_event_stream {
             self.tail.follow(&chunk);
+            if self.dialect == Dialect::Responses {
+                self.sequence_number.follow(&chunk);
+            }
         }
         if let Some(keepalive) = &mut self.keepalive {
             keepalive.sleep.as_mut().reset(tokio::time::Instant::now() + keepalive.after);
@@ -195,7 +204,8 @@ impl Answer {
         if !self.is_event_stream {
             return self.poll_abort(cx);
         }
-        let mut frame = self.dialect.error_frame(error, &self.request_id);
+        let error = error.clone().in_begun_response();
+        let mut frame = self.dialect.error_frame(&error, &self.request_id, self.sequence_number.next());
         if self.sent_any && !self.tail.is_between_events() {
             // An event was cut in the middle; the frame must not become a part of it.
             frame.insert_str(0, "\n\n");

@@ -21,7 +21,7 @@ use super::answer::{Answer, respond};
 use super::auth::Caller;
 use super::respond::Client;
 use super::ticket::Ticket;
-use super::{intake, parse};
+use super::{browser, intake, parse};
 use crate::affinity::Origin;
 use crate::blocking;
 use crate::dashboard::journal::PER_REQUEST;
@@ -40,10 +40,11 @@ const LONG_READ_BYTES: usize = 512 << 10;
 pub async fn by_model(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
     let opened = Opened::of(&relay, &request);
     let (parts, mut body) = request.into_parts();
-    match prepare_by_model(&relay, &opened, &parts, &mut body).await {
+    let response = match prepare_by_model(&relay, &opened, &parts, &mut body).await {
         Ok(ticket) => answer(&opened.client, ticket).await,
         Err(error) => refuse(&relay, &opened, &error, (&parts.headers, body)),
-    }
+    };
+    browser::share(&relay.shared.config.load(), &parts.headers, response)
 }
 
 /// `GET /v1/responses/{id}` and `POST /v1/responses/{id}/cancel`: only the worker that made the response knows it.
@@ -54,10 +55,11 @@ pub async fn by_response_id(
 ) -> Response {
     let opened = Opened::of(&relay, &request);
     let (parts, mut body) = request.into_parts();
-    match prepare_by_id(&relay, &opened, &id, &parts, &mut body).await {
+    let response = match prepare_by_id(&relay, &opened, &id, &parts, &mut body).await {
         Ok(ticket) => answer(&opened.client, ticket).await,
         Err(error) => refuse(&relay, &opened, &error, (&parts.headers, body)),
-    }
+    };
+    browser::share(&relay.shared.config.load(), &parts.headers, response)
 }
 
 /// A request of which the head is known.
@@ -109,7 +111,7 @@ async fn prepare_by_model(
     body: &mut Body,
 ) -> Result<Ticket, ApiError> {
     let received_at = Instant::now();
-    let caller = admit(relay, &parts.headers)?;
+    let caller = admit(relay, parts)?;
     let lease = caller.lease()?;
     let body = read_body(relay, opened.endpoint, &parts.headers, body).await?;
     let read_at = Instant::now();
@@ -149,7 +151,7 @@ async fn prepare_by_id(
     body: &mut Body,
 ) -> Result<Ticket, ApiError> {
     let received_at = Instant::now();
-    let caller = admit(relay, &parts.headers)?;
+    let caller = admit(relay, parts)?;
     let lease = caller.lease()?;
     if paths::endpoint(parts.method.as_str(), parts.uri.path()).is_none() {
         return Err(ApiError::new(ErrorKind::NotFound, "this is not the id of a response"));
@@ -184,11 +186,12 @@ async fn prepare_by_id(
     Ok(submit(relay, &provider, outline, Some(pin), read_at, lease))
 }
 
-fn admit(relay: &Relay, headers: &HeaderMap) -> Result<Caller, ApiError> {
+fn admit(relay: &Relay, parts: &Parts) -> Result<Caller, ApiError> {
+    browser::admit(&relay.shared.config.load(), &parts.method, &parts.headers)?;
     if relay.shared.phase() >= Phase::Draining {
         return Err(ApiError::new(ErrorKind::Draining, "the relay is shutting down; try again"));
     }
-    Caller::authenticate(relay, headers)
+    Caller::authenticate(relay, &parts.headers)
 }
 
 async fn read_body(relay: &Relay, endpoint: Endpoint, headers: &HeaderMap, body: &mut Body) -> Result<Bytes, ApiError> {

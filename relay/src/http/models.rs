@@ -12,6 +12,7 @@ use modelrelay_protocol::paths::Endpoint;
 use serde_json::{Value, json};
 
 use super::auth::Caller;
+use super::browser;
 use super::respond::Client;
 use crate::metrics::Outcome;
 use crate::provider::Provider;
@@ -19,49 +20,51 @@ use crate::relay::Relay;
 
 /// `GET /v1/models`
 pub async fn list(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
-    let client = Client::of(&request);
-    let caller = match Caller::authenticate(&relay, request.headers()) {
-        Ok(caller) => caller,
-        Err(error) => return refuse(&relay, &client, &error),
-    };
-    let anthropic = request.headers().contains_key("anthropic-version");
-    let created = created(&relay);
-    let names = allowed_names(&relay, &caller);
-    let data: Vec<Value> = names.iter().map(|(name, owner)| entry(name, &owner.name, created, anthropic)).collect();
-    let mut body = json!({ "object": "list", "data": data });
-    if anthropic {
-        body["has_more"] = json!(false);
-        body["first_id"] = json!(names.first().map(|(name, _)| &**name));
-        body["last_id"] = json!(names.last().map(|(name, _)| &**name));
-    }
-    client.json(200, body.to_string().into_bytes())
+    respond(&relay, &request, |caller, anthropic| {
+        let created = created(&relay);
+        let names = allowed_names(&relay, caller);
+        let data: Vec<Value> = names.iter().map(|(name, owner)| entry(name, &owner.name, created, anthropic)).collect();
+        let mut body = json!({ "object": "list", "data": data });
+        if anthropic {
+            body["has_more"] = json!(false);
+            body["first_id"] = json!(names.first().map(|(name, _)| &**name));
+            body["last_id"] = json!(names.last().map(|(name, _)| &**name));
+        }
+        Ok(body)
+    })
 }
 
 /// `GET /v1/models/{id}`; ids hold `/` and `:`.
 pub async fn one(State(relay): State<Arc<Relay>>, Path(id): Path<String>, request: Request<Body>) -> Response {
-    let client = Client::of(&request);
-    let caller = match Caller::authenticate(&relay, request.headers()) {
-        Ok(caller) => caller,
-        Err(error) => return refuse(&relay, &client, &error),
-    };
-    let anthropic = request.headers().contains_key("anthropic-version");
-    let names = allowed_names(&relay, &caller);
-    match names.iter().find(|(name, _)| **name == *id) {
-        Some((name, owner)) => {
-            let body = entry(name, &owner.name, created(&relay), anthropic);
-            client.json(200, body.to_string().into_bytes())
-        }
-        None => {
+    respond(&relay, &request, |caller, anthropic| {
+        let names = allowed_names(&relay, caller);
+        let found = names.iter().find(|(name, _)| **name == *id);
+        found.map(|(name, owner)| entry(name, &owner.name, created(&relay), anthropic)).ok_or_else(|| {
             let shown: String = id.chars().take(256).collect();
-            let error = ApiError::new(ErrorKind::ModelNotFound, format!("no provider for model {shown}"));
-            refuse(&relay, &client, &error)
-        }
-    }
+            ApiError::new(ErrorKind::ModelNotFound, format!("no provider for model {shown}"))
+        })
+    })
 }
 
-fn refuse(relay: &Relay, client: &Client, error: &ApiError) -> Response {
-    relay.shared.metrics.unrouted_request_finished(Endpoint::Models, Outcome::of_error(error.kind()), error.status());
-    client.error(error)
+/// Answers with the JSON that is made for the caller, in Anthropic's dialect or not.
+fn respond(
+    relay: &Relay,
+    request: &Request<Body>,
+    make: impl FnOnce(&Caller, bool) -> Result<Value, ApiError>,
+) -> Response {
+    let (client, headers, config) = (Client::of(request), request.headers(), relay.shared.config.load());
+    let made = browser::check_host(&config, headers)
+        .and_then(|()| Caller::authenticate(relay, headers))
+        .and_then(|caller| make(&caller, headers.contains_key("anthropic-version")));
+    let response = match made {
+        Ok(body) => client.json(200, body.to_string().into_bytes()),
+        Err(error) => {
+            let outcome = Outcome::of_error(error.kind());
+            relay.shared.metrics.unrouted_request_finished(Endpoint::Models, outcome, error.status());
+            client.error(&error)
+        }
+    };
+    browser::share(&config, headers, response)
 }
 
 fn allowed_names(relay: &Relay, caller: &Caller) -> Vec<(Arc<str>, Arc<Provider>)> {

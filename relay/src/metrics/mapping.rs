@@ -18,6 +18,9 @@ impl Outcome {
             | ErrorKind::PreviousResponseNotFound
             | ErrorKind::ProviderNotFound
             | ErrorKind::UnsupportedEncoding
+            | ErrorKind::CrossOrigin
+            | ErrorKind::UnknownHost
+            | ErrorKind::NoWebSocket
             | ErrorKind::MethodNotAllowed
             | ErrorKind::NotFound => Self::ClientError,
             ErrorKind::InvalidApiKey | ErrorKind::ModelForbidden => Self::Unauthorized,

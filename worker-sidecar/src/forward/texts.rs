@@ -88,7 +88,7 @@ async fn stream(job: &Job, mut answer: Answer) -> Passed {
         // Its connection is closed before the slot hears that the request is over.
         answer = None;
         job.note(&failure);
-        let frame = job.dialect().error_frame(&failure.api_error(), &job.key.id);
+        let frame = job.dialect().error_frame(&failure.api_error(), &job.key.id, 0);
         chunk(job, if tail.is_between_events() { frame } else { format!("\n\n{frame}") }).await;
         if let Some(suspicion) = job.suspicion(&failure) {
             suspicion.tell();

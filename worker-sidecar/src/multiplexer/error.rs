@@ -259,7 +259,7 @@ mod tests {
             (SlotError::Quarantined, 503, "slot_quarantined", None),
             (SlotError::Severed, 503, "severed_by_swap", Some(1)),
             (SlotError::Draining, 503, "draining", Some(1)),
-            (SlotError::BackendLost, 502, "backend_unreachable", None),
+            (SlotError::BackendLost, 502, "backend_unreachable", Some(1)),
         ];
         for (error, status, code, retry_after) in rows {
             let told = error.api_error();
@@ -271,10 +271,10 @@ mod tests {
     #[test]
     fn a_severed_stream_says_so_in_both_dialects() {
         let error = SlotError::Severed.api_error();
-        let openai = Dialect::OpenAi.error_frame(&error, "r");
+        let openai = Dialect::OpenAi.error_frame(&error, "r", 0);
         assert!(openai.starts_with("data: {") && openai.contains(r#""code":"severed_by_swap""#), "{openai}");
         assert!(!openai.contains("[DONE]"));
-        let anthropic = Dialect::Anthropic.error_frame(&error, "r");
+        let anthropic = Dialect::Anthropic.error_frame(&error, "r", 0);
         assert!(anthropic.starts_with("event: error\n") && anthropic.contains("overloaded_error"), "{anthropic}");
     }
 
@@ -285,7 +285,7 @@ mod tests {
         let error = SlotError::LoadFailed { model: "m".into(), failure, retry_after: Duration::ZERO };
         let logged = error.to_string();
         assert!(logged.contains("weights.gguf") && logged.contains(&id), "{logged}");
-        let told = Dialect::OpenAi.error_frame(&error.api_error(), "r");
+        let told = Dialect::OpenAi.error_frame(&error.api_error(), "r", 0);
         assert!(!told.contains("weights.gguf"), "{told}");
         assert!(told.contains("m could not be loaded") && told.contains("exit code 3") && told.contains(&id), "{told}");
     }

@@ -12,6 +12,7 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::frame::{self, BodyKind};
 use modelrelay_protocol::headers;
 use modelrelay_protocol::message::{Parsed, Pong, ResponseComplete, ResponseStart, WorkerError, WorkerToRelay};
+use modelrelay_protocol::names::printable;
 use tracing::{debug, warn};
 
 use crate::affinity::Origin;
@@ -55,7 +56,7 @@ pub(super) fn handle_text(provider: &Arc<Provider>, link: &Arc<WorkerLink>, text
             provider.granted(link, grant);
         }
         WorkerToRelay::Drain(drain) if link.info.core1 => {
-            let said: String = drain.reason.chars().filter(|c| !c.is_control()).take(128).collect();
+            let said = printable(&drain.reason, 128);
             debug!(worker = %link.info.name, said, "worker drains itself");
             provider.worker_asked_to_drain(link, drain.timeout_secs.map(Duration::from_secs));
         }
@@ -97,7 +98,7 @@ fn known(link: &WorkerLink, request_id: &str) -> Option<Held> {
 
 fn response_start(provider: &Provider, link: &WorkerLink, start: ResponseStart) {
     let Some(held) = known(link, &start.request_id) else { return };
-    match head(Some(start.status_code), start.headers, start.content_length) {
+    match head(provider, Some(start.status_code), start.headers, start.content_length) {
         Ok(head) => drop(begin(provider, link, &held, head)),
         Err(problem) => push_failed(provider, link, &held, PushError::Broken(problem)),
     }
@@ -132,7 +133,7 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, complete: Resp
     if !link.info.core1 && !held.started {
         let body = Bytes::from(complete.body.unwrap_or_default());
         let headers = complete.headers.unwrap_or_default();
-        let head = match head(complete.status_code, headers, Some(body.len() as u64)) {
+        let head = match head(provider, complete.status_code, headers, Some(body.len() as u64)) {
             Ok(head) => head,
             Err(problem) => return push_failed(provider, link, &held, PushError::Broken(problem)),
         };
@@ -181,8 +182,8 @@ fn push_failed(provider: &Provider, link: &WorkerLink, held: &Held, error: PushE
 }
 
 fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
-    let code: String = error.code.chars().filter(|c| !c.is_control()).take(64).collect();
-    let message: String = error.message.chars().filter(|c| !c.is_control()).take(1_024).collect();
+    let code = printable(&error.code, 64);
+    let message = printable(&error.message, 1_024);
     let Some(request_id) = error.request_id else {
         warn!(provider = %provider.name, worker = %link.info.name, code, message, "worker reports");
         return;
@@ -257,6 +258,7 @@ fn handle_pong(provider: &Provider, link: &WorkerLink, pong: Pong) {
 /// What the worker says before the body, or why a client could not read it: one that cannot count to the length would refuse
 /// the head as something that no HTTP server says.
 fn head(
+    provider: &Provider,
     status: Option<u16>,
     headers: impl IntoIterator<Item = (String, String)>,
     content_length: Option<u64>,
@@ -264,7 +266,7 @@ fn head(
     if content_length.is_some_and(|length| i64::try_from(length).is_err()) {
         return Err("a length of 2^63 bytes or more");
     }
-    Ok(Head { status: valid_status(status)?, headers: header_map(headers), content_length })
+    Ok(Head { status: valid_status(status)?, headers: header_map(provider, headers), content_length })
 }
 
 fn valid_status(status: Option<u16>) -> Result<StatusCode, &'static str> {
@@ -276,14 +278,15 @@ fn valid_status(status: Option<u16>) -> Result<StatusCode, &'static str> {
 }
 
 /// The headers that may go to the client; what is not a header by its form is left out.
-fn header_map(pairs: impl IntoIterator<Item = (String, String)>) -> HeaderMap {
+fn header_map(provider: &Provider, pairs: impl IntoIterator<Item = (String, String)>) -> HeaderMap {
+    let config = provider.shared.config.load();
     let mut map = HeaderMap::new();
     let mut connection = Vec::new();
     for (name, value) in pairs {
         let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) else { continue };
         if name == http::header::CONNECTION {
             connection.push(value);
-        } else if headers::is_response_header(name.as_str()) {
+        } else if headers::is_client_header(name.as_str(), &config.response_headers) {
             map.append(name, value);
         }
     }

@@ -309,7 +309,7 @@ pub(super) const CASES: &[Case] = &[
         .refused_by(&["nginx", "haproxy"]),
     case("asterisk-form", "POST * HTTP/1.1\r\n{H}content-length: 13\r\n\r\n{B}", Answers(404)).refused_by(&["nginx"]),
     case("no slash", "POST v1/chat/completions HTTP/1.1\r\n{H}content-length: 13\r\n\r\n{B}", Refuses(400)),
-    case("two slashes", "POST //v1/chat/completions HTTP/1.1\r\n{H}content-length: 13\r\n\r\n{B}", Answers(404)),
+    case("two slashes", "POST //v1/chat/completions HTTP/1.1\r\n{H}content-length: 13\r\n\r\n{B}", Passes),
     case("dots", "POST /v1/x/../chat/completions HTTP/1.1\r\n{H}content-length: 13\r\n\r\n{B}", Answers(404)),
     case(
         "escaped dots",

@@ -26,7 +26,7 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// One request as it came out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Seen {
-    /// Method and target, the target without scheme, host and fragment.
+    /// Method and target, the target without scheme, host, fragment and repeated slashes.
     pub(super) line: String,
     pub(super) body: String,
 }
@@ -36,6 +36,8 @@ impl Seen {
         let path = target.split_once("://").map_or(target, |(_, rest)| rest.find('/').map_or("/", |at| &rest[at..]));
         // Nobody's backend is asked for a fragment; nginx passes it on all the same.
         let path = path.split('#').next().unwrap_or_default();
+        // The relay corrects these for its own routes; others pass them on.
+        let path = path.replace("//", "/");
         Self { line: format!("{method} {path}"), body: String::from_utf8_lossy(body).into_owned() }
     }
 }

@@ -51,7 +51,9 @@ def background(name, about, needs=(), is_preparation=False):
 
 # In the order in which they are started when several could.
 SUITES = [
-    Suite("build", "the programs and all tests, linted while they compile", 2.0, is_preparation=True),
+    Suite("build", "the programs and all tests, linted while they compile", 1.6, is_preparation=True),
+    # Beside `build`, because the cluster waits for it, which takes longest.
+    Suite("images", "static programs with LTO, and their images", 1.0, is_preparation=True),
     Suite("fmt", "formatting", 0.3),
     Suite("tools", "what clients, browser, contract and engine install", 0.4, is_preparation=True),
     Suite("lint", "what clippy found while `build` compiled", 0.1, ("build",)),
@@ -60,8 +62,6 @@ SUITES = [
     background("vllm-programs", "vLLM for a machine without a GPU", is_preparation=True),
     background("engine-programs", "llama-server and Ollama", is_preparation=True),
     background("simulation", "a simulated network, under faults that a seed decides"),
-    # Early, because the cluster waits for it, which takes long and leaves room for others.
-    Suite("images", "static programs with LTO, and their images", 1.6, is_preparation=True),
     Suite("cluster", "a real Kubernetes cluster", 0.9, ("build", "images", "cluster-programs")),
     Suite("contract", "relay and worker as black boxes", 0.8, ("build",)),
     Suite("clients", "real SDKs", 0.5, ("build", "tools")),

@@ -10,6 +10,7 @@ MODELRELAY_TEST_DEADLINE, in seconds since 1970, is when suites that still run a
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ FLAKY = LOGS / "flaky.txt"
 # Longer than it takes to bring a cluster down.
 GRACE_SECONDS = 60
 PROGRESS_SECONDS = 60
+# What all suites write, into target and into a cache that is empty.
+DISK_GB = 25
 
 
 @dataclass(frozen=True)
@@ -297,6 +300,9 @@ def main():
     LOGS.mkdir(parents=True, exist_ok=True)
     for old in TARGET.glob(JUNIT):
         old.unlink()
+    free_gb = shutil.disk_usage(ROOT).free / 1e9
+    if free_gb < DISK_GB:
+        say(f"only {free_gb:.0f} GB are free on this disk: all suites together take up to {DISK_GB} GB, and fail in odd ways when it is full")
     before = processor_seconds()
     runner = Runner([Run(suite) for suite in with_needs(names)])
     runner.run()

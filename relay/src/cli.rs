@@ -186,7 +186,7 @@ pub struct Args {
     #[arg(long, env = "WORKER_PUBLIC_URL", value_name = "URL", value_parser = values::optional_url)]
     pub worker_public_url: Option<OptionalText>,
 
-    /// Origins whose pages may use the API from a browser (CORS): * or a list such as https://chat.example,http://localhost:3000.
+    /// Origins whose pages may use the API from a browser (CORS): a list, each as SCHEME://NAME or SCHEME://NAME:PORT, or * for all.
     /// [default: none]
     #[arg(long, env = "ALLOWED_ORIGINS", value_name = "ORIGINS", default_value = "", hide_default_value = true)]
     pub allowed_origins: AllowedOrigins,

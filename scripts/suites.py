@@ -39,7 +39,7 @@ class Suite:
 
     name: str
     about: str
-    # The processors that it keeps busy on average, as measured (its processor seconds by its seconds): what runs together stays near the number that the machine has.
+    # The processors that it keeps busy on average: what runs together stays near the number that the machine has.
     cores: float = 1.0
     needs: tuple = ()
     # Needs processors and nothing else, however late: takes what the others leave, one such at a time.
@@ -54,9 +54,7 @@ def background(name, about, needs=(), is_preparation=False):
 
 # In the order in which they are started when several could.
 SUITES = [
-    Suite("build", "the programs and all tests, linted while they compile", 1.6, is_preparation=True),
-    # Beside `build`, because the cluster waits for it, which takes longest.
-    Suite("images", "static programs with LTO, and their images", 1.0, is_preparation=True),
+    Suite("build", "the programs and all tests, linted while they compile", 2.0, is_preparation=True),
     Suite("fmt", "formatting", 0.3),
     Suite("tools", "what clients, browser, contract and engine install", 0.4, is_preparation=True),
     Suite("lint", "what clippy found while `build` compiled", 0.1, ("build",)),
@@ -65,17 +63,19 @@ SUITES = [
     background("vllm-programs", "vLLM for a machine without a GPU", is_preparation=True),
     background("engine-programs", "llama-server and Ollama", is_preparation=True),
     background("simulation", "a simulated network, under faults that a seed decides"),
-    Suite("cluster", "a real Kubernetes cluster", 0.9, ("build", "images", "cluster-programs")),
-    Suite("contract", "relay and worker as black boxes", 0.8, ("build",)),
-    Suite("clients", "real SDKs", 0.5, ("build", "tools")),
+    # Early, because the cluster waits for it, which takes long and leaves room for others.
+    Suite("images", "static programs with LTO, and their images", 1.6, is_preparation=True),
+    Suite("cluster", "a real Kubernetes cluster", 0.6, ("build", "images", "cluster-programs")),
+    Suite("contract", "relay and worker as black boxes", 1.2, ("build",)),
+    Suite("clients", "real SDKs", 0.6, ("build", "tools")),
     Suite("unit", "unit, integration and documentation tests", 1.8, ("build",)),
     Suite("histories", "random histories of the pure cores", 1.0, ("build",)),
-    Suite("browser", "the relay's pages in Chromium", 0.5, ("build", "tools")),
+    Suite("browser", "the relay's pages in Chromium", 0.8, ("build", "tools")),
     Suite("engine", "llama.cpp's server from a wheel, through relay and worker", 0.8, ("build",)),
-    Suite("docs", "links, the book, every command of the documentation", 0.4, ("build", "clients")),
-    Suite("chart", "the Helm chart, alerts, dashboards, deploy/", 0.7, ("build", "chart-programs")),
-    Suite("backends", "the multiplexer over real inference servers", 0.8, ("build", "engine-programs", "vllm-programs")),
-    Suite("chaos", "the programs under faults and too much load", 1.2, ("build",)),
+    Suite("docs", "links, the book, every command of the documentation", 0.8, ("build", "clients")),
+    Suite("chart", "the Helm chart, alerts, dashboards, deploy/", 1.0, ("build", "chart-programs")),
+    Suite("backends", "the multiplexer over real inference servers", 1.2, ("build", "engine-programs", "vllm-programs")),
+    Suite("chaos", "the programs under faults and too much load", 1.6, ("build",)),
     Suite("speed", "instructions of a request and of a token, of the programs with LTO", 1.0, ("build", "images")),
     Suite("windows", "the programs for Windows, under Wine", 1.6),
     Suite("fuzz", "ten seconds of each fuzz target", 2.0),

@@ -7,7 +7,7 @@ module.exports = {
   testMatch: process.env.MODELRELAY_PICTURE ? '*.picture.js' : '*.spec.js',
   outputDir: `${root}/target/browser/failures`,
   workers: 1,
-  timeout: 60_000,
+  timeout: 180_000,
   expect: { timeout: 15_000 },
   reporter: [['list']],
   use: {

@@ -5,6 +5,8 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use crate::message::WorkerError;
+
 /// Which row of the table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
@@ -68,11 +70,11 @@ pub enum ErrorKind {
     ResponseTooLarge,
     /// The client read too slowly.
     SlowClient,
-    /// A browser asked on behalf of a page that may not use the relay.
+    /// A browser sent this for a page that may not use the relay.
     CrossOrigin,
     /// The request is for a host of another name.
     UnknownHost,
-    /// A WebSocket was asked for where there is none.
+    /// A WebSocket was requested on a route that is plain HTTP.
     NoWebSocket,
     /// The path does not know this method.
     MethodNotAllowed,
@@ -185,8 +187,8 @@ impl ApiError {
 
     /// The same for a response that had begun. Agents decide by words whether to try again, so a lost connection is called that.
     pub fn in_begun_response(mut self) -> Self {
-        let lost_backend = ErrorKind::Worker("backend_reset".to_owned());
-        if [ErrorKind::WorkerLost, ErrorKind::BackendUnreachable, lost_backend].contains(&self.kind) {
+        let is_reset = matches!(&self.kind, ErrorKind::Worker(code) if code == WorkerError::BACKEND_RESET);
+        if is_reset || matches!(self.kind, ErrorKind::WorkerLost | ErrorKind::BackendUnreachable) {
             self.message = format!("connection lost: {}", self.message).into();
         }
         self

@@ -1,5 +1,9 @@
 //! Where an event stream stands, by its last bytes: what is put into it must not become a part of somebody's event.
 
+use std::sync::LazyLock;
+
+use memchr::memmem::FinderRev;
+
 /// The last four bytes of a stream: as many as the longest line ends of an empty line take.
 #[derive(Clone, Copy, Debug)]
 pub struct Tail([u8; 4]);
@@ -58,17 +62,17 @@ impl SequenceNumber {
     }
 }
 
+// Made once: that costs more than most searches.
+static SEQUENCE_KEY: LazyLock<FinderRev<'static>> = LazyLock::new(|| FinderRev::new(b"\"sequence_number\":"));
+
 /// The number of the last whole member `sequence_number`. Inside a text of the model its quotes would be escaped.
 fn last_number(bytes: &[u8]) -> Option<u64> {
-    const NAME: &[u8] = b"\"sequence_number\":";
-    let starts = bytes.windows(NAME.len()).enumerate().filter(|(_, window)| *window == NAME);
-    let mut numbers = starts.filter_map(|(at, _)| {
-        let value = bytes[at + NAME.len()..].trim_ascii_start();
+    SEQUENCE_KEY.rfind_iter(bytes).find_map(|at| {
+        let value = bytes[at + SEQUENCE_KEY.needle().len()..].trim_ascii_start();
         let digits = value.iter().take_while(|byte| byte.is_ascii_digit()).count();
         // At the end of the bytes there may be more digits to come.
         (digits < value.len()).then(|| std::str::from_utf8(&value[..digits]).ok()?.parse().ok()).flatten()
-    });
-    numbers.next_back()
+    })
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Which headers cross the relay, in which direction.
 //!
-//! Both ways it is an allow-list. A header that nobody thought about must not reach a GPU machine, and a header of a backend must
-//! not steer the browser or the proxy that reads the response: set a cookie, register a service worker, name a file to serve.
+//! Both ways it is an allow-list. An unknown header must not reach a GPU machine, and a header of a backend must
+//! not control the browser or the proxy that reads the response: set a cookie, register a service worker, name a file to serve.
 
 use http::{HeaderMap, HeaderName};
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use modelrelay_protocol::config_hash::secret_of_file;
+use modelrelay_protocol::names::printable;
 use reqwest::{Client, Response};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -121,7 +122,7 @@ fn message_of(body: &[u8]) -> String {
         message: String,
     }
     let said = serde_json::from_slice(body).map_or_else(|_| String::new(), |Status { message }| message);
-    modelrelay_protocol::names::printable(&said, MAX_MESSAGE_CHARS)
+    printable(&said, MAX_MESSAGE_CHARS)
 }
 
 /// Trusts the cluster's authority and nobody else, and goes through no proxy.

@@ -22,7 +22,7 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::response::Response;
 use axum::routing::{get, post};
 use http::header::UPGRADE;
-use http::{HeaderValue, Request, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::paths::POST_PATHS;
 use tower_service::Service;
@@ -121,6 +121,11 @@ async fn method_not_allowed(State(relay): State<Arc<Relay>>, request: Request<Bo
     let response = browser::share(&relay.shared.config.load(), request.headers(), response);
     discard(request);
     response
+}
+
+/// A header that is text; of several, the first.
+fn text_header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
 }
 
 fn discard(request: Request<Body>) {

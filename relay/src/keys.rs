@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use modelrelay_protocol::names::is_unprintable;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -396,9 +397,8 @@ impl NewKey {
     /// Checks what an admin asked for.
     pub fn new(name: &str, limits: KeyLimits) -> Result<Self, KeyStoreError> {
         let name = name.trim();
-        let fine = |text: &str, most: usize| {
-            (1..=most).contains(&text.chars().count()) && !text.contains(modelrelay_protocol::names::is_unprintable)
-        };
+        let fine =
+            |text: &str, most: usize| (1..=most).contains(&text.chars().count()) && !text.contains(is_unprintable);
         let refuse = |text: String| Err(KeyStoreError::Invalid(text));
         if !fine(name, MAX_NAME_CHARS) {
             return refuse(format!("name: 1 to {MAX_NAME_CHARS} characters are needed, no control characters"));

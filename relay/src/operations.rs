@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use modelrelay_protocol::names::printable;
+
 use crate::dispatch::WorkerKey;
 use crate::ids;
 
@@ -71,7 +73,7 @@ impl Operations {
         operation.progress = match result {
             Ok(()) => Progress::Done,
             Err(error) => {
-                let error = modelrelay_protocol::names::printable(error, MAX_ERROR_CHARS);
+                let error = printable(error, MAX_ERROR_CHARS);
                 Progress::Failed(if error.is_empty() { "the worker did not say why".to_owned() } else { error })
             }
         };

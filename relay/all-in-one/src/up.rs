@@ -16,9 +16,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use modelrelay_platform::signals::Signals;
+use modelrelay_protocol::names::marked;
 use modelrelay_worker::backend::Backend;
 use modelrelay_worker::config::{BackendSettings, Engine};
-use modelrelay_worker::connect::backends::{self, Found, clean};
+use modelrelay_worker::connect::backends::{self, Found};
 use modelrelay_worker::net::Trust;
 use modelrelay_worker::shell::Shell;
 use url::Url;
@@ -145,7 +146,7 @@ fn usable(looks: Vec<Result<Found, String>>) -> Vec<Found> {
         match look {
             Ok(found) if found.models.is_empty() => say(&format!("not used: {}", found.line())),
             Ok(found) => usable.push(found),
-            Err(why) => say(&format!("not used: {}", clean(&why))),
+            Err(why) => say(&format!("not used: {}", marked(&why))),
         }
     }
     usable

@@ -4,12 +4,11 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use http::{Method, StatusCode};
+use modelrelay_protocol::names::marked;
 use reqwest::{Certificate, Client, Url};
 use serde_json::Value;
 
 use super::{CtlError, Relay};
-use modelrelay_protocol::names::marked;
-
 use crate::admin::read_token;
 
 /// A relay answers at once; what takes longer is not there.

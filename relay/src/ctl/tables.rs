@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
+use modelrelay_protocol::names::marked;
 use serde_json::Value;
 
 use super::list;
@@ -144,7 +145,7 @@ fn table(names: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
 /// A value as a word: what is not there is a dash. Names come from others, so nothing of them may steer a terminal.
 fn word(value: &Value) -> String {
     match value {
-        Value::String(text) => modelrelay_protocol::names::marked(text),
+        Value::String(text) => marked(text),
         Value::Null => "-".to_owned(),
         Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => value.to_string(),
     }

@@ -7,6 +7,7 @@ use http::HeaderMap;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::headers::{bearer_token, is_own_key};
 
+use super::text_header;
 use crate::dispatch::{Allowed, Model, QueueShare};
 use crate::keys::{Key, KeyLease};
 use crate::metrics::Realm;
@@ -83,7 +84,7 @@ impl Caller {
 /// The key that a request brought: as Bearer, or as `x-api-key`. Where both are there, ours is the one that looks like it;
 /// the other is for the backend.
 fn presented_key(headers: &HeaderMap) -> Option<&str> {
-    let value = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let value = |name| text_header(headers, name);
     let bearer = value("authorization").map(bearer_token);
     let presented = [bearer, value("x-api-key").map(str::trim)].into_iter().flatten().filter(|key| !key.is_empty());
     let (ours, theirs): (Vec<_>, Vec<_>) = presented.partition(|key| is_own_key(key));

@@ -10,7 +10,6 @@
 //!
 //! The pages of the relay and `/admin` have rules of their own: `dashboard/pages.rs` and `admin.rs`.
 
-use std::fmt::Display;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -20,13 +19,13 @@ use axum::response::Response;
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
-    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_TYPE, HOST, ORIGIN, VARY,
+    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_TYPE, ORIGIN, VARY,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 
 use super::respond::Client;
-use super::{discard, method_not_allowed};
+use super::{discard, method_not_allowed, text_header};
 use crate::config::{AllowedOrigins, Config};
 use crate::relay::Relay;
 
@@ -57,32 +56,36 @@ const ACTIVE_TYPES: [&str; 13] = [
 /// How long a browser remembers what a preflight said, in seconds; no browser takes more.
 const PREFLIGHT_SECONDS: &str = "7200";
 
-/// Refuses what a browser sends for somebody else than a program or a page that may use the relay.
+/// Refuses requests that a browser sends for a page which may not use the relay.
 ///
 /// # Errors
-/// As [`check_host`], and for what a browser asked as a page, a script or an image, or for a page of another site.
+/// As [`check_host`], for a page, a script or an image, and for a POST from a page of another site.
 pub fn admit(config: &Config, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
     check_host(config, headers)?;
-    let origin = text(headers, &ORIGIN);
-    if origin.is_some_and(|origin| config.allowed_origins.contains(origin)) {
-        return Ok(());
-    }
-    let told = |name: &'static str| text(headers, &HeaderName::from_static(name));
-    if told("sec-fetch-mode") == Some("navigate") || told("sec-fetch-dest").is_some_and(|dest| dest != "empty") {
+    let is_page = text_header(headers, "sec-fetch-mode") == Some("navigate")
+        || text_header(headers, "sec-fetch-dest").is_some_and(|dest| dest != "empty");
+    if is_page {
         let message =
-            "a browser asked for this as a page, a frame, a script or an image; this route is for fetch() and programs";
+            "a browser requested this as a page, a frame, a script or an image; this route is for fetch() and programs";
         return Err(ApiError::new(ErrorKind::CrossOrigin, message));
     }
-    if *method == Method::POST && told("sec-fetch-site") == Some("cross-site") {
-        return Err(other_origin(origin.unwrap_or("another site")));
-    }
-    Ok(())
+    let is_cross_site = *method == Method::POST && text_header(headers, "sec-fetch-site") == Some("cross-site");
+    if is_cross_site { check_origin(config, headers) } else { Ok(()) }
 }
 
-fn other_origin(origin: impl Display) -> ApiError {
+/// The origin of the page that sends a request, if `ALLOWED_ORIGINS` has it.
+fn allowed_origin<'a>(config: &Config, headers: &'a HeaderMap) -> Option<&'a HeaderValue> {
+    headers.get(ORIGIN).filter(|origin| origin.to_str().is_ok_and(|origin| config.allowed_origins.contains(origin)))
+}
+
+fn check_origin(config: &Config, headers: &HeaderMap) -> Result<(), ApiError> {
+    if allowed_origin(config, headers).is_some() {
+        return Ok(());
+    }
+    let origin: String = text_header(headers, "origin").unwrap_or("another site").chars().take(256).collect();
     let message =
         format!("pages of {origin} may not use this relay; ALLOWED_ORIGINS of the relay lists the origins that may");
-    ApiError::new(ErrorKind::CrossOrigin, message)
+    Err(ApiError::new(ErrorKind::CrossOrigin, message))
 }
 
 /// A page that has its own name point to this machine (DNS rebinding) is of the same origin as the relay, for the browser. It cannot
@@ -95,7 +98,7 @@ pub fn check_host(config: &Config, headers: &HeaderMap) -> Result<(), ApiError> 
     if config.require_api_keys || !config.listen_addr.ip().is_loopback() {
         return Ok(());
     }
-    let Some(host) = text(headers, &HOST).map(name_of) else { return Ok(()) };
+    let Some(host) = text_header(headers, "host").map(name_of) else { return Ok(()) };
     let public = config
         .public_url
         .as_deref()
@@ -125,7 +128,7 @@ fn name_of(host: &str) -> &str {
     host.rsplit_once(':').map_or(host, |(name, _)| name)
 }
 
-/// Names that nobody on the internet can have: without a dot, or below a domain that is kept for private use (RFC 6761, RFC 6762,
+/// Names that cannot be registered on the internet: without a dot, or below a domain that is kept for private use (RFC 6761, RFC 6762,
 /// RFC 8375, and ICANN for `internal`).
 fn is_private_name(name: &str) -> bool {
     let name = name.trim_end_matches('.').to_ascii_lowercase();
@@ -137,57 +140,48 @@ fn is_address(name: &str) -> bool {
     name.parse::<IpAddr>().is_ok()
 }
 
-/// `OPTIONS` of a route for clients: a browser asks before the request of a page of another origin. Before any key is looked at,
-/// since a preflight has none.
+/// `OPTIONS` of a route for clients: browsers send it before a request from a page of another origin. The key is not checked, since
+/// a preflight has none.
 pub async fn preflight(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
     let config = relay.shared.config.load();
     let headers = request.headers();
-    let (Some(origin), true) = (text(headers, &ORIGIN), headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)) else {
+    if !headers.contains_key(ORIGIN) || !headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
         return method_not_allowed(State(Arc::clone(&relay)), request).await;
+    }
+    let response = match check_host(&config, headers).and_then(|()| check_origin(&config, headers)) {
+        Ok(()) => permission(&config, headers),
+        Err(error) => Client::of(&request).error(&error),
     };
-    if let Err(error) = check_host(&config, headers) {
-        return Client::of(&request).error(&error);
-    }
-    if !config.allowed_origins.contains(origin) {
-        let shown: String = origin.chars().take(256).collect();
-        let response = Client::of(&request).error(&other_origin(shown));
-        discard(request);
-        return response;
-    }
-    let asked = headers.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-    let wants_private_network = headers.contains_key("access-control-request-private-network");
-    let mut response = share(&config, headers, Response::new(Body::empty()));
-    *response.status_mut() = StatusCode::NO_CONTENT;
-    let answer = response.headers_mut();
-    answer.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
-    answer.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(PREFLIGHT_SECONDS));
-    answer.append(VARY, HeaderValue::from_static("access-control-request-headers"));
-    if let Some(asked) = asked {
-        answer.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked);
-    }
-    if wants_private_network {
-        answer.insert("access-control-allow-private-network", HeaderValue::from_static("true"));
-    }
     discard(request);
     response
 }
 
-/// Lets the page that asked read a response or an error, if `ALLOWED_ORIGINS` has its origin.
-pub fn share(config: &Config, asked: &HeaderMap, mut response: Response) -> Response {
-    if config.allowed_origins == AllowedOrigins::None {
-        return response;
+/// The answer to a preflight of an allowed origin.
+fn permission(config: &Config, preflight: &HeaderMap) -> Response {
+    let mut response = share(config, preflight, Response::new(Body::empty()));
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+    headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(PREFLIGHT_SECONDS));
+    headers.append(VARY, HeaderValue::from_static("access-control-request-headers"));
+    if let Some(names) = preflight.get(ACCESS_CONTROL_REQUEST_HEADERS) {
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
     }
+    if preflight.contains_key("access-control-request-private-network") {
+        headers.insert("access-control-allow-private-network", HeaderValue::from_static("true"));
+    }
+    response
+}
+
+/// Lets the page that sent a request with these headers read the response or error, if `ALLOWED_ORIGINS` has its origin.
+pub fn share(config: &Config, request: &HeaderMap, mut response: Response) -> Response {
     let headers = response.headers_mut();
     let origin = match &config.allowed_origins {
+        AllowedOrigins::None => return response,
         AllowedOrigins::Any => HeaderValue::from_static("*"),
-        AllowedOrigins::None | AllowedOrigins::Listed(_) => {
+        AllowedOrigins::Listed(_) => {
             headers.append(VARY, HeaderValue::from_static("origin"));
-            let Some(origin) = asked
-                .get(ORIGIN)
-                .filter(|_| text(asked, &ORIGIN).is_some_and(|origin| config.allowed_origins.contains(origin)))
-            else {
-                return response;
-            };
+            let Some(origin) = allowed_origin(config, request) else { return response };
             origin.clone()
         }
     };
@@ -213,10 +207,6 @@ fn is_active(content_type: &HeaderValue) -> bool {
     let Ok(text) = content_type.to_str() else { return true };
     let kind = text.split(';').next().unwrap_or(text).to_ascii_lowercase();
     ACTIVE_TYPES.iter().any(|part| kind.contains(part))
-}
-
-fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
-    headers.get(name).and_then(|value| value.to_str().ok())
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use super::answer::{Answer, respond};
 use super::auth::Caller;
 use super::respond::Client;
 use super::ticket::Ticket;
-use super::{browser, intake, parse};
+use super::{browser, intake, parse, text_header};
 use crate::affinity::Origin;
 use crate::blocking;
 use crate::dashboard::journal::PER_REQUEST;
@@ -336,10 +336,6 @@ fn content_type(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
         return Err(ApiError::new(ErrorKind::InvalidJson, "there is more than one Content-Type"));
     }
     Ok(text_header(headers, "content-type"))
-}
-
-fn text_header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers.get(name).and_then(|value| value.to_str().ok())
 }
 
 fn count_retry(relay: &Relay, headers: &HeaderMap) {

@@ -5,7 +5,7 @@
 use axum::body::Body;
 use http::uri::PathAndQuery;
 use http::{Request, Uri};
-use modelrelay_protocol::paths::{POST_PATHS, response_id};
+use modelrelay_protocol::paths::{POST_PATHS, endpoint};
 
 /// Gives the request the path of the route that it means.
 pub fn correct(request: &mut Request<Body>) {
@@ -45,10 +45,9 @@ pub fn meant(path: &str) -> Option<&'static str> {
 }
 
 fn is_route(path: &str) -> bool {
-    POST_PATHS.iter().any(|(route, _)| *route == path)
+    ["POST", "GET"].iter().any(|method| endpoint(method, path).is_some())
         || path == "/v1/models"
         || path.strip_prefix("/v1/models/").is_some_and(|id| !id.is_empty())
-        || response_id(path.strip_suffix("/cancel").unwrap_or(path)).is_some()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use modelrelay_protocol::limits::{MAX_MODEL_CHARS, MAX_MODELS_PER_SLOT, MAX_SLOTS_PER_WORKER};
+use modelrelay_protocol::names::is_unprintable;
 use modelrelay_protocol::secret::Secret;
 use modelrelay_protocol::units::{parse_duration, parse_duration_or_zero};
 use url::Url;
@@ -326,7 +327,7 @@ fn model_config(slot: &str, of: &FileSlot, model: &FileModel) -> Result<ModelCon
 }
 
 fn check_id(setting: &str, id: &str, longest: usize) -> Result<(), SettingError> {
-    let is_clean = id.trim() == id && !id.is_empty() && !id.contains(modelrelay_protocol::names::is_unprintable);
+    let is_clean = id.trim() == id && !id.is_empty() && !id.contains(is_unprintable);
     if is_clean && id != "*" && id.chars().count() <= longest {
         return Ok(());
     }

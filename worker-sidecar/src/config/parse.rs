@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use modelrelay_protocol::limits::MAX_WORKER_NAME_CHARS;
-use modelrelay_protocol::names::is_model_name;
+use modelrelay_protocol::names::{is_model_name, is_unprintable};
 use url::Url;
 
 use super::{Engine, Models, SettingError};
@@ -42,9 +42,7 @@ impl<'a> Given<'a> {
     }
 
     pub(crate) fn label(self) -> Result<String, SettingError> {
-        if self.value.chars().count() <= MAX_WORKER_NAME_CHARS
-            && !self.value.contains(modelrelay_protocol::names::is_unprintable)
-        {
+        if self.value.chars().count() <= MAX_WORKER_NAME_CHARS && !self.value.contains(is_unprintable) {
             Ok(self.value.to_owned())
         } else {
             Err(self.refuse("at most 128 printable characters"))

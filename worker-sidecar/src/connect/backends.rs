@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::HeaderMap;
+use modelrelay_protocol::names::marked;
 use modelrelay_protocol::secret::Secret;
 use tokio::net::TcpStream;
 use url::Url;
@@ -91,7 +92,7 @@ fn engine_of(listed: &Listed, port: Option<u16>) -> (Engine, &'static str) {
 impl Found {
     /// In one line, for people. Names of models are others' words, so nothing of them may steer the terminal.
     pub fn line(&self) -> String {
-        let shown: Vec<String> = self.models.iter().take(MODELS_SHOWN).map(|model| clean(model)).collect();
+        let shown: Vec<String> = self.models.iter().take(MODELS_SHOWN).map(|model| marked(model)).collect();
         let models = match self.models.len().saturating_sub(MODELS_SHOWN) {
             _ if shown.is_empty() => "no model yet".to_owned(),
             0 => shown.join(", "),
@@ -107,11 +108,6 @@ impl Found {
             Engine::LlamaServer | Engine::Ollama | Engine::OpenAi => 4,
         }
     }
-}
-
-/// The text without control characters, which could steer the terminal.
-pub fn clean(text: &str) -> String {
-    modelrelay_protocol::names::marked(text)
 }
 
 #[cfg(test)]

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use modelrelay_protocol::names::marked;
 use modelrelay_protocol::secret::Secret;
 use tokio::runtime::Runtime;
 use url::Url;
 
 use super::ConnectArgs;
-use super::backends::{self, Found, clean};
+use super::backends::{self, Found};
 use super::files::{self, Answers, SecretPlace};
 use super::terminal::Terminal;
 use crate::config::{self, Credential, Engine, Given, RelayUrl};
@@ -171,10 +172,10 @@ impl<'a> Questions<'a> {
                     return Ok(Some(place));
                 }
                 Err(Refusal::Credential(why)) => {
-                    self.again(&format!("{}; {}", clean(&why), credential.question()))?;
+                    self.again(&format!("{}; {}", marked(&why), credential.question()))?;
                 }
                 Err(Refusal::Other(why)) => {
-                    let why = clean(&why);
+                    let why = marked(&why);
                     let question = format!("is this the relay's address, and {provider} a provider of it?");
                     self.again(&format!("{}: {why}; {question}", url.address()))?;
                     return Ok(None);
@@ -217,7 +218,7 @@ impl<'a> Questions<'a> {
         }
         let looks = self.runtime.block_on(backends::look(&self.args.backend_ports));
         let (found, odd): (Vec<_>, Vec<_>) = looks.into_iter().partition(Result::is_ok);
-        odd.into_iter().filter_map(Result::err).for_each(|why| say(&clean(&why)));
+        odd.into_iter().filter_map(Result::err).for_each(|why| say(&marked(&why)));
         let mut found: Vec<Found> = found.into_iter().flatten().collect();
         if self.terminal.is_none() {
             return match found.pop() {
@@ -259,7 +260,7 @@ impl<'a> Questions<'a> {
                 // It may be started later, and a worker waits for it.
                 Err(why) => match &self.terminal {
                     Some(terminal) => {
-                        say(&format!("{url}: {}", clean(&why)));
+                        say(&format!("{url}: {}", marked(&why)));
                         if terminal.confirm("Take it all the same? The worker waits until it answers.")? {
                             Ok(Err(url))
                         } else {
@@ -267,7 +268,7 @@ impl<'a> Questions<'a> {
                         }
                     }
                     None => {
-                        say(&format!("{url}: {}; the worker waits until it answers", clean(&why)));
+                        say(&format!("{url}: {}; the worker waits until it answers", marked(&why)));
                         Ok(Err(url))
                     }
                 },

@@ -1,6 +1,6 @@
 //! The text that `up` ends its start with: a line to paste, and addresses for SDKs and browser.
 
-use modelrelay_worker::connect::backends::clean;
+use modelrelay_protocol::names::marked;
 use modelrelay_worker::shell::Shell;
 
 /// The whole text. `login` states how to log in to the dashboard.
@@ -18,7 +18,7 @@ pub(super) fn greeting(url: &str, model: &str, login: &str, shell: Shell) -> Str
   Stop with Ctrl-C; running responses are finished first.
 
 ",
-        model = clean(model),
+        model = marked(model),
         request = request(url, model, shell),
     )
 }

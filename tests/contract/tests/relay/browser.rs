@@ -110,6 +110,14 @@ async fn post_of_another_site_needs_an_allowed_origin() {
 }
 
 #[tokio::test]
+async fn allowed_origin_may_not_open_responses_as_pages() {
+    let relay = open_to("*").await;
+    let _worker = relay.worker(&["m"], 1).await;
+    let form = chat("m").header("origin", APP).header("sec-fetch-mode", "navigate");
+    assert_eq!(error_code(&relay.fetch(form).await.with_status(403)), "cross_origin");
+}
+
+#[tokio::test]
 async fn preflight_of_an_allowed_origin_needs_no_key() {
     let relay = Relay::builder().env("ALLOWED_ORIGINS", APP).env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
     let reply = relay.fetch(preflight(APP)).await.with_status(204);

@@ -56,8 +56,7 @@ suite_fmt() {
     cargo fmt --manifest-path tests/simulation/Cargo.toml --check && cargo fmt --manifest-path fuzz/Cargo.toml --check && echo "fmt: every file is formatted"
 }
 
-# What takes long to install and needs little of a processor, while the others compile. What cannot be had, its suite says.
-suite_tools() {
+contract_tools() {
   debian_tool strace strace
   debian_tool ip iproute2
   debian_tool nginx nginx-light
@@ -66,6 +65,11 @@ suite_tools() {
   debian_tool systemd-analyze systemd
   debian_tool curl curl
   debian_tool node nodejs
+}
+
+# What takes long to install and needs little of a processor, while the others compile. If something cannot be installed, the suite that needs it reports that.
+suite_tools() {
+  contract_tools
   debian_tool openssl openssl
   debian_tool promtool prometheus
   tests/clients/run --install
@@ -107,14 +111,7 @@ suite_histories() {
 # Black box. A test among them that this machine cannot run says why, in one line, and fails under CI=true.
 # PARTITION=1/3 runs a third of them.
 suite_contract() {
-  debian_tool strace strace
-  debian_tool ip iproute2
-  debian_tool nginx nginx-light
-  debian_tool haproxy haproxy
-  debian_tool caddy caddy
-  debian_tool systemd-analyze systemd
-  debian_tool curl curl
-  debian_tool node nodejs
+  contract_tools
   run_tests contract ${PARTITION:+--partition count:$PARTITION} -E 'package(modelrelay-contract) & !binary(speed)'
 }
 

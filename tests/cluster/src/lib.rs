@@ -45,6 +45,8 @@ use std::{env, path::PathBuf, time::Duration};
 
 use kube::{Api, Client, Config, api::ListParams, config::KubeConfigOptions, config::Kubeconfig};
 
+use modelrelay_harness::poll_every;
+
 pub use command::{Command, Output};
 pub use namespace::Namespace;
 
@@ -164,17 +166,8 @@ pub async fn wait_until(what: &str, deadline: Duration, mut condition: impl Asyn
 }
 
 /// Asks until `find` gives something, which is `None` when the deadline passes before.
-pub async fn poll_for<T>(deadline: Duration, mut find: impl AsyncFnMut() -> Option<T>) -> Option<T> {
-    let found = async {
-        loop {
-            if let Some(found) = find().await {
-                return found;
-            }
-            #[expect(clippy::disallowed_methods, reason = "the pause between two polls, which have a deadline")]
-            tokio::time::sleep(POLL_INTERVAL).await;
-        }
-    };
-    tokio::time::timeout(deadline, found).await.ok()
+pub async fn poll_for<T>(deadline: Duration, find: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+    poll_every(POLL_INTERVAL, deadline, find).await
 }
 
 fn cluster_dir() -> PathBuf {

@@ -47,14 +47,19 @@ pub async fn within_for<T>(patience: Duration, what: &str, log: &Log, future: im
 }
 
 /// Polls `find` until it returns a value, for at most `patience`: for state that can be seen but is not announced.
-pub async fn poll_for<T>(patience: Duration, mut find: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+pub async fn poll_for<T>(patience: Duration, find: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+    poll_every(POLL_INTERVAL, patience, find).await
+}
+
+/// As [`poll_for`], with a pause of its own between two polls.
+pub async fn poll_every<T>(pause: Duration, patience: Duration, mut find: impl AsyncFnMut() -> Option<T>) -> Option<T> {
     let found = async {
         loop {
             if let Some(found) = find().await {
                 return found;
             }
             #[expect(clippy::disallowed_methods, reason = "the pause between two polls, which have a deadline")]
-            tokio::time::sleep(POLL_INTERVAL).await;
+            tokio::time::sleep(pause).await;
         }
     };
     tokio::time::timeout(patience, found).await.ok()

@@ -44,7 +44,7 @@ impl Namespace {
         &self.dir
     }
 
-    /// Adds a network in which nobody is: what is sent to 10.9.9.9 is lost without a word.
+    /// Adds a network without hosts: packets to 10.9.9.9 are lost, and no error comes back.
     pub async fn add_dead_network(&self) {
         for words in [
             "link add dead type veth peer name void",
@@ -53,16 +53,19 @@ impl Namespace {
             "link set void up",
             "neighbour add 10.9.9.9 lladdr 02:00:00:00:00:09 dev dead",
         ] {
-            let set = Command::new("ip").args(words.split(' ')).status().await;
-            assert!(set.is_ok_and(|status| status.success()), "`ip {words}` failed");
+            ip(words).await;
         }
     }
 
     /// Cuts the loopback device, or mends it: nothing arrives, and nobody is told.
     pub async fn set_network(&self, up: bool) {
-        let set = Command::new("ip").args(["link", "set", "lo", if up { "up" } else { "down" }]).status().await;
-        assert!(set.is_ok_and(|status| status.success()), "the loopback device cannot be set");
+        ip(if up { "link set lo up" } else { "link set lo down" }).await;
     }
+}
+
+async fn ip(words: &str) {
+    let set = Command::new("ip").args(words.split(' ')).status().await;
+    assert!(set.is_ok_and(|status| status.success()), "`ip {words}` failed");
 }
 
 /// Runs `body` in namespaces of its own, and returns what was printed there. `test` is the test's full name.

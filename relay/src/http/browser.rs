@@ -19,10 +19,11 @@ use axum::response::Response;
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
-    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_TYPE, ORIGIN, VARY,
+    ACCESS_CONTROL_REQUEST_METHOD, ALLOW, CONTENT_TYPE, ORIGIN, VARY,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::paths::endpoint;
 
 use super::respond::Client;
 use super::{discard, method_not_allowed, text_header};
@@ -146,7 +147,11 @@ pub async fn preflight(State(relay): State<Arc<Relay>>, request: Request<Body>) 
     let config = relay.shared.config.load();
     let headers = request.headers();
     if !headers.contains_key(ORIGIN) || !headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
-        return method_not_allowed(State(Arc::clone(&relay)), request).await;
+        // axum adds `Allow` for methods that a route lacks, and this one it has.
+        let takes_post = endpoint("POST", request.uri().path()).is_some();
+        let mut response = method_not_allowed(State(Arc::clone(&relay)), request).await;
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static(if takes_post { "POST" } else { "GET" }));
+        return response;
     }
     let response = match check_host(&config, headers).and_then(|()| check_origin(&config, headers)) {
         Ok(()) => permission(&config, headers),

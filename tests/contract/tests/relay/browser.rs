@@ -252,7 +252,13 @@ async fn odd_spellings_of_a_path_reach_its_route() {
 #[tokio::test]
 async fn allow_names_the_methods_of_the_path() {
     let relay = Relay::start().await;
-    for (method, path, allowed) in [("GET", CHAT, "POST"), ("DELETE", CHAT, "POST"), ("POST", "/v1/models", "GET")] {
+    for (method, path, allowed) in [
+        ("GET", CHAT, "POST"),
+        ("DELETE", CHAT, "POST"),
+        ("OPTIONS", CHAT, "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("OPTIONS", "/v1/models", "GET"),
+    ] {
         let allow = relay.fetch(Request::new(method, path)).await.with_status(405).header("allow").expect("Allow");
         let methods: Vec<&str> = allow.split(',').map(str::trim).collect();
         assert!(methods.contains(&allowed) && !methods.contains(&method), "{method} {path}: {allow}");

@@ -4,6 +4,7 @@ mod backend_loss;
 mod bodies;
 mod cancel;
 mod dialects;
+mod keep_alive;
 mod relays;
 mod rotation;
 mod secrecy;

@@ -189,6 +189,8 @@ async fn after_the_first_byte_a_chat_stream_gets_an_error_frame_and_is_aborted()
     let text = broken_stream(&relay, worker, chat_stream("m")).await;
     let error = &last_data(&text)["error"];
     assert!(error["message"].is_string() && error["type"].is_string() && error["code"].is_string(), "{text}");
+    // Agents decide by these words whether to try again.
+    assert!(error["message"].as_str().is_some_and(|message| message.starts_with("connection lost: ")), "{text}");
     assert!(text.ends_with("\n\n"), "the frame is whole: {text:?}");
 }
 
@@ -219,6 +221,20 @@ async fn after_the_first_byte_a_responses_stream_gets_the_nested_form() {
     let frame = last_data(&text);
     assert_eq!(frame["type"], "error", "{text}");
     assert!(frame["error"]["message"].is_string() && frame["error"]["code"].is_string(), "{text}");
+}
+
+#[tokio::test]
+async fn error_event_continues_the_sequence_numbers() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let pending = relay.begin(responses_stream("m"));
+    let job = worker.expect_request().await;
+    worker.start_stream(&job, "data: {\"type\":\"response.created\",\"sequence_number\":4}\n\n").await;
+    let mut response = pending.response().await;
+    response.read_until("sequence_number").await;
+    worker.vanish();
+    let frame = last_data(&response.read_to_end().await.text());
+    assert_eq!((&frame["type"], &frame["sequence_number"]), (&json!("error"), &json!(5)), "{frame}");
 }
 
 #[tokio::test]

@@ -57,7 +57,10 @@ async fn unreachable_backends_everywhere_end_in_502() {
     let pending = relay.begin(chat("m"));
     let job = only.expect_request().await;
     only.fail(&job.id, "backend_unreachable", "connection refused").await;
-    openai_error(&pending.reply().await, 502, "server_error", "backend_unreachable");
+    let reply = pending.reply().await;
+    openai_error(&reply, 502, "server_error", "backend_unreachable");
+    assert_eq!(reply.header("retry-after").as_deref(), Some("1"));
+    assert_eq!(reply.header("x-should-retry").as_deref(), Some("true"));
     only.expect_quiet().await;
     only.update_models(&["m"]).await;
     let pending = relay.begin(messages("m"));

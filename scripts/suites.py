@@ -31,6 +31,8 @@ GRACE_SECONDS = 60
 PROGRESS_SECONDS = 60
 # What all suites write, into target and into a cache that is empty.
 DISK_GB = 25
+# Of the log of each suite that failed, once more at the end of a run.
+END_OF_LOG_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,14 @@ def processor_seconds():
     return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
 
 
+def print_end_of_log(name):
+    """Repeats the last lines of a suite's log, so that the end of a long run says why it failed."""
+    log = LOGS / f"{name}.log"
+    if log.exists():
+        lines = log.read_text(errors="replace").splitlines()[-END_OF_LOG_LINES:]
+        print(f"\nthe end of {name}.log:", *(f"    {line}" for line in lines), sep="\n")
+
+
 def report(runner, before):
     print("\nsuite               result         wall    processor")
     for run in runner.runs:
@@ -286,6 +296,8 @@ def report(runner, before):
     skipped = [run.suite.name for run in runner.runs if run.result == "skipped"]
     if skipped:
         print(f"skipped, see the reason above: {' '.join(skipped)}")
+    for name in failed:
+        print_end_of_log(name)
     if failed:
         print(f"failed, or not run: {' '.join(failed)}; logs are in {LOGS}")
     return 1 if failed else 0

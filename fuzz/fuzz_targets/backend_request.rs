@@ -90,7 +90,7 @@ const OF_A_CONNECTION: [&str; 11] = [
 ];
 
 /// All that a client can say to a backend; `content-length` and `host` are the worker's own.
-const ALLOWED: [&str; 16] = [
+const ALLOWED: [&str; 18] = [
     "content-type",
     "accept",
     "anthropic-version",
@@ -103,6 +103,8 @@ const ALLOWED: [&str; 16] = [
     "tracestate",
     "baggage",
     "idempotency-key",
+    "x-session-affinity",
+    "x-session-id",
     "authorization",
     "x-api-key",
     "content-length",

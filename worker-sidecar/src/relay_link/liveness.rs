@@ -118,14 +118,16 @@ impl<S> Counted<S> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.traffic.is_silent(Instant::now()) {
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, SILENT)));
-        }
         let before = buf.filled().len();
         let read = Pin::new(&mut self.inner).poll_read(cx, buf);
         if buf.filled().len() > before {
-            let now = self.traffic.millis(Instant::now());
-            self.traffic.received.store(now, Ordering::Relaxed);
+            // After the read: the process may have been stopped in the middle of it.
+            let now = Instant::now();
+            if self.traffic.is_silent(now) {
+                buf.set_filled(before);
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, SILENT)));
+            }
+            self.traffic.received.store(self.traffic.millis(now), Ordering::Relaxed);
         }
         read
     }
@@ -193,6 +195,27 @@ mod tests {
         assert_eq!(counted.read_u8().await.unwrap(), b'b');
         traffic.received.store(15_000, Ordering::Relaxed);
         peer.write_all(b"c").await.unwrap();
+        assert_eq!(counted.read_u8().await.unwrap_err().to_string(), SILENT);
+    }
+
+    /// Four heartbeats pass in the middle of each read.
+    struct Stopped(Arc<Traffic>);
+
+    impl AsyncRead for Stopped {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            buf.put_slice(b"l");
+            self.0.received.store(0, Ordering::Relaxed);
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn bytes_are_refused_when_their_read_took_three_heartbeats() {
+        let mut traffic = Traffic::new();
+        Arc::get_mut(&mut traffic).unwrap().start -= BEAT * 4;
+        traffic.expect_heartbeats(BEAT);
+        traffic.received.store(traffic.millis(Instant::now()), Ordering::Relaxed);
+        let mut counted = Counted::new(Stopped(Arc::clone(&traffic)), traffic);
         assert_eq!(counted.read_u8().await.unwrap_err().to_string(), SILENT);
     }
 }

@@ -36,7 +36,7 @@ pub const KEY_PREFIX: &str = "mr-";
 /// `last_used_at` is written at most so often.
 pub const TOUCH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Keys, revoked ones too, that a store holds.
+/// Keys, revoked ones too, that a store holds. When there are more, the oldest that is revoked or expired is forgotten.
 pub const MAX_KEYS: usize = 10_000;
 const MAX_NAME_CHARS: usize = 128;
 const MAX_SCOPE: usize = 256;
@@ -239,7 +239,7 @@ pub enum KeyStoreError {
 
 impl KeyStoreError {
     fn too_many() -> Self {
-        Self::Full(format!("no more than {MAX_KEYS} keys, revoked ones too, can be kept"))
+        Self::Full(format!("no more than {MAX_KEYS} keys can be kept, and none of them is revoked or expired"))
     }
 }
 
@@ -420,6 +420,15 @@ impl NewKey {
         }
         Ok(Self { name: name.to_owned(), limits })
     }
+}
+
+/// Forgets the oldest key that is revoked or expired; `false` when there is none.
+fn forget_useless(records: &mut Vec<KeyRecord>, now: SystemTime) -> bool {
+    let is_useless =
+        |record: &KeyRecord| record.revoked || record.limits.expires_at.is_some_and(|expires_at| now >= expires_at);
+    let useless = records.iter().enumerate().filter(|(_, record)| is_useless(record));
+    let oldest = useless.min_by_key(|(_, record)| record.created_at).map(|(index, _)| index);
+    oldest.map(|index| records.remove(index)).is_some()
 }
 
 /// A key that is about to be kept, with its secret.

@@ -11,11 +11,14 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use modelrelay_platform::files;
 
-use super::{CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, stored};
+use super::{
+    CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, forget_useless, stored,
+};
 use crate::blocking;
 
 /// [`MAX_KEYS`] of the largest keys would be more; a file of this size is not one of ours.
@@ -85,7 +88,7 @@ impl Shared {
     fn create(&self, request: NewKey) -> Result<CreatedKey, KeyStoreError> {
         let fresh = request.into_fresh()?;
         self.change(|records| {
-            if records.len() >= MAX_KEYS {
+            if records.len() >= MAX_KEYS && !forget_useless(records, SystemTime::now()) {
                 return Err(KeyStoreError::too_many());
             }
             records.push(fresh.record.clone());

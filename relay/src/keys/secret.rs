@@ -19,7 +19,8 @@ use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use super::{
-    CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, TOUCH_INTERVAL, stored,
+    CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, TOUCH_INTERVAL,
+    forget_useless, stored,
 };
 use crate::file_watch::{Content, FileWatch};
 
@@ -140,11 +141,16 @@ impl Shared {
             if draft.records.iter().any(|record| record.id == fresh.record.id) {
                 return Ok((false, ()));
             }
-            if draft.records.len() >= MAX_KEYS {
+            let now = SystemTime::now();
+            if draft.records.len() >= MAX_KEYS && !forget_useless(&mut draft.records, now) {
                 return Err(KeyStoreError::too_many());
             }
             draft.records.push(fresh.record.clone());
-            self.check_size(draft)?;
+            while let Err(full) = self.check_size(draft) {
+                if !forget_useless(&mut draft.records, now) {
+                    return Err(full);
+                }
+            }
             Ok((true, ()))
         })
         .await?;

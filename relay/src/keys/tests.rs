@@ -21,6 +21,31 @@ fn key(limits: KeyLimits) -> (KeySet, String, String) {
 }
 
 #[test]
+fn the_oldest_useless_key_is_forgotten() {
+    let record = |id: &str, age: u64, revoked: bool, expires_at: Option<SystemTime>| KeyRecord {
+        id: id.to_owned(),
+        name: "n".to_owned(),
+        sha256: [0; 32],
+        created_at: later(1000 - age),
+        last_used_at: None,
+        revoked,
+        limits: KeyLimits { expires_at, ..KeyLimits::default() },
+    };
+    let mut records = vec![
+        record("used", 900, false, None),
+        record("revoked", 500, true, None),
+        record("expired", 600, false, Some(later(10))),
+        record("expires", 800, false, Some(later(5000))),
+    ];
+    let mut forgotten = Vec::new();
+    while forget_useless(&mut records, later(2000)) {
+        forgotten.push(records.len());
+    }
+    assert_eq!(forgotten, [3, 2]);
+    assert_eq!(records.iter().map(|record| &*record.id).collect::<Vec<_>>(), ["used", "expires"]);
+}
+
+#[test]
 fn only_the_whole_key_verifies() {
     let (keys, id, whole) = key(KeyLimits::default());
     assert_eq!(keys.verify(&whole, NOW).expect("valid").id(), id);

@@ -22,8 +22,14 @@ pub enum Endpoint {
     Rerank,
     /// `/v1/score`
     Score,
+    /// `/classify`, `/pooling` and their other names.
+    Classify,
+    /// `/v1/images/…`
+    Images,
     /// `/v1/audio/…`
     Audio,
+    /// A server's own way to ask: `/completion` and `/infill` of llama-server, `/api/…` of Ollama.
+    Native,
     /// `/tokenize`, `/detokenize`
     Tokenize,
     /// `/v1/models`, which the relay answers itself.
@@ -33,23 +39,40 @@ pub enum Endpoint {
 }
 
 /// `POST` paths that are routed by the body's model.
-pub const POST_PATHS: [(&str, Endpoint); 16] = [
+pub const POST_PATHS: [(&str, Endpoint); 33] = [
     ("/v1/chat/completions", Endpoint::ChatCompletions),
+    ("/v1/chat/completions/batch", Endpoint::ChatCompletions),
     ("/v1/completions", Endpoint::Completions),
     ("/v1/responses", Endpoint::Responses),
     ("/v1/responses/input_tokens", Endpoint::Responses),
     ("/v1/messages", Endpoint::Messages),
     ("/v1/messages/count_tokens", Endpoint::CountTokens),
     ("/v1/embeddings", Endpoint::Embeddings),
+    ("/v2/embed", Endpoint::Embeddings),
     ("/v1/rerank", Endpoint::Rerank),
     ("/rerank", Endpoint::Rerank),
     ("/v2/rerank", Endpoint::Rerank),
     ("/v1/reranking", Endpoint::Rerank),
     ("/v1/score", Endpoint::Score),
+    ("/score", Endpoint::Score),
+    ("/classify", Endpoint::Classify),
+    ("/v1/classify", Endpoint::Classify),
+    ("/pooling", Endpoint::Classify),
+    ("/v1/pooling", Endpoint::Classify),
+    ("/v1/images/generations", Endpoint::Images),
+    ("/v1/images/edits", Endpoint::Images),
+    ("/v1/images/variations", Endpoint::Images),
     ("/v1/audio/transcriptions", Endpoint::Audio),
+    ("/v1/audio/translations", Endpoint::Audio),
     ("/v1/audio/speech", Endpoint::Audio),
     ("/tokenize", Endpoint::Tokenize),
     ("/detokenize", Endpoint::Tokenize),
+    ("/completion", Endpoint::Native),
+    ("/infill", Endpoint::Native),
+    ("/api/chat", Endpoint::Native),
+    ("/api/generate", Endpoint::Native),
+    ("/api/embed", Endpoint::Native),
+    ("/api/show", Endpoint::Native),
 ];
 
 impl Endpoint {
@@ -64,7 +87,10 @@ impl Endpoint {
             Self::Embeddings => "embeddings",
             Self::Rerank => "rerank",
             Self::Score => "score",
+            Self::Classify => "classify",
+            Self::Images => "images",
             Self::Audio => "audio",
+            Self::Native => "native",
             Self::Tokenize => "tokenize",
             Self::Models => "models",
             Self::Other => "other",
@@ -81,7 +107,10 @@ impl Endpoint {
             | Self::Embeddings
             | Self::Rerank
             | Self::Score
+            | Self::Classify
+            | Self::Images
             | Self::Audio
+            | Self::Native
             | Self::Tokenize
             | Self::Models
             | Self::Other => Dialect::OpenAi,

@@ -186,9 +186,16 @@ fn counts_tokens(endpoint: Endpoint) -> bool {
         | Endpoint::Embeddings
         | Endpoint::Rerank
         | Endpoint::Score
+        | Endpoint::Classify
+        | Endpoint::Images
         | Endpoint::Audio => true,
         // `/v1/responses` itself is asked for by path; what lies below generates nothing.
-        Endpoint::Responses | Endpoint::CountTokens | Endpoint::Tokenize | Endpoint::Models | Endpoint::Other => false,
+        Endpoint::Responses
+        | Endpoint::CountTokens
+        | Endpoint::Tokenize
+        | Endpoint::Native
+        | Endpoint::Models
+        | Endpoint::Other => false,
     }
 }
 

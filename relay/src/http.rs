@@ -3,6 +3,7 @@
 pub mod answer;
 pub mod auth;
 pub mod browser;
+pub mod coding;
 pub mod framing;
 pub mod health;
 pub mod inference;

@@ -213,6 +213,13 @@ impl Provider {
     ///
     /// Cleaned here, under the lock that settings are replaced under: a catalogue that changes meanwhile is never missed.
     pub fn models_updated(&self, link: &WorkerLink, update: ModelsUpdate) {
+        if link.advertises(&update.models) {
+            if let Some(load) = update.current_load {
+                self.load_reported(link, load);
+            }
+            return;
+        }
+        link.pace_update();
         let mut warnings = Vec::new();
         let mut state = self.lock();
         link.set_advertised(update.models);
@@ -221,7 +228,8 @@ impl Provider {
         let load = update.current_load;
         self.handle(&mut state, Event::ModelsUpdated { worker: link.info.key, models, load });
         drop(state);
-        info!(provider = %self.name, worker = %link.info.name, models = count, "models updated");
+        let Some(unsaid) = link.note_update() else { return };
+        info!(provider = %self.name, worker = %link.info.name, models = count, unsaid, "models updated");
         for warning in warnings {
             warn!(provider = %self.name, worker = %link.info.name, "{warning}");
         }

@@ -7,6 +7,7 @@ mod admission;
 pub mod failures;
 pub mod io;
 pub mod link;
+pub mod pace;
 mod read_ahead;
 pub mod register;
 pub mod session;

@@ -1,6 +1,7 @@
 //! Reading a request's body, within the limit and the memory budget.
 //!
-//! Memory is reserved before it is used: from the announced length at once, without one as the bytes come.
+//! Memory is reserved as the bytes come, so that whoever announces much and sends little holds little. A body that has no room when it
+//! is announced is refused at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,35 +14,46 @@ use http_body_util::BodyExt;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use tokio::time::Instant;
 
+use super::coding::Coding;
 use crate::budget::{Budget, Reservation};
 
-/// A client that sends nothing for so long in the middle of its body is not waited for.
+/// A client that sends nothing at all of its body for so long is not waited for.
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Nor is one that sends nothing for so long in the middle of it.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Nor is one that has sent less than this a second, beyond its first minute: memory is reserved for all of its body, and some
-/// dozens that send a byte now and then would leave none for others. 128 kbit/s.
+/// Nor is one that has sent less than this a second, beyond its first minute: some thousands that send a byte now and then would
+/// leave no connections for others. 128 kbit/s.
 const MIN_BYTES_PER_SEC: u64 = 16 << 10;
 
 /// What a refused client may still send before its connection is closed.
 const DISCARD_BYTES: u64 = 64 << 20;
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How much is reserved at a time when the length was not announced.
+/// How much is reserved at a time.
 const GROWTH_BYTES: u64 = 64 << 10;
+
+/// A larger body has to leave room for others: an eighth of the budget is for bodies up to this size.
+const SMALL_BODY_BYTES: u64 = 1 << 20;
 
 /// Reads the whole body. The budget is charged until the last clone of the bytes is gone.
 pub async fn read(headers: &HeaderMap, body: &mut Body, budget: &Arc<Budget>, limit: u64) -> Result<Bytes, ApiError> {
-    refuse_encoded(headers)?;
+    let coding = Coding::of(headers)?;
     let announced = announced_length(headers)?;
     if announced.is_some_and(|length| length > limit) {
         return Err(too_large(limit));
     }
-    let mut reservation = budget.reserve(announced.unwrap_or(0)).ok_or_else(overloaded)?;
-    let mut bytes = BytesMut::with_capacity(usize::try_from(announced.unwrap_or(0)).unwrap_or(0));
+    let mut reservation = budget.reserve(0).ok_or_else(overloaded)?;
+    if !reservation.may_grow(announced.unwrap_or(0), room(announced.unwrap_or(0), budget)) {
+        return Err(overloaded());
+    }
+    let mut bytes = BytesMut::new();
     let began = Instant::now();
     loop {
+        let patience = if bytes.is_empty() { FIRST_BYTE_TIMEOUT } else { IDLE_TIMEOUT };
         let allowed = IDLE_TIMEOUT + Duration::from_secs(bytes.len() as u64 / MIN_BYTES_PER_SEC);
-        let deadline = (began + allowed).min(Instant::now() + IDLE_TIMEOUT);
+        let deadline = (began + allowed).min(Instant::now() + patience);
         let frame = match tokio::time::timeout_at(deadline, body.frame()).await {
             Ok(Some(Ok(frame))) => frame,
             Ok(Some(Err(_))) => return Err(ApiError::new(ErrorKind::InvalidJson, "the request body broke off")),
@@ -61,7 +73,11 @@ pub async fn read(headers: &HeaderMap, body: &mut Body, budget: &Arc<Budget>, li
         grow(&mut reservation, total)?;
         bytes.extend_from_slice(&data);
     }
-    Ok(reservation.hold(bytes.freeze()))
+    let bytes = reservation.hold(bytes.freeze());
+    match coding {
+        Some(coding) => coding.decode(bytes, budget, limit).await,
+        None => Ok(bytes),
+    }
 }
 
 /// Reads on without keeping anything, so that a client which is still sending gets to read why it was refused: closing
@@ -86,23 +102,26 @@ pub fn discard(headers: &HeaderMap, mut body: Body) {
     });
 }
 
-fn grow(reservation: &mut Reservation, total: u64) -> Result<(), ApiError> {
+/// Reserves what a body of so many bytes needs.
+pub(super) fn grow(reservation: &mut Reservation, total: u64) -> Result<(), ApiError> {
     let missing = total.saturating_sub(reservation.bytes());
-    if missing > 0 && !reservation.grow(missing.max(GROWTH_BYTES)) {
-        return Err(overloaded());
+    if missing == 0 {
+        return Ok(());
     }
-    Ok(())
+    // Little by little at first: most bodies are small.
+    let step = missing.max(reservation.bytes().min(GROWTH_BYTES));
+    let room = room(total, reservation.budget());
+    if reservation.grow_within(step, room) || reservation.grow_within(missing, room) {
+        Ok(())
+    } else {
+        Err(overloaded())
+    }
 }
 
-fn refuse_encoded(headers: &HeaderMap) -> Result<(), ApiError> {
-    let encoded = headers.get_all(http::header::CONTENT_ENCODING).iter().any(|value| {
-        !value.as_bytes().trim_ascii().is_empty() && !value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity")
-    });
-    if encoded {
-        let message = "compressed request bodies are not supported: send the body without Content-Encoding";
-        return Err(ApiError::new(ErrorKind::UnsupportedEncoding, message));
-    }
-    Ok(())
+/// The part of the budget that a body of this size may use.
+fn room(bytes: u64, budget: &Budget) -> u64 {
+    let limit = budget.limit();
+    if bytes > SMALL_BODY_BYTES { limit - limit / 8 } else { limit }
 }
 
 fn announced_length(headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
@@ -111,14 +130,14 @@ fn announced_length(headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
     length.map(Some).ok_or_else(|| ApiError::new(ErrorKind::InvalidJson, "Content-Length is not a number"))
 }
 
-fn too_large(limit: u64) -> ApiError {
+pub(super) fn too_large(limit: u64) -> ApiError {
     ApiError::new(
         ErrorKind::RequestTooLarge,
         format!("the request body is larger than {limit} bytes (MAX_REQUEST_BYTES)"),
     )
 }
 
-fn overloaded() -> ApiError {
+pub(super) fn overloaded() -> ApiError {
     ApiError::new(ErrorKind::Overloaded, "the relay's memory for request bodies is full; try again")
 }
 
@@ -147,7 +166,8 @@ mod tests {
     async fn too_large_compressed_and_unaffordable_bodies_are_refused() {
         assert_eq!(code(&[("content-length", "11")], b"01234567890", 100).await, Err("request_too_large".into()));
         assert_eq!(code(&[], b"01234567890", 1 << 20).await, Err("request_too_large".into()));
-        assert_eq!(code(&[("content-encoding", "gzip")], b"x", 100).await, Err("unsupported_encoding".into()));
+        assert_eq!(code(&[("content-encoding", "br")], b"x", 100).await, Err("unsupported_encoding".into()));
+        assert_eq!(code(&[("content-encoding", "gzip")], b"x", 100).await, Err("invalid_json".into()));
         assert_eq!(code(&[("content-length", "5")], b"01234", 4).await, Err("overloaded".into()));
         assert_eq!(code(&[], b"01234", 4).await, Err("overloaded".into()));
     }

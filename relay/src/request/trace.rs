@@ -210,6 +210,9 @@ fn operation(endpoint: Endpoint) -> &'static str {
         | Endpoint::Rerank
         | Endpoint::Score
         | Endpoint::Audio
+        | Endpoint::Classify
+        | Endpoint::Images
+        | Endpoint::Native
         | Endpoint::Tokenize
         | Endpoint::Models
         | Endpoint::Other => endpoint.as_str(),

@@ -4,6 +4,7 @@
 //! does not hold finds nothing there, so it can reach nobody; and a chunk takes no lock that another worker takes.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -22,7 +23,7 @@ use crate::ids;
 use crate::request::RequestRecord;
 
 use super::failures::{Failure, Failures};
-use super::slots::Refusals;
+use super::pace::{Lines, Updates};
 pub use super::worker_info::WorkerInfo;
 
 /// Stream numbers are never used twice; a link that has used nearly all of them is drained and dialled anew.
@@ -67,6 +68,7 @@ pub struct WorkerLink {
     pub info: WorkerInfo,
     wake: Notify,
     drain: Notify,
+    read_pause_millis: AtomicU32,
     state: Mutex<State>,
 }
 
@@ -81,10 +83,14 @@ struct State {
     /// What a multiplexer last said about its slots that made sense, and when.
     slots: (Arc<[Slot]>, Instant),
     failures: Failures,
-    slots_refused: Refusals,
+    slots_refused: Lines,
     /// Names that only slots which were refused would give a meaning; they are not advertised.
     meaningless: BTreeSet<String>,
-    gates_refused: Refusals,
+    gates_refused: Lines,
+    /// Lines of the log that the worker causes.
+    reports: Lines,
+    updates: Lines,
+    pace: Updates,
     heard_at: SystemTime,
     /// How long its last heartbeat took, or its registration, while there was none.
     round_trip: Duration,
@@ -123,9 +129,12 @@ impl WorkerLink {
             advertised,
             slots: (Arc::from([]), Instant::now()),
             failures: Failures::default(),
-            slots_refused: Refusals::default(),
+            slots_refused: Lines::of_nonsense(),
             meaningless: BTreeSet::new(),
-            gates_refused: Refusals::default(),
+            gates_refused: Lines::of_nonsense(),
+            reports: Lines::of_news(),
+            updates: Lines::of_news(),
+            pace: Updates::default(),
             heard_at: SystemTime::now(),
             round_trip: info.round_trip,
             ws_ping: false,
@@ -135,7 +144,8 @@ impl WorkerLink {
             close_when_idle: None,
             close: None,
         };
-        Arc::new(Self { info, wake: Notify::new(), drain: Notify::new(), state: Mutex::new(state) })
+        let (wake, drain, read_pause_millis) = (Notify::new(), Notify::new(), AtomicU32::new(0));
+        Arc::new(Self { info, wake, drain, read_pause_millis, state: Mutex::new(state) })
     }
 
     /// Queues a request.
@@ -333,7 +343,12 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
-    /// What the worker last said it serves.
+    /// Whether that is what the worker last said it serves.
+    pub fn advertises(&self, models: &[String]) -> bool {
+        self.lock().advertised == models
+    }
+
+    /// What the worker last said it serves, before it was cleaned.
     pub fn advertised(&self) -> Vec<String> {
         self.lock().advertised.clone()
     }
@@ -384,6 +399,31 @@ impl WorkerLink {
     /// Slots that made no sense were refused; how many were before, if that is to be logged.
     pub fn note_slots_refused(&self) -> Option<u64> {
         self.lock().slots_refused.note(Instant::now())
+    }
+
+    /// The worker reported something; how many reports were before without a line in the log, if this one is to have one.
+    pub fn note_report(&self) -> Option<u64> {
+        self.lock().reports.note(Instant::now())
+    }
+
+    /// The same for updates of its models.
+    pub fn note_update(&self) -> Option<u64> {
+        self.lock().updates.note(Instant::now())
+    }
+
+    /// An update of its models came. What comes too often is read later.
+    pub fn pace_update(&self) {
+        let pause = self.lock().pace.pause(Instant::now());
+        let millis = u32::try_from(pause.as_millis()).unwrap_or(u32::MAX);
+        self.read_pause_millis.fetch_max(millis, Ordering::Relaxed);
+    }
+
+    /// How long the next message of this worker has to wait, once.
+    pub fn take_read_pause(&self) -> Option<Duration> {
+        if self.read_pause_millis.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        Some(Duration::from_millis(self.read_pause_millis.swap(0, Ordering::Relaxed).into()))
     }
 
     /// The same for gates.

@@ -315,6 +315,9 @@ where
             warn!(provider = %provider.name, worker = %link.info.name, problem, "worker protocol error");
             return End::closing(PROTOCOL_ERROR, DisconnectReason::ProtocolError);
         }
+        if let Some(pause) = link.take_read_pause() {
+            tokio::time::sleep(pause).await;
+        }
         // Messages that were read ahead cost no system call, and would hold up all others on this thread.
         tokio::task::coop::consume_budget().await;
     }

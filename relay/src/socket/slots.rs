@@ -4,7 +4,6 @@
 //! ones standing, for they only inform a choice; gates that are refused leave none open, for they let requests through.
 
 use std::collections::{BTreeSet, HashSet};
-use std::time::{Duration, Instant};
 
 use modelrelay_protocol::limits::{MAX_ID_BYTES, MAX_MODEL_CHARS, MAX_MODELS_PER_WORKER, MAX_SLOTS_PER_WORKER};
 use modelrelay_protocol::message::{ModelGrant, Slot, SlotModel};
@@ -17,28 +16,6 @@ const MAX_MESSAGE_CHARS: usize = 1_024;
 
 /// A failure's code.
 const MAX_CODE_CHARS: usize = 64;
-
-/// A worker that says one thing that makes no sense will say it again; so often it is worth a line in the log.
-const REFUSALS_LOGGED_EVERY: Duration = Duration::from_secs(60);
-
-/// When one kind of nonsense was last logged, and how much was not.
-#[derive(Debug, Default)]
-pub struct Refusals {
-    logged_at: Option<Instant>,
-    unsaid: u64,
-}
-
-impl Refusals {
-    /// Notes one more. Where it is time for a line in the log: how many there were without one.
-    pub fn note(&mut self, now: Instant) -> Option<u64> {
-        if self.logged_at.is_some_and(|logged| now.saturating_duration_since(logged) < REFUSALS_LOGGED_EVERY) {
-            self.unsaid += 1;
-            return None;
-        }
-        self.logged_at = Some(now);
-        Some(std::mem::take(&mut self.unsaid))
-    }
-}
 
 /// How many models a multiplexer may speak of: those that a provider's own limit leaves out may be among them.
 pub fn most_models(max_models_per_worker: usize) -> usize {
@@ -197,17 +174,6 @@ mod tests {
         let cleaned = clean_slots(vec![failed], 4).expect("sense");
         let message = cleaned[0].models[0].message.as_deref().expect("a message");
         assert!(message.starts_with("onetwo") && message.chars().count() == MAX_MESSAGE_CHARS);
-    }
-
-    #[test]
-    fn nonsense_is_logged_once_a_minute_with_the_number_of_what_was_not() {
-        let (mut refusals, start) = (Refusals::default(), Instant::now());
-        assert_eq!(refusals.note(start), Some(0));
-        for second in 1..60 {
-            assert_eq!(refusals.note(start + Duration::from_secs(second)), None);
-        }
-        assert_eq!(refusals.note(start + Duration::from_secs(60)), Some(59));
-        assert_eq!(refusals.note(start + Duration::from_secs(61)), None);
     }
 
     #[test]

@@ -23,6 +23,12 @@ use crate::socket::link::{Held, WorkerLink};
 use crate::socket::register;
 use crate::unix_time::unix_millis;
 
+/// Header fields of one response.
+const MAX_RESPONSE_HEADERS: usize = 128;
+
+/// Names and values of one response's header fields together.
+const MAX_RESPONSE_HEADER_BYTES: usize = 64 << 10;
+
 type Handled = Result<(), &'static str>;
 
 /// Handles one text message.
@@ -185,7 +191,12 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
     let code = printable(&error.code, 64);
     let message = printable(&error.message, 1_024);
     let Some(request_id) = error.request_id else {
-        warn!(provider = %provider.name, worker = %link.info.name, code, message, "worker reports");
+        match link.note_report() {
+            Some(unsaid) => {
+                warn!(provider = %provider.name, worker = %link.info.name, code, message, unsaid, "worker reports");
+            }
+            None => debug!(provider = %provider.name, worker = %link.info.name, code, message, "worker reports"),
+        }
         return;
     };
     let Some(held) = known(link, &request_id) else { return };
@@ -266,7 +277,7 @@ fn head(
     if content_length.is_some_and(|length| i64::try_from(length).is_err()) {
         return Err("a length of 2^63 bytes or more");
     }
-    Ok(Head { status: valid_status(status)?, headers: header_map(provider, headers), content_length })
+    Ok(Head { status: valid_status(status)?, headers: header_map(provider, headers)?, content_length })
 }
 
 fn valid_status(status: Option<u16>) -> Result<StatusCode, &'static str> {
@@ -277,12 +288,20 @@ fn valid_status(status: Option<u16>) -> Result<StatusCode, &'static str> {
     StatusCode::from_u16(status).map_err(|_| "a status outside 200-599")
 }
 
-/// The headers that may go to the client; what is not a header by its form is left out.
-fn header_map(provider: &Provider, pairs: impl IntoIterator<Item = (String, String)>) -> HeaderMap {
+/// The headers that may go to the client, or why there are too many; what is not a header by its form is left out.
+fn header_map(
+    provider: &Provider,
+    pairs: impl IntoIterator<Item = (String, String)>,
+) -> Result<HeaderMap, &'static str> {
     let config = provider.shared.config.load();
     let mut map = HeaderMap::new();
     let mut connection = Vec::new();
-    for (name, value) in pairs {
+    let mut bytes = 0;
+    for (count, (name, value)) in pairs.into_iter().enumerate() {
+        bytes += name.len() + value.len();
+        if count >= MAX_RESPONSE_HEADERS || bytes > MAX_RESPONSE_HEADER_BYTES {
+            return Err("more than 128 header fields, or more than 64 KiB of them");
+        }
         let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) else { continue };
         if name == http::header::CONNECTION {
             connection.push(value);
@@ -297,5 +316,5 @@ fn header_map(provider: &Provider, pairs: impl IntoIterator<Item = (String, Stri
             map.remove(name);
         }
     }
-    map
+    Ok(map)
 }

@@ -1,7 +1,10 @@
 //! Too much of something, in one request: each is refused or passed on unjudged, and no neighbour waits for it.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use flate2::{Compression, write::GzEncoder};
 use modelrelay_harness::{
     client::{RawConnection, Request},
     relay::Relay,
@@ -32,17 +35,17 @@ struct Flood {
     name: &'static str,
     path: &'static str,
     headers: Vec<(&'static str, String)>,
-    body: String,
+    body: Bytes,
     fate: Fate,
 }
 
 fn json_flood(name: &'static str, body: String, fate: Fate) -> Flood {
-    Flood { name, path: CHAT, headers: vec![("content-type", "application/json".into())], body, fate }
+    Flood { name, path: CHAT, headers: vec![("content-type", "application/json".into())], body: body.into(), fate }
 }
 
 fn form_flood(name: &'static str, body: String, fate: Fate) -> Flood {
     let content_type = format!("multipart/form-data; boundary={BOUNDARY}");
-    Flood { name, path: FORM, headers: vec![("content-type", content_type)], body, fate }
+    Flood { name, path: FORM, headers: vec![("content-type", content_type)], body: body.into(), fate }
 }
 
 /// Body `inner` beside the model's name.
@@ -127,22 +130,26 @@ fn form_floods() -> Vec<Flood> {
     ]
 }
 
-/// Ten million zeros as gzip has them: ten thousand bytes. Nothing is decoded, so any bytes would do.
+/// A hundred million zeros as gzip has them: a hundred thousand bytes.
 fn bombs() -> Vec<Flood> {
-    let bomb = |name, codings: &[&str]| {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
+    gzip.write_all(&vec![0; 100_000_000]).expect("memory");
+    let gzip: Bytes = gzip.finish().expect("memory").into();
+    let bomb = |name, codings: &[&str], status| {
         let mut headers = vec![("content-type", "application/json".to_owned())];
         headers.extend(codings.iter().map(|coding| ("content-encoding", (*coding).to_owned())));
-        Flood { name, path: CHAT, headers, body: "\u{1f}\u{8}".repeat(5000), fate: Refused(415) }
+        Flood { name, path: CHAT, headers, body: gzip.clone(), fate: Refused(status) }
     };
     vec![
-        bomb("gzip", &["gzip"]),
-        bomb("x-gzip", &["x-gzip"]),
-        bomb("GZIP", &["GZIP"]),
-        bomb("deflate", &["deflate"]),
-        bomb("br", &["br"]),
-        bomb("a bomb in a bomb", &["gzip, gzip, gzip"]),
-        bomb("identity, then gzip", &["identity", "gzip"]),
-        bomb("a coding that nobody has", &["chunked"]),
+        bomb("gzip", &["gzip"], 413),
+        bomb("x-gzip", &["x-gzip"], 413),
+        bomb("GZIP", &["GZIP"], 413),
+        bomb("identity, then gzip", &["identity", "gzip"], 413),
+        bomb("gzip that says zstd", &["zstd"], 400),
+        bomb("deflate", &["deflate"], 415),
+        bomb("br", &["br"], 415),
+        bomb("a bomb in a bomb", &["gzip, gzip, gzip"], 415),
+        bomb("a coding that nobody has", &["chunked"], 415),
         json_flood("gzip that does not say so", "\u{1f}\u{8}".repeat(5000), Refused(400)),
     ]
 }

@@ -25,6 +25,7 @@ mod keys_secret;
 mod keys_secret_faults;
 mod kubernetes;
 mod models;
+mod noisy_worker;
 mod parsing;
 mod providers;
 mod queue;

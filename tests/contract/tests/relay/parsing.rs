@@ -1,5 +1,7 @@
 //! What is judged about a request before anyone else sees it, and what is not.
 
+use std::io::Write;
+
 use modelrelay_harness::{
     client::{RawConnection, Request},
     relay::Relay,
@@ -185,14 +187,32 @@ async fn a_chunked_body_passes() {
 }
 
 #[tokio::test]
-async fn a_compressed_body_is_415() {
+async fn a_body_of_an_unknown_coding_is_415() {
     let relay = Relay::start().await;
-    for encoding in ["gzip", "br", "zstd", "deflate"] {
+    for encoding in ["br", "deflate", "gzip, gzip", "compress"] {
         let request = post_bytes(PATH, r#"{"model":"m"}"#).header("content-encoding", encoding);
         openai_error(&relay.fetch(request).await, 415, "invalid_request_error", "unsupported_encoding");
     }
-    let request = post_bytes("/v1/messages", r#"{"model":"m"}"#).header("content-encoding", "gzip");
+    let request = post_bytes("/v1/messages", r#"{"model":"m"}"#).header("content-encoding", "br");
     anthropic_error(&relay.fetch(request).await, 415, "invalid_request_error");
+}
+
+#[tokio::test]
+async fn a_compressed_body_reaches_the_worker_decoded() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let body = r#"{"model":"m"}"#;
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    gzip.write_all(body.as_bytes()).expect("memory");
+    // One frame with one block, uncompressed.
+    let zstd = [b"\x28\xb5\x2f\xfd\x00\x58\x69\x00\x00", body.as_bytes()].concat();
+    for (coding, bytes) in [("gzip", gzip.finish().expect("memory")), ("zstd", zstd)] {
+        let pending = relay.begin(post_bytes(PATH, bytes).header("content-encoding", coding));
+        let job = worker.expect_request().await;
+        assert_eq!((job.body.as_slice(), job.header("content-encoding")), (body.as_bytes(), None), "{coding}");
+        worker.answer(&job, &json!({})).await;
+        pending.reply().await.with_status(200);
+    }
 }
 
 #[tokio::test]

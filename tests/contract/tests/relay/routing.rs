@@ -5,30 +5,47 @@ use serde_json::json;
 
 use crate::support::{anthropic_error, chat, messages, openai_error, post_bytes};
 
-const MODEL_ROUTES: [&str; 16] = [
+const MODEL_ROUTES: [&str; 33] = [
     "/v1/chat/completions",
+    "/v1/chat/completions/batch",
     "/v1/completions",
     "/v1/responses",
     "/v1/responses/input_tokens",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/embeddings",
+    "/v2/embed",
     "/v1/rerank",
     "/rerank",
     "/v2/rerank",
     "/v1/reranking",
     "/v1/score",
+    "/score",
+    "/classify",
+    "/v1/classify",
+    "/pooling",
+    "/v1/pooling",
+    "/v1/images/generations",
+    "/v1/images/edits",
+    "/v1/images/variations",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
     "/v1/audio/speech",
     "/tokenize",
     "/detokenize",
-    "/v1/audio/transcriptions",
+    "/completion",
+    "/infill",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/show",
 ];
 
 #[tokio::test]
 async fn every_client_route_reaches_a_worker_by_its_model() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
-    for path in MODEL_ROUTES.into_iter().filter(|path| !path.ends_with("transcriptions")) {
+    for path in MODEL_ROUTES {
         let pending = relay.begin(Request::post(path, &json!({"model": "m", "input": "x"})));
         let job = worker.expect_request().await;
         assert_eq!(job.path(), path);
@@ -110,7 +127,7 @@ async fn a_multipart_request_without_a_model_is_400() {
 #[tokio::test]
 async fn an_unknown_path_is_404_in_the_openai_dialect() {
     let relay = Relay::start().await;
-    for path in ["/", "/v1", "/v1/nope", "/v1/chat", "/api/chat", "/v1/realtime"] {
+    for path in ["/", "/v1", "/v1/nope", "/v1/chat", "/api/tags", "/v1/realtime"] {
         let reply = relay.get(path).await;
         assert_eq!(reply.status, 404, "{path}");
         assert_eq!(reply.json()["error"]["type"], "invalid_request_error", "{path}");

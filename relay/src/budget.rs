@@ -77,11 +77,6 @@ impl Reservation {
         self.grow_within(bytes, self.budget.limit())
     }
 
-    /// Whether so much could be taken now, of a budget of which only `limit` may be used.
-    pub fn may_grow(&self, bytes: u64, limit: u64) -> bool {
-        self.budget.used().checked_add(bytes).is_some_and(|sum| sum <= limit)
-    }
-
     /// Takes more of a budget of which only `limit` may be used, or nothing when it does not fit.
     pub fn grow_within(&mut self, bytes: u64, limit: u64) -> bool {
         let taken = self.budget.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {

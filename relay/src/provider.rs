@@ -213,12 +213,6 @@ impl Provider {
     ///
     /// Cleaned here, under the lock that settings are replaced under: a catalogue that changes meanwhile is never missed.
     pub fn models_updated(&self, link: &WorkerLink, update: ModelsUpdate) {
-        if link.advertises(&update.models) {
-            if let Some(load) = update.current_load {
-                self.load_reported(link, load);
-            }
-            return;
-        }
         link.pace_update();
         let mut warnings = Vec::new();
         let mut state = self.lock();

@@ -1,7 +1,8 @@
 //! Reading a request's body, within the limit and the memory budget.
 //!
-//! Memory is reserved as the bytes come, so that whoever announces much and sends little holds little. A body that has no room when it
-//! is announced is refused at once.
+//! A small body has its memory reserved when it is announced: of many that come at once, some are then read whole, instead of all
+//! stopping half-way. For a larger one it is reserved as the bytes come, so that whoever announces much and sends little holds
+//! little. A body that has no room when it is announced is refused at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use super::coding::Coding;
 use crate::budget::{Budget, Reservation};
 
 /// A client that sends nothing at all of its body for so long is not waited for.
-const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(15);
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Nor is one that sends nothing for so long in the middle of it.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -34,7 +35,7 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
 /// How much is reserved at a time.
 const GROWTH_BYTES: u64 = 64 << 10;
 
-/// A larger body has to leave room for others: an eighth of the budget is for bodies up to this size.
+/// A larger body leaves room for others: an eighth of the budget is for bodies up to this size.
 const SMALL_BODY_BYTES: u64 = 1 << 20;
 
 /// Reads the whole body. The budget is charged until the last clone of the bytes is gone.
@@ -44,10 +45,7 @@ pub async fn read(headers: &HeaderMap, body: &mut Body, budget: &Arc<Budget>, li
     if announced.is_some_and(|length| length > limit) {
         return Err(too_large(limit));
     }
-    let mut reservation = budget.reserve(0).ok_or_else(overloaded)?;
-    if !reservation.may_grow(announced.unwrap_or(0), room(announced.unwrap_or(0), budget)) {
-        return Err(overloaded());
-    }
+    let mut reservation = begin(announced.unwrap_or(0), budget)?;
     let mut bytes = BytesMut::new();
     let began = Instant::now();
     loop {
@@ -100,6 +98,17 @@ pub fn discard(headers: &HeaderMap, mut body: Body) {
         // Either way the connection closes once the body is dropped before its end.
         let _ = tokio::time::timeout(DISCARD_TIMEOUT, discarding).await;
     });
+}
+
+/// What a body of so many bytes has reserved before it comes.
+fn begin(announced: u64, budget: &Arc<Budget>) -> Result<Reservation, ApiError> {
+    if announced <= SMALL_BODY_BYTES {
+        return budget.reserve(announced).ok_or_else(overloaded);
+    }
+    if budget.used().saturating_add(announced) > room(announced, budget) {
+        return Err(overloaded());
+    }
+    budget.reserve(0).ok_or_else(overloaded)
 }
 
 /// Reserves what a body of so many bytes needs.

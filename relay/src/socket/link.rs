@@ -343,6 +343,271 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
+    /// What the worker last said it serves, before it was cleaned; the catalogue may change.
+    advertised: Vec<String>,
+    /// What a multiplexer last said about its slots that made sense, and when.
+    slots: (Arc<[Slot]>, Instant),
+    failures: Failures,
+    slots_refused: Lines,
+    /// Names that only slots which were refused would give a meaning; they are not advertised.
+    meaningless: BTreeSet<String>,
+    gates_refused: Lines,
+    /// Lines of the log that the worker causes.
+    reports: Lines,
+    updates: Lines,
+    pace: Updates,
+    heard_at: SystemTime,
+    /// How long its last heartbeat took, or its registration, while there was none.
+    round_trip: Duration,
+    ws_ping: bool,
+    draining_since: Option<Instant>,
+    /// How long the drain may last, where the worker asked for a time of its own.
+    drain_allowed: Option<Duration>,
+    /// The core has said that this draining worker has nothing left, which it says once.
+    is_drained: bool,
+    close_when_idle: Option<Close>,
+    close: Option<Close>,
+}
+
+/// What the writer should do next.
+pub enum Output {
+    /// Write this.
+    Frame(Frame),
+    /// Write a WebSocket ping.
+    Ping,
+    /// Close; nothing follows.
+    Close(Close),
+    /// Wait for [`WorkerLink::wait`].
+    Nothing,
+}
+
+impl WorkerLink {
+    /// A link whose registration was accepted.
+    pub fn new(info: WorkerInfo, advertised: Vec<String>) -> Arc<Self> {
+        let credit_text = |stream, bytes| encode(&RelayToWorker::Credit(Credit { stream, bytes }));
+        let state = State {
+            outbox: Outbox::new(BodyKind::Request, credit_text),
+            held: HashMap::new(),
+            by_request_id: HashMap::new(),
+            by_key: HashMap::new(),
+            next_stream: 1,
+            advertised,
+            slots: (Arc::from([]), Instant::now()),
+            failures: Failures::default(),
+            slots_refused: Lines::of_nonsense(),
+            meaningless: BTreeSet::new(),
+            gates_refused: Lines::of_nonsense(),
+            reports: Lines::of_news(),
+            updates: Lines::of_news(),
+            pace: Updates::default(),
+            heard_at: SystemTime::now(),
+            round_trip: info.round_trip,
+            ws_ping: false,
+            draining_since: None,
+            drain_allowed: None,
+            is_drained: false,
+            close_when_idle: None,
+            close: None,
+        };
+        let (wake, drain, read_pause_millis) = (Notify::new(), Notify::new(), AtomicU32::new(0));
+        Arc::new(Self { info, wake, drain, read_pause_millis, state: Mutex::new(state) })
+    }
+
+    /// Queues a request.
+    pub fn send(self: &Arc<Self>, record: &Arc<RequestRecord>, attempt: u32) {
+        let mut state = self.lock();
+        let stream = state.next_stream;
+        state.next_stream = stream.saturating_add(1);
+        let request_id: Arc<str> = ids::request_id().into();
+        let held =
+            Held { record: Arc::clone(record), attempt, stream, started: false, request_id: Arc::clone(&request_id) };
+        state.held.insert(stream, held);
+        state.by_request_id.insert(Arc::clone(&request_id), stream);
+        state.by_key.insert(record.key, stream);
+        if self.info.core1 {
+            let window = ANSWER_WINDOW_BYTES.min(self.info.max_unread_bytes).max(1);
+            let told = (window != ANSWER_WINDOW_BYTES).then_some(window);
+            let flow = ReceiveWindow::new(window, self.info.max_unread_bytes.max(window));
+            let flow = flow.with_round_trip(state.round_trip.max(SHORTEST_ROUND_TRIP));
+            record.exchange.begin(attempt, Some((flow, CreditTarget { link: Arc::clone(self), stream })));
+            let text = record.core1_text(&request_id, stream, told);
+            let body = record.outline.body.clone();
+            state.outbox.push_request(stream, &request_id, text, body, self.info.request_window);
+        } else {
+            record.exchange.begin(attempt, None);
+            let text = record.seed_text(&request_id);
+            state.outbox.push_request(stream, &request_id, text, bytes::Bytes::new(), 0);
+        }
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Ends a request that this worker holds; its late pieces find nothing any more.
+    pub fn cancel(&self, key: RequestKey, reason: CancelReason) {
+        let mut state = self.lock();
+        let Some(held) = state.by_key.get(&key).copied().and_then(|stream| state.forget(stream)) else { return };
+        let (reason, detail) = on_the_wire(reason);
+        let cancel = Cancel { request_id: held.request_id.to_string(), reason, detail: detail.map(str::to_owned) };
+        state.outbox.cancel(held.stream, encode(&RelayToWorker::Cancel(cancel)));
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// The request of this id, if this worker holds it.
+    pub fn held(&self, request_id: &str) -> Option<Held> {
+        let state = self.lock();
+        state.by_request_id.get(request_id).and_then(|stream| state.held.get(stream)).cloned()
+    }
+
+    /// The request of this stream, if this worker holds it.
+    pub fn held_stream(&self, stream: u32) -> Option<Held> {
+        self.lock().held.get(&stream).cloned()
+    }
+
+    /// The head of this request's answer went to the client.
+    pub fn mark_started(&self, stream: u32) {
+        if let Some(held) = self.lock().held.get_mut(&stream) {
+            held.started = true;
+        }
+    }
+
+    /// The worker has answered or failed the request, and holds it no more; what waits of its body is dropped.
+    pub fn release(&self, stream: u32) -> Option<Held> {
+        let mut state = self.lock();
+        let held = state.forget(stream)?;
+        state.outbox.discard(stream);
+        Some(held)
+    }
+
+    /// Everything that the worker holds, when its socket is gone or is about to go: what waits of it is dropped, for an
+    /// older link that still writes must not begin what others have been given.
+    pub fn release_all(&self) -> Vec<Held> {
+        let mut state = self.lock();
+        state.by_request_id.clear();
+        state.by_key.clear();
+        state.outbox.take_unwritten_requests();
+        let streams: Vec<u32> = state.held.keys().copied().collect();
+        for stream in streams {
+            state.outbox.discard(stream);
+        }
+        state.held.drain().map(|(_, held)| held).collect()
+    }
+
+    /// Takes back the requests that were not written yet.
+    pub fn take_unwritten(&self) -> Vec<Held> {
+        let mut state = self.lock();
+        let unwritten = state.outbox.take_unwritten_requests();
+        unwritten.into_iter().filter_map(|(stream, _)| state.forget(stream)).collect()
+    }
+
+    /// The worker may send so much more of this answer.
+    pub fn return_credit(&self, stream: u32, bytes: u64) {
+        let mut state = self.lock();
+        if state.held.contains_key(&stream) {
+            state.outbox.return_credit(stream, bytes);
+            drop(state);
+            self.wake.notify_one();
+        }
+    }
+
+    /// The worker takes so much more of this request body.
+    pub fn add_credit(&self, stream: u32, bytes: u64) {
+        self.lock().outbox.add_credit(stream, bytes);
+        self.wake.notify_one();
+    }
+
+    /// Queues a text message.
+    pub fn push(&self, message: &RelayToWorker) {
+        self.lock().outbox.push_text(encode(message));
+        self.wake.notify_one();
+    }
+
+    /// Queues the newest demand.
+    pub fn set_demand(&self, demand: Demand) {
+        self.lock().outbox.set_demand(encode(&RelayToWorker::Demand(demand)));
+        self.wake.notify_one();
+    }
+
+    /// Gives a drain that has not begun yet this time instead of the usual one.
+    pub fn allow_drain(&self, time: Duration) {
+        let mut state = self.lock();
+        if state.draining_since.is_none() {
+            state.drain_allowed = Some(time);
+        }
+    }
+
+    /// Queues `graceful_shutdown`; the caller has requeued what was unwritten and sends nothing more.
+    pub fn begin_drain(&self, reason: &str, timeout_secs: Option<u64>, close_when_idle: Option<Close>) {
+        let message = GracefulShutdown { reason: Some(reason.to_owned()), drain_timeout_secs: timeout_secs };
+        let mut state = self.lock();
+        state.draining_since.get_or_insert_with(Instant::now);
+        state.close_when_idle = close_when_idle.or(state.close_when_idle);
+        if state.is_drained {
+            state.close = state.close.or(state.close_when_idle);
+        }
+        state.outbox.push_text(encode(&RelayToWorker::GracefulShutdown(message)));
+        drop(state);
+        self.wake.notify_one();
+        self.drain.notify_one();
+    }
+
+    /// Resolves when a drain begins, for the session to mind its deadline.
+    pub async fn drain_begun(&self) {
+        self.drain.notified().await;
+    }
+
+    /// The drain's time is over: the worker is told to stop what it still runs, then the socket closes. Its requests are
+    /// lost with it, and go to others where nothing was sent yet.
+    pub fn end_drain(&self, close: Close) {
+        let mut state = self.lock();
+        let mut streams: Vec<u32> = state.held.keys().copied().collect();
+        streams.sort_unstable();
+        for stream in streams {
+            let Some(held) = state.held.get(&stream) else { continue };
+            let reason = wire::CancelReason::GracefulShutdown;
+            let cancel = Cancel { request_id: held.request_id.to_string(), reason, detail: None };
+            state.outbox.cancel(stream, encode(&RelayToWorker::Cancel(cancel)));
+        }
+        state.close.get_or_insert(close);
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Until when a drain may last that began before and has not ended; `usual` is the time where the worker asked for none.
+    pub fn drain_deadline(&self, usual: Duration) -> Option<Instant> {
+        let state = self.lock();
+        let since = state.draining_since.filter(|_| state.close.is_none())?;
+        Some(since + state.drain_allowed.map_or(usual, |allowed| allowed.max(usual)))
+    }
+
+    /// Since when the worker has been draining.
+    pub fn draining_since(&self) -> Option<Instant> {
+        self.lock().draining_since
+    }
+
+    /// The worker holds nothing any more and is draining.
+    pub fn handle_drained(&self) {
+        let mut state = self.lock();
+        state.is_drained = true;
+        state.close = state.close.or(state.close_when_idle);
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Closes the socket once what waits has been written.
+    pub fn close(&self, close: Close) {
+        let mut state = self.lock();
+        state.close.get_or_insert(close);
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Sends a WebSocket ping.
+    pub fn ping(&self) {
+        self.lock().ws_ping = true;
+        self.wake.notify_one();
+    }
+
     /// Whether that is what the worker last said it serves.
     pub fn advertises(&self, models: &[String]) -> bool {
         self.lock().advertised == models

@@ -19,18 +19,6 @@ async fn flood_of_reports_makes_few_log_lines() {
 }
 
 #[tokio::test]
-async fn unchanged_models_are_no_update() {
-    let relay = Relay::start().await;
-    let mut worker = relay.worker(&["m"], 1).await;
-    for _ in 0..500 {
-        worker.send(&json!({"type": "models_update", "models": ["m"], "current_load": 0})).await;
-    }
-    worker.send(&json!({"type": "models_update", "models": ["n"], "current_load": 0})).await;
-    wait_for_model(&relay, "n", true).await;
-    assert_eq!(relay.log().count_of("models updated"), 1);
-}
-
-#[tokio::test]
 async fn flood_of_updates_ends_with_the_last_one() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;

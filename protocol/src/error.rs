@@ -24,7 +24,7 @@ pub enum ErrorKind {
     ModelForbidden,
     /// The key has as many requests in flight as it may.
     KeyLimit,
-    /// No provider has the model.
+    /// No provider has the model. With a time to come back while workers may yet bring it, after a start of the relay.
     ModelNotFound,
     /// Nobody remembers the previous response.
     PreviousResponseNotFound,
@@ -58,7 +58,7 @@ pub enum ErrorKind {
     Overloaded,
     /// Only old workers are there, and they cannot carry the request.
     WorkerTooOld,
-    /// The request's body is compressed.
+    /// The request's body is compressed in another way than gzip or zstd.
     UnsupportedEncoding,
     /// The relay is shutting down.
     Draining,
@@ -179,6 +179,12 @@ impl ApiError {
         self
     }
 
+    /// The same with more words at the end.
+    pub fn with_more(mut self, more: &str) -> Self {
+        self.message = format!("{}{more}", self.message).into();
+        self
+    }
+
     /// The same naming the field at fault.
     pub fn with_param(mut self, param: &'static str) -> Self {
         self.param = Some(param);
@@ -241,7 +247,9 @@ impl ApiError {
 
     /// `x-should-retry`, where the status alone would mislead a client.
     pub fn should_retry(&self) -> Option<bool> {
-        self.kind.row().should_retry
+        // A model may come yet where a time to come back is given.
+        let may_come = self.kind == ErrorKind::ModelNotFound && self.retry_after.is_some();
+        if may_come { Some(true) } else { self.kind.row().should_retry }
     }
 
     /// The headers that go with the status, besides the content's.

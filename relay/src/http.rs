@@ -12,6 +12,7 @@ pub mod models;
 pub mod parse;
 pub mod peer;
 pub mod respond;
+pub mod spelling;
 pub mod ticket;
 pub mod url_forms;
 

@@ -5,6 +5,7 @@
 //! for microseconds and never over an await.
 
 mod effects;
+mod listed;
 mod multiplexer;
 mod snapshot;
 mod succession;
@@ -35,6 +36,7 @@ use crate::socket::Credential;
 use crate::socket::link::{Close, Held, WorkerLink};
 use crate::socket::register;
 use crate::socket::session::{DRAINED, SECRET_REMOVED};
+use listed::Listed;
 
 /// What a worker that drains itself may need beyond its own deadline to say goodbye.
 const DRAIN_MARGIN: Duration = Duration::from_secs(5);
@@ -60,6 +62,7 @@ struct State {
     requests: HashMap<RequestKey, Arc<RequestRecord>>,
     links: HashMap<WorkerKey, Arc<WorkerLink>>,
     by_instance: HashMap<Arc<str>, WorkerKey>,
+    listed: Listed,
     /// Links that another takes the place of, by that other's key, until it has spoken.
     succeeded: HashMap<WorkerKey, Arc<WorkerLink>>,
     effects: Vec<Effect>,
@@ -76,6 +79,7 @@ impl Provider {
             requests: HashMap::new(),
             links: HashMap::new(),
             by_instance: HashMap::new(),
+            listed: Listed::default(),
             succeeded: HashMap::new(),
             effects: Vec::new(),
             armed: None,
@@ -161,6 +165,7 @@ impl Provider {
         self.shared.mark_worker();
         link.push(&RelayToWorker::RegisterAck(ack));
         state.links.insert(link.info.key, Arc::clone(link));
+        state.listed.add(&worker.models);
         self.handle(&mut state, Event::WorkerJoined(worker));
         if let Some(older) = &succeeded {
             self.shared.operations.worker_moved(older.info.key, link.info.key, Instant::now());
@@ -172,6 +177,7 @@ impl Provider {
         }
         drop(state);
         self.joined.notify_waiters();
+        self.shared.models_listed.notify_waiters();
         self.send_away_if_refused(link);
     }
 
@@ -220,8 +226,10 @@ impl Provider {
         let models = register::sanitize_models(&link.advertised(), &self.config.load(), &mut warnings);
         let count = models.len();
         let load = update.current_load;
+        state.listed.add(&models);
         self.handle(&mut state, Event::ModelsUpdated { worker: link.info.key, models, load });
         drop(state);
+        self.shared.models_listed.notify_waiters();
         let Some(unsaid) = link.note_update() else { return };
         info!(provider = %self.name, worker = %link.info.name, models = count, unsaid, "models updated");
         for warning in warnings {

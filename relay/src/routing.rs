@@ -81,7 +81,8 @@ impl Providers {
     }
 
     /// Where a request for `model` goes: to the provider that it names, else to the first whose catalogue has the model,
-    /// else to the first with a worker that serves it.
+    /// else to the first with a worker that serves it, else to the first with a worker that did. A sole provider without a
+    /// catalogue gets every request while it has no worker.
     pub fn route(&self, named: Option<&str>, model: &str) -> Result<Route, ApiError> {
         // Nobody can serve it, because no worker, catalogue or alias may have such a name. It must not wait either: what waits
         // is logged and listed by its name.
@@ -99,10 +100,23 @@ impl Providers {
         if let Some(route) = candidates.iter().find_map(|entry| entry.declared(model)) {
             return Ok(route);
         }
-        let sole_and_open = table.entries.len() == 1 && table.entries[0].is_open;
-        let serving = candidates.iter().find(|entry| entry.is_open && (sole_and_open || entry.provider.serves(model)));
-        let entry = serving.ok_or_else(|| model_not_found(model))?;
+        if let [entry] = &*table.entries
+            && entry.is_open
+            && !entry.provider.never_listed(model)
+        {
+            return Ok(Route { provider: Arc::clone(&entry.provider), model: model.into() });
+        }
+        let open = || candidates.iter().filter(|entry| entry.is_open);
+        let serving = open().find(|entry| entry.provider.serves(model));
+        let served = || open().find(|entry| entry.provider.has_listed(model));
+        let entry = serving.or_else(served).ok_or_else(|| model_not_found(model))?;
         Ok(Route { provider: Arc::clone(&entry.provider), model: model.into() })
+    }
+
+    /// Whether a worker that comes may bring models that nobody has heard of.
+    pub fn may_get_models(&self, named: Option<&str>) -> bool {
+        let table = self.table.load();
+        table.entries.iter().any(|entry| entry.is_open && named.is_none_or(|name| *entry.provider.name == *name))
     }
 
     /// Every name that a client may write, with its provider: what workers serve, catalogues, aliases, cold models.

@@ -50,6 +50,8 @@ pub struct Shared {
     pub started_at: Instant,
     /// Told whenever a request ends or its answer begins, for the drain to look again.
     pub progress: Notify,
+    /// Told whenever a worker has joined or listed its models.
+    pub models_listed: Notify,
     had_worker: AtomicBool,
     phase: watch::Sender<Phase>,
     next_request: AtomicU64,
@@ -69,6 +71,7 @@ impl Shared {
             relay_id,
             started_at: Instant::now(),
             progress: Notify::new(),
+            models_listed: Notify::new(),
             had_worker: AtomicBool::new(false),
             phase: watch::Sender::new(Phase::Running),
             next_request: AtomicU64::new(1),

@@ -3,8 +3,12 @@
 use super::clock::{Moment, duration, span};
 use super::effect::{Effect, Failure, Stage};
 use super::event::{CancelReason, Model, NewRequest, RequestKey, WorkerKey};
+use super::models::ModelId;
 use super::request::{Limits, Request, Scope, State};
 use super::{Dispatch, Phase};
+
+/// One place of so many in the queue is kept for requests that a worker can serve now.
+const SERVED_PART: usize = 10;
 
 impl Dispatch {
     pub(super) fn handle_submit(&mut self, new: &NewRequest, now: Moment, out: &mut Vec<Effect>) {
@@ -30,7 +34,7 @@ impl Dispatch {
             self.send(key, worker, now, out);
         } else if let Some(failure) = hopeless() {
             self.fail(key, failure, now, out);
-        } else if self.is_full_for(request.bytes) {
+        } else if self.is_full_for(request) {
             let retry_after_secs = self.retry_after_secs(now);
             self.fail(key, Failure::QueueFull { retry_after_secs }, now, out);
         } else if let Some(percent) = self.share_is_full_for(request) {
@@ -97,9 +101,26 @@ impl Dispatch {
         self.requests.insert(new.key, Box::new(request));
     }
 
-    fn is_full_for(&self, bytes: u64) -> bool {
+    fn is_full_for(&self, request: &Request) -> bool {
         self.queue.len >= self.settings.max_queue_len
-            || self.queue.bytes.saturating_add(bytes) > self.settings.max_queue_bytes
+            || self.queue.bytes.saturating_add(request.bytes) > self.settings.max_queue_bytes
+            || self.is_unserved(request.model) && self.unserved_fill_the_queue()
+    }
+
+    /// Whether no worker could be sent the model, now or after other requests: a multiplexer has to load it, or its worker is away.
+    fn is_unserved(&self, model: ModelId) -> bool {
+        self.models[model].open.is_empty()
+    }
+
+    /// Whether such requests have filled all but a tenth of the queue, which is for those that workers here can serve.
+    fn unserved_fill_the_queue(&self) -> bool {
+        let most = self.settings.max_queue_len - self.settings.max_queue_len / SERVED_PART;
+        // They are few unless the queue is nearly full, so that they need not be counted.
+        if self.queue.len < most || self.workers.values().all(|worker| worker.draining) {
+            return false;
+        }
+        let unserved = self.models.iter().filter(|group| group.open.is_empty());
+        unserved.map(|group| group.queue.waiting().count as usize).sum::<usize>() >= most
     }
 
     /// The share that the request's key has filled.

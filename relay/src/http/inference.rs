@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -21,7 +21,7 @@ use super::answer::{Answer, respond};
 use super::auth::Caller;
 use super::respond::Client;
 use super::ticket::Ticket;
-use super::{browser, intake, parse, text_header};
+use super::{browser, intake, models, parse, spelling, text_header};
 use crate::affinity::Origin;
 use crate::blocking;
 use crate::dashboard::journal::PER_REQUEST;
@@ -31,10 +31,20 @@ use crate::metrics::{ClientKind, Outcome};
 use crate::provider::Provider;
 use crate::relay::Relay;
 use crate::request::{Outline, RequestRecord, RequestTrace};
+use crate::routing::Route;
 use crate::shared::Phase;
 
 /// From here on a body is read beside the requests of others: half a millisecond.
 const LONG_READ_BYTES: usize = 512 << 10;
+
+/// In this time after a relay's start its workers come back: a worker pauses ten seconds at most between two dials.
+const STARTING: Duration = Duration::from_secs(15);
+
+/// How long a request waits then for a worker that lists its model, while others are there.
+const PATIENCE_WHILE_STARTING: Duration = Duration::from_secs(1);
+
+/// When its client is to come again.
+const RETRY_WHILE_STARTING: Duration = Duration::from_secs(5);
 
 /// `POST` to a route whose body names the model.
 pub async fn by_model(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
@@ -117,7 +127,7 @@ async fn prepare_by_model(
     let read_at = Instant::now();
     let content_type = content_type(&parts.headers)?;
     let routed = read_route(content_type, &body).await?;
-    let route = relay.providers.route(named_provider(&parts.headers).as_deref(), &routed.model)?;
+    let route = find_route(relay, &caller, named_provider(&parts.headers).as_deref(), &routed.model).await?;
     let allowed = caller.check_model(&route.provider, &[&routed.model, &route.model])?;
     let body = if *route.model == *routed.model { body } else { rename(relay, &body, &routed, &route.model)? };
     let outline = Outline {
@@ -184,6 +194,27 @@ async fn prepare_by_id(
         trace: opened.trace.clone(),
     };
     Ok(submit(relay, &provider, outline, Some(pin), read_at, lease))
+}
+
+/// Where the request goes. Nobody who listed the model is an error at once, but for the time in which workers come back to a
+/// relay that has just started.
+async fn find_route(relay: &Relay, caller: &Caller, named: Option<&str>, model: &str) -> Result<Route, ApiError> {
+    let is_starting = relay.shared.started_at.elapsed() < STARTING && relay.providers.may_get_models(named);
+    let deadline = tokio::time::Instant::now() + if is_starting { PATIENCE_WHILE_STARTING } else { Duration::ZERO };
+    loop {
+        let listed = relay.shared.models_listed.notified();
+        let error = match relay.providers.route(named, model) {
+            Err(error) if *error.kind() == ErrorKind::ModelNotFound => error,
+            routed => return routed,
+        };
+        if is_starting && tokio::time::timeout_at(deadline, listed).await.is_ok() {
+            continue;
+        }
+        let names = models::allowed_names(relay, caller);
+        let near = spelling::nearest(model, names.iter().map(|(name, _)| &**name));
+        let error = if near.is_empty() { error } else { error.with_more(&format!("; similar: {}", near.join(", "))) };
+        return Err(if is_starting { error.with_retry_after(RETRY_WHILE_STARTING) } else { error });
+    }
 }
 
 fn admit(relay: &Relay, parts: &Parts) -> Result<Caller, ApiError> {

@@ -67,7 +67,7 @@ fn respond(
     browser::share(&config, headers, response)
 }
 
-fn allowed_names(relay: &Relay, caller: &Caller) -> Vec<(Arc<str>, Arc<Provider>)> {
+pub(super) fn allowed_names(relay: &Relay, caller: &Caller) -> Vec<(Arc<str>, Arc<Provider>)> {
     let mut names = relay.providers.names();
     // A key may list an alias or the id behind it: what it may ask for, it may see.
     names.retain(|(name, provider)| {

@@ -108,6 +108,18 @@ impl Provider {
         self.lock().workers().count()
     }
 
+    /// Whether nobody can serve the model, as far as that is known: no worker has ever listed it, and there are workers, all of
+    /// which list models. One that lists none is asking its backend yet.
+    pub fn never_listed(&self, model: &str) -> bool {
+        let state = self.lock();
+        !state.listed.contains(model) && !state.links.is_empty() && state.links.values().all(|link| link.lists_models())
+    }
+
+    /// Whether a worker has listed the model, though none may serve it now.
+    pub fn has_listed(&self, model: &str) -> bool {
+        self.lock().listed.contains(model)
+    }
+
     /// Whether a connected worker serves the model.
     pub fn serves(&self, model: &str) -> bool {
         self.lock().core.worker_serves(model)

@@ -343,6 +343,11 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
+    /// Whether the worker last said that it serves anything.
+    pub fn lists_models(&self) -> bool {
+        !self.lock().advertised.is_empty()
+    }
+
     /// What the worker last said it serves, before it was cleaned.
     pub fn advertised(&self) -> Vec<String> {
         self.lock().advertised.clone()

@@ -96,6 +96,28 @@ fn queue_is_full_by_bytes() {
 }
 
 #[test]
+fn last_tenth_is_kept_for_models_that_are_served() {
+    let mut p = Provider::with(crate::dispatch::Settings { max_queue_len: 10, ..settings() });
+    p.join(1, &["m"], 1);
+    p.submit(0, "m");
+    for key in 1..10 {
+        assert_eq!(p.submit(key, "away"), NOTHING);
+    }
+    assert_eq!(p.submit(10, "other"), ["fail r10: QueueFull { retry_after_secs: 30 }"]);
+    assert_eq!(p.submit(11, "m"), NOTHING);
+    assert_eq!(p.submit(12, "m"), ["fail r12: QueueFull { retry_after_secs: 30 }"]);
+}
+
+#[test]
+fn without_workers_all_models_share_the_queue() {
+    let mut p = Provider::with(crate::dispatch::Settings { max_queue_len: 10, ..settings() });
+    for key in 0..10 {
+        assert_eq!(p.submit(key, "away"), NOTHING);
+    }
+    assert_eq!(p.submit(10, "m"), ["fail r10: QueueFull { retry_after_secs: 30 }"]);
+}
+
+#[test]
 fn full_queue_does_not_matter_to_a_request_that_need_not_wait() {
     let mut p = Provider::with(crate::dispatch::Settings { max_queue_len: 0, ..settings() });
     p.join(1, &["m"], 1);

@@ -46,6 +46,19 @@ async fn a_wrong_key_is_401() {
 }
 
 #[tokio::test]
+async fn similar_models_are_only_those_of_the_key() {
+    let relay = strict().start().await;
+    let _worker = relay.worker(&["secret-1", "open-1"], 1).await;
+    let (_, secret) = new_key(&relay, json!({"name": "k", "models": ["open-1"]})).await;
+    let ask = async |model| {
+        let reply = relay.fetch(chat(model).bearer(&secret)).await;
+        openai_error(&reply, 404, "invalid_request_error", "model_not_found")
+    };
+    assert_eq!(ask("secret-2").await, "no provider for model secret-2");
+    assert_eq!(ask("open-2").await, "no provider for model open-2; similar: open-1");
+}
+
+#[tokio::test]
 async fn a_key_is_taken_as_bearer_and_as_x_api_key() {
     let relay = strict().start().await;
     let mut worker = relay.worker(&["m"], 1).await;

@@ -154,6 +154,8 @@ async fn a_demand_names_only_what_that_worker_could_be_sent() {
     let mut worker = relay.dial().open().await;
     worker.register_core1(&["m"], 1).await;
     worker.grant_of(0, 1, 1, 2).await;
+    // It lists nothing yet, so that every name may come.
+    let _asking = relay.worker(&[], 1).await;
     let _other = relay.begin(chat("other"));
     relay.wait_for_queue_depth("local", 1).await;
     let _mine = relay.begin(chat("m"));

@@ -248,6 +248,8 @@ async fn a_worker_that_drains_itself_has_the_time_that_it_asked_for() {
     worker.start_stream(&job, "data: a\n\n").await;
     worker.send(&json!({"type": "drain", "reason": "SIGTERM", "timeout_secs": 600})).await;
     assert_eq!(worker.expect("graceful_shutdown").await["reason"], "drain");
+    // It lists nothing yet, so that every name may come.
+    let _asking = relay.worker(&[], 1).await;
     // Waits for longer than the relay's own drains may take.
     let _ = relay.fetch(chat("nobody's")).await.with_status(504);
     worker.stream_on(&job, "data: b\n\n").await;

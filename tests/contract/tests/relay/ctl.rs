@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-use crate::support::chat;
+use crate::support::{chat, wait_for_model};
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(path_of("modelrelay-relay"));
@@ -50,6 +50,9 @@ async fn status_says_how_it_does_and_what_is_wrong() {
     let mut worker = relay.core1_worker(&["m"], 4).await;
     let _running = relay.begin(chat("m"));
     worker.expect_request().await;
+    // Its worker is away.
+    drop(relay.core1_worker(&["nobodys"], 4).await);
+    wait_for_model(&relay, "nobodys", false).await;
     let _waiting = relay.begin(chat("nobodys"));
     relay.wait_for_queue_depth("local", 1).await;
     let status = told(&relay, &["status"]).await;

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use crate::support::{
     anthropic_error, chat, check_instant, check_retry_after, messages, openai_error, tag_of, tagged, two_providers,
+    wait_for_model,
 };
 
 #[tokio::test]
@@ -62,7 +63,7 @@ async fn a_waiting_request_is_dispatched_when_a_worker_reports_lower_load() {
 #[tokio::test]
 async fn a_waiting_request_is_dispatched_when_a_worker_gains_its_model() {
     let relay = Relay::start().await;
-    let mut worker = relay.worker(&["other"], 1).await;
+    let mut worker = relay.worker(&[], 1).await;
     let pending = relay.begin(chat("m"));
     relay.wait_for_queue_depth("local", 1).await;
     let start = Instant::now();
@@ -153,9 +154,27 @@ async fn the_queue_is_bounded_by_bytes_too() {
 }
 
 #[tokio::test]
+async fn requests_for_absent_models_leave_room_for_others() {
+    let relay = Relay::builder().env("MAX_QUEUE_LEN", "10").start().await;
+    let worker = relay.worker(&["away"], 1).await;
+    let mut serving = relay.worker(&["m"], 1).await;
+    drop(worker);
+    wait_for_model(&relay, "away", false).await;
+    let _running = relay.begin(chat("m"));
+    serving.expect_request().await;
+    let _waiting: Vec<_> = (0..9).map(|_| relay.begin(chat("away"))).collect();
+    relay.wait_for_queue_depth("local", 9).await;
+    openai_error(&relay.fetch(chat("away")).await, 429, "rate_limit_error", "queue_full");
+    let _served = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 10).await;
+}
+
+#[tokio::test]
 async fn a_full_queue_does_not_refuse_what_can_run_at_once() {
     let relay = Relay::builder().env("MAX_QUEUE_LEN", "1").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
+    drop(relay.worker(&["absent"], 1).await);
+    wait_for_model(&relay, "absent", false).await;
     let _waiting = relay.begin(chat("absent"));
     relay.wait_for_queue_depth("local", 1).await;
     let pending = relay.begin(chat("m"));
@@ -230,7 +249,7 @@ async fn a_worker_that_loses_a_model_gets_no_more_requests_for_it() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["a", "b"], 2).await;
     worker.update_models(&["b"]).await;
-    crate::support::wait_for_model(&relay, "a", false).await;
+    wait_for_model(&relay, "a", false).await;
     let _waiting = relay.begin(chat("a"));
     relay.wait_for_queue_depth("local", 1).await;
     worker.expect_quiet().await;

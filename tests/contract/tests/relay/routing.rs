@@ -3,7 +3,7 @@
 use modelrelay_harness::{client::Request, relay::Relay};
 use serde_json::json;
 
-use crate::support::{anthropic_error, chat, messages, openai_error, post_bytes};
+use crate::support::{anthropic_error, chat, messages, openai_error, post_bytes, wait_for_model};
 
 const MODEL_ROUTES: [&str; 33] = [
     "/v1/chat/completions",
@@ -223,11 +223,48 @@ async fn an_unknown_model_is_404_in_both_dialects() {
     assert_eq!(message, "no provider for model nope");
 }
 
+#[tokio::test]
+async fn misspelt_model_is_404_naming_similar_ones() {
+    let relay = Relay::start().await;
+    let _worker = relay.worker(&["qwen3:8b", "nomic-embed-text"], 1).await;
+    let reply = relay.fetch(chat("qwen3:9b")).await;
+    let message = openai_error(&reply, 404, "invalid_request_error", "model_not_found");
+    assert_eq!(message, "no provider for model qwen3:9b; similar: qwen3:8b");
+    // A relay that has just started may get a worker with it yet.
+    assert_eq!(reply.header("x-should-retry").as_deref(), Some("true"));
+    assert_eq!(reply.header("retry-after").as_deref(), Some("5"));
+    let message = anthropic_error(&relay.fetch(messages("nomic")).await, 404, "not_found_error");
+    assert_eq!(message, "no provider for model nomic; similar: nomic-embed-text");
+}
+
+#[tokio::test]
+async fn model_whose_worker_is_away_is_waited_for() {
+    let relay = Relay::start().await;
+    let _other = relay.worker(&["other"], 1).await;
+    drop(relay.worker(&["m"], 1).await);
+    wait_for_model(&relay, "m", false).await;
+    let pending = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn unknown_model_waits_while_a_worker_lists_nothing() {
+    let relay = Relay::start().await;
+    let _other = relay.worker(&["other"], 1).await;
+    let _loading = relay.worker(&[], 1).await;
+    let _waiting = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+}
+
 /// Such a name would stand in the log, in `/admin/state` and in an answer for as long as it waits.
 #[tokio::test]
 async fn a_model_whose_name_nobody_may_have_is_404_at_once_where_others_wait() {
     let relay = Relay::start().await;
-    let _worker = relay.worker(&["m"], 1).await;
+    let _asking = relay.worker(&[], 1).await;
     let _waits = relay.begin(chat(&"x".repeat(256)));
     relay.wait_for_queue_depth("local", 1).await;
     let message =

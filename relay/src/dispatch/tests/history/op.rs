@@ -198,7 +198,7 @@ fn limits() -> impl Strategy<Value = Settings> {
     };
     (
         prop::bool::weighted(0.9),
-        0..8_usize,
+        prop_oneof![3 => 0..8_usize, 1 => 10..13_usize],
         50..400_u64,
         seconds(&[0, 1, 2, 5, 30]),
         prop::option::of(seconds(&[1, 3, 10])),

@@ -104,7 +104,8 @@ impl Reference {
         let key = new.key;
         let in_slot = self.multiplexers(&new.model).next().is_some();
         let full = self.queued().count() >= self.settings.max_queue_len
-            || self.queued_bytes() + new.bytes > self.settings.max_queue_bytes;
+            || self.queued_bytes() + new.bytes > self.settings.max_queue_bytes
+            || self.is_full_of_unserved(&new.model);
         let share_full = self.share_is_full(&new);
         self.requests.insert(
             key,
@@ -145,6 +146,16 @@ impl Reference {
         if let Some(failure) = refused.or_else(no_load).or_else(no_place).or_else(no_share) {
             self.fail(key, failure);
         }
+    }
+
+    /// Whether no worker serves the model, and all but a tenth of the queue is full of such requests though there are workers.
+    fn is_full_of_unserved(&self, model: &Model) -> bool {
+        let staying = || self.workers.values().filter(|worker| !worker.draining);
+        let unserved =
+            |model: &Model| !staying().any(|worker| worker.models.contains(model) && worker.is_open_for(model));
+        let waiting = self.queued().filter(|key| unserved(&self.requests[key].new.model)).count();
+        let most = self.settings.max_queue_len;
+        staying().next().is_some() && unserved(model) && waiting >= most - most / 10
     }
 
     fn cancel(&mut self, request: RequestKey, reason: CancelReason) {

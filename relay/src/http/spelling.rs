@@ -1,0 +1,80 @@
+//! Which models a client may have meant.
+
+/// How many are named.
+const SHOWN: usize = 3;
+
+/// A longer name is not compared: it costs the square of its length.
+const MAX_COMPARED_CHARS: usize = 64;
+
+/// The names nearest to what was asked for, best first; none that is far from it.
+pub fn nearest<'a>(asked: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let asked: Vec<char> = asked.to_lowercase().chars().collect();
+    if asked.len() > MAX_COMPARED_CHARS {
+        return Vec::new();
+    }
+    let mut near: Vec<(usize, &str)> = names.filter_map(|name| Some((distance_to(&asked, name)?, name))).collect();
+    near.sort_unstable();
+    near.into_iter().take(SHOWN).map(|(_, name)| name).collect()
+}
+
+/// How far a name is from what was asked for, in letters; nothing where it is too far.
+fn distance_to(asked: &[char], name: &str) -> Option<usize> {
+    let name: Vec<char> = name.to_lowercase().chars().take(MAX_COMPARED_CHARS + 1).collect();
+    if name.len() > MAX_COMPARED_CHARS {
+        return None;
+    }
+    let distance = edits(asked, &name);
+    let (short, long) = if asked.len() < name.len() { (asked, &*name) } else { (&*name, asked) };
+    // `llama3.2` for `llama3.2:3b-instruct`, or the other way round, is near however much is missing.
+    let is_part = short.len() >= 3 && long.windows(short.len()).any(|part| part == short);
+    (is_part || distance <= long.len() / 3).then_some(distance)
+}
+
+/// Letters to change, add or leave out (Levenshtein).
+fn edits(a: &[char], b: &[char]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (line, from) in a.iter().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
+        for (column, to) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(from != to);
+            diagonal = row[column + 1];
+            row[column + 1] = changed.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: [&str; 5] = ["qwen3:8b", "qwen3:32b", "llama3.2:3b-instruct", "nomic-embed-text", "Mistral-7B"];
+
+    fn near(asked: &str) -> Vec<&'static str> {
+        nearest(asked, NAMES.into_iter())
+    }
+
+    #[test]
+    fn a_misspelt_name_finds_its_neighbours_nearest_first() {
+        assert_eq!(near("qwen3:9b"), ["qwen3:8b", "qwen3:32b"]);
+        assert_eq!(near("mistral-7b"), ["Mistral-7B"]);
+    }
+
+    #[test]
+    fn a_part_of_a_name_finds_it() {
+        assert_eq!(near("llama3.2"), ["llama3.2:3b-instruct"]);
+        assert_eq!(near("ollama/nomic-embed-text"), ["nomic-embed-text"]);
+    }
+
+    #[test]
+    fn another_name_finds_nothing() {
+        assert!(near("gpt-4o").is_empty() && near("").is_empty() && near(&"q".repeat(1 << 20)).is_empty());
+    }
+
+    #[test]
+    fn edits_are_counted_as_letters() {
+        let chars = |text: &str| text.chars().collect::<Vec<_>>();
+        assert_eq!(edits(&chars("kitten"), &chars("sitting")), 3);
+        assert_eq!(edits(&[], &chars("ab")), 2);
+    }
+}

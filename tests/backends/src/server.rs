@@ -4,6 +4,7 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use modelrelay_harness::{PATIENCE, poll_for};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -56,14 +57,21 @@ impl Server {
     }
 }
 
-/// A port that was free a moment ago.
+/// Ports below those that the kernel gives to connections and to listeners of tests that run at the same time.
+const PORTS: std::ops::Range<u32> = 10_000..32_000;
+
+/// A port that was free a moment ago. Nobody gets it who does not ask for it by its number.
 ///
 /// # Panics
 /// When there is none.
 #[must_use]
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
-    listener.local_addr().expect("it has an address").port()
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    // Each process of a test begins elsewhere.
+    let begin = std::process::id().wrapping_mul(101);
+    let numbers = PORTS.map(|_| begin.wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed)) % PORTS.len() as u32);
+    let mut ports = numbers.map(|number| u16::try_from(PORTS.start + number).expect("below 2^16"));
+    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("there is a free port")
 }
 
 /// Whether somebody listens on that port of loopback.

@@ -175,8 +175,9 @@ async fn use_everything(namespace: &Namespace) {
     let refused = http::fetch(relay_address(namespace, 8082).await, "GET /admin/state", &stranger, &Value::Null).await;
     assert_eq!(refused.expect("an answer").status, 403);
 
-    // A worker that is killed before it has answered anything: its requests go back into the queue, and to the others.
-    let slow = json!({"model": DEMO_MODEL, "messages": [{"role": "user", "content": "word ".repeat(80)}]});
+    // A worker that is killed before it has answered anything: its requests go back into the queue, and to the others. They run
+    // for longer than it takes to delete a Pod on a busy machine.
+    let slow = json!({"model": DEMO_MODEL, "messages": [{"role": "user", "content": "word ".repeat(200)}]});
     let mut answers = JoinSet::new();
     for _ in 0..12 {
         let body = slow.clone();

@@ -75,10 +75,12 @@ async fn a_model_appears_with_its_backend() {
 #[tokio::test]
 async fn a_request_queued_for_a_model_is_sent_in_the_instant_it_is_advertised() {
     let mut stack = Stack::start().await;
+    stack.backend.set_models(&[]);
+    let _worker = Stack::worker_of(&stack.relay, &stack.backend).models("*").start().await;
+    stack.relay.wait_for_workers(2).await;
     let client = stack.relay.begin(Request::post(CHAT, &json!({"model": "late"})));
     stack.relay.wait_for_queue_depth("local", 1).await;
     stack.backend.set_models(&["late"]);
-    let _worker = Stack::worker_of(&stack.relay, &stack.backend).models("*").start().await;
     stack.backend.call().await.answer_json(200, &json!({"late": true})).await;
     assert_eq!(client.reply().await.with_status(200).json(), json!({"late": true}));
 }

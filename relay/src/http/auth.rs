@@ -55,12 +55,16 @@ impl Caller {
     /// they may mean: another worker, or the same one later, may mean something else.
     pub fn check_model(&self, provider: &Provider, names: &[&str]) -> Result<Option<Allowed>, ApiError> {
         if !self.allows_model(provider, names) {
-            let message = "this API key may not use this provider or model";
-            return Err(ApiError::new(ErrorKind::ModelForbidden, message));
+            return Err(forbidden());
         }
         let listed = self.key.as_ref().and_then(|key| key.limits().models.as_ref());
         let by_meaning = listed.filter(|listed| !names.iter().any(|name| listed.iter().any(|listed| listed == name)));
         Ok(by_meaning.map(|listed| Arc::new(listed.iter().map(|id| Model::from(id.as_str())).collect())))
+    }
+
+    /// What the caller reads about a model that is not there. A key that could not use it is not told whether it is there.
+    pub fn hide_unknown_model(&self, model: &str, error: ApiError) -> ApiError {
+        if self.key.as_ref().is_none_or(|key| key.allows_model(model)) { error } else { forbidden() }
     }
 
     /// Counts a request of this caller; it is counted until the lease is dropped.
@@ -79,6 +83,10 @@ impl Caller {
     pub fn key_id(&self) -> Option<&str> {
         self.key.as_ref().map(|key| key.id())
     }
+}
+
+fn forbidden() -> ApiError {
+    ApiError::new(ErrorKind::ModelForbidden, "this API key may not use this provider or model")
 }
 
 /// The key that a request brought: as Bearer, or as `x-api-key`. Where both are there, ours is the one that looks like it;

@@ -210,6 +210,10 @@ async fn find_route(relay: &Relay, caller: &Caller, named: Option<&str>, model: 
         if is_starting && tokio::time::timeout_at(deadline, listed).await.is_ok() {
             continue;
         }
+        let error = caller.hide_unknown_model(model, error);
+        if *error.kind() == ErrorKind::ModelForbidden {
+            return Err(error);
+        }
         let names = models::allowed_names(relay, caller);
         let near = spelling::nearest(model, names.iter().map(|(name, _)| &**name));
         let error = if near.is_empty() { error } else { error.with_more(&format!("; similar: {}", near.join(", "))) };

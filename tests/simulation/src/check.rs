@@ -39,6 +39,9 @@ const REASONS_OF_LOAD: [&str; 3] = ["queue_full", "queue_timeout", "request_time
 /// Those that a worker with a slot adds, and that need nothing to go wrong but loads.
 const REASONS_OF_SLOTS: [&str; 3] = ["model_loading", "severed_by_swap", "backend_unavailable"];
 
+/// The end of a request for a model that no worker has ever listed.
+const UNKNOWN_MODEL: &str = "model_not_found";
+
 /// What a worker that gives no code with an error is taken to mean, as old ones do.
 const REASON_OF_OLD_WORKERS: &str = "worker_error";
 
@@ -190,6 +193,10 @@ impl<'a> History<'a> {
         let by_old_worker = code == REASON_OF_OLD_WORKERS && self.plan.workers.iter().any(|worker| worker.is_old);
         if own_error || by_key || (self.has_slots() && REASONS_OF_SLOTS.contains(&code)) {
             None
+        } else if code == UNKNOWN_MODEL {
+            // A relay that was started anew may not have heard of it yet.
+            let may_be_unknown = !self.plan.is_served(request.model, request.relay) || !self.plan.faults.is_empty();
+            (!may_be_unknown).then(|| "a model that a worker serves was unknown".to_owned())
         } else if !REASONS.contains(&code) && !by_old_worker {
             Some(format!("ended for the reason {code:?}, which is none"))
         } else if self.is_quiet(request) && !REASONS_OF_LOAD.contains(&code) {

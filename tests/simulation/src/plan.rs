@@ -266,13 +266,15 @@ impl Plan {
         plan
     }
 
+    /// Whether a worker serves the model to that relay, when nothing is in its way.
+    pub fn is_served(&self, model: &str, relay: usize) -> bool {
+        let reaches = |number: usize| !self.workers[number].is_old || self.only_relay_of(number) == relay;
+        let mut workers = self.workers.iter().enumerate();
+        workers.any(|(number, worker)| worker.models.contains(&model) && reaches(number))
+    }
+
     /// One request for each model at each relay that a worker serves it to.
     fn probes(&self) -> Vec<RequestPlan> {
-        let reaches = |number: usize, relay| !self.workers[number].is_old || self.only_relay_of(number) == relay;
-        let is_served = |model: &&str, relay| {
-            let mut workers = self.workers.iter().enumerate();
-            workers.any(|(number, worker)| worker.models.contains(model) && reaches(number, relay))
-        };
         let places = MODELS.iter().flat_map(|model| (0..self.relays).map(move |relay| (*model, relay)));
         let first = &self.requests[0];
         let probe = |(index, (model, relay))| {
@@ -289,7 +291,7 @@ impl Plan {
                 ..first.clone()
             }
         };
-        places.filter(|(model, relay)| is_served(model, *relay)).enumerate().map(probe).collect()
+        places.filter(|(model, relay)| self.is_served(model, *relay)).enumerate().map(probe).collect()
     }
 
     /// The relay that an old worker dials: never an old one.

@@ -49,13 +49,14 @@ async fn a_wrong_key_is_401() {
 async fn similar_models_are_only_those_of_the_key() {
     let relay = strict().start().await;
     let _worker = relay.worker(&["secret-1", "open-1"], 1).await;
-    let (_, secret) = new_key(&relay, json!({"name": "k", "models": ["open-1"]})).await;
-    let ask = async |model| {
-        let reply = relay.fetch(chat(model).bearer(&secret)).await;
-        openai_error(&reply, 404, "invalid_request_error", "model_not_found")
-    };
-    assert_eq!(ask("secret-2").await, "no provider for model secret-2");
-    assert_eq!(ask("open-2").await, "no provider for model open-2; similar: open-1");
+    let (_, secret) = new_key(&relay, json!({"name": "k", "models": ["open-1", "open-2", "secret-3"]})).await;
+    let ask = async |model| relay.fetch(chat(model).bearer(&secret)).await;
+    let message = openai_error(&ask("open-2").await, 404, "invalid_request_error", "model_not_found");
+    assert_eq!(message, "no provider for model open-2; similar: open-1");
+    let message = openai_error(&ask("secret-3").await, 404, "invalid_request_error", "model_not_found");
+    assert_eq!(message, "no provider for model secret-3");
+    // Nor is a key told which models there are that it may not use.
+    openai_error(&ask("secret-2").await, 403, "permission_error", "model_forbidden");
 }
 
 #[tokio::test]

@@ -1,7 +1,9 @@
-//! Which worker made which stored response.
+//! Which worker made which stored response, and for which API key.
 //!
 //! A Responses answer lives in the backend that made it. A request that continues it must reach the same worker process,
-//! and no other. Bounded in number and age; the oldest are forgotten first.
+//! and no other. Ids are the backends' own, so they count per provider, and the first worker process that reports an id
+//! keeps it while it is connected: no other worker and no other API key can take over a response by its id. Bounded in
+//! number and age; the oldest are forgotten first.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +24,20 @@ pub struct Origin {
     pub instance: Arc<str>,
     /// The model that made it.
     pub model: Arc<str>,
+    /// The id of the API key that asked for it; `None` where no key was required.
+    pub key: Option<Arc<str>>,
+}
+
+impl Origin {
+    /// True if a caller may read or continue the response. Where either side has no key, keys are not required.
+    pub fn is_open_to(&self, key: Option<&str>) -> bool {
+        let (Some(own), Some(key)) = (self.key.as_deref(), key) else { return true };
+        own == key
+    }
+
+    fn is_same_owner(&self, other: &Self) -> bool {
+        self.instance == other.instance && self.key == other.key
+    }
 }
 
 /// The memory.
@@ -33,37 +49,60 @@ pub struct Affinity {
 
 #[derive(Debug, Default)]
 struct Inner {
-    origins: HashMap<String, (Instant, Origin)>,
-    by_age: VecDeque<(Instant, String)>,
+    /// Per id one origin for each provider, the oldest first.
+    origins: HashMap<Arc<str>, Vec<(Instant, Origin)>>,
+    by_age: VecDeque<(Instant, Arc<str>, Arc<str>)>,
 }
 
 impl Affinity {
-    /// Remembers that `origin` made the response `id`.
-    pub fn remember(&self, id: &str, origin: Origin, now: Instant) {
+    /// Remembers that `origin` made the response `id`, unless another owner of the same provider did and `is_alive`.
+    pub fn remember(&self, id: &str, origin: Origin, now: Instant, is_alive: impl FnOnce(&Origin) -> bool) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.forget_old(now);
-        inner.by_age.push_back((now, id.to_owned()));
-        inner.origins.insert(id.to_owned(), (now, origin));
+        let id: Arc<str> = id.into();
+        let known = inner.origins.entry(Arc::clone(&id)).or_default();
+        let place = known.iter().position(|(_, known)| known.provider == origin.provider);
+        let provider = Arc::clone(&origin.provider);
+        match place {
+            Some(place) => {
+                let (_, owner) = &known[place];
+                if !owner.is_same_owner(&origin) && is_alive(owner) {
+                    return;
+                }
+                known[place] = (now, origin);
+            }
+            None => known.push((now, origin)),
+        }
+        inner.by_age.push_back((now, provider, id));
     }
 
-    /// Who made the response `id`.
-    pub fn origin(&self, id: &str, now: Instant) -> Option<Origin> {
+    /// Returns where a provider's response `id` lives.
+    pub fn origin(&self, provider: &str, id: &str, now: Instant) -> Option<Origin> {
+        self.origins(id, now).into_iter().find(|origin| &*origin.provider == provider)
+    }
+
+    /// Returns where responses `id` live, one for each provider, the oldest first.
+    pub fn origins(&self, id: &str, now: Instant) -> Vec<Origin> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.forget_old(now);
-        inner.origins.get(id).map(|(_, origin)| origin.clone())
+        let known = inner.origins.get(id).map(Vec::as_slice).unwrap_or_default();
+        known.iter().map(|(_, origin)| origin.clone()).collect()
     }
 }
 
 impl Inner {
     fn forget_old(&mut self, now: Instant) {
-        while let Some((at, id)) = self.by_age.front() {
+        while let Some((at, provider, id)) = self.by_age.front() {
             let old = now.saturating_duration_since(*at) > MAX_AGE;
             if !old && self.by_age.len() < MAX_RESPONSES {
                 break;
             }
             // An id that was remembered again since has a later entry of its own.
-            if self.origins.get(id).is_some_and(|(newest, _)| newest == at) {
-                self.origins.remove(id);
+            if let Some(known) = self.origins.get_mut(id) {
+                known.retain(|(newest, origin)| newest != at || origin.provider != *provider);
+                if known.is_empty() {
+                    self.origins.remove(id);
+                }
             }
             self.by_age.pop_front();
         }
@@ -75,17 +114,21 @@ mod tests {
     use super::*;
 
     fn origin(instance: &str) -> Origin {
-        Origin { provider: "p".into(), instance: instance.into(), model: "m".into() }
+        Origin { provider: "p".into(), instance: instance.into(), model: "m".into(), key: None }
+    }
+
+    fn keyed(instance: &str, key: &str) -> Origin {
+        Origin { key: Some(key.into()), ..origin(instance) }
     }
 
     #[test]
     fn a_response_is_remembered_for_an_hour() {
         let affinity = Affinity::default();
         let start = Instant::now();
-        affinity.remember("r1", origin("a"), start);
-        assert_eq!(affinity.origin("r1", start + MAX_AGE), Some(origin("a")));
-        assert_eq!(affinity.origin("r1", start + MAX_AGE + Duration::from_secs(1)), None);
-        assert_eq!(affinity.origin("r2", start), None);
+        affinity.remember("r1", origin("a"), start, |_| true);
+        assert_eq!(affinity.origin("p", "r1", start + MAX_AGE), Some(origin("a")));
+        assert_eq!(affinity.origin("p", "r1", start + MAX_AGE + Duration::from_secs(1)), None);
+        assert_eq!(affinity.origin("p", "r2", start), None);
     }
 
     #[test]
@@ -93,18 +136,50 @@ mod tests {
         let affinity = Affinity::default();
         let start = Instant::now();
         for n in 0..=MAX_RESPONSES {
-            affinity.remember(&n.to_string(), origin("a"), start + Duration::from_micros(n as u64));
+            let at = start + Duration::from_micros(n as u64);
+            affinity.remember(&n.to_string(), origin("a"), at, |_| true);
         }
-        assert_eq!(affinity.origin("0", start), None);
-        assert!(affinity.origin(&MAX_RESPONSES.to_string(), start).is_some());
+        assert_eq!(affinity.origin("p", "0", start), None);
+        assert!(affinity.origin("p", &MAX_RESPONSES.to_string(), start).is_some());
     }
 
     #[test]
     fn an_id_remembered_again_lives_on() {
         let affinity = Affinity::default();
         let start = Instant::now();
-        affinity.remember("r", origin("a"), start);
-        affinity.remember("r", origin("b"), start + MAX_AGE);
-        assert_eq!(affinity.origin("r", start + MAX_AGE + Duration::from_secs(1)), Some(origin("b")));
+        affinity.remember("r", origin("a"), start, |_| true);
+        affinity.remember("r", origin("a"), start + MAX_AGE, |_| true);
+        assert_eq!(affinity.origin("p", "r", start + MAX_AGE + Duration::from_secs(1)), Some(origin("a")));
+    }
+
+    #[test]
+    fn connected_owner_keeps_its_response_id() {
+        let affinity = Affinity::default();
+        let now = Instant::now();
+        affinity.remember("r", keyed("a", "k1"), now, |_| true);
+        for other in [keyed("b", "k1"), keyed("a", "k2"), origin("a")] {
+            affinity.remember("r", other, now, |_| true);
+            assert_eq!(affinity.origin("p", "r", now), Some(keyed("a", "k1")));
+        }
+        affinity.remember("r", keyed("b", "k2"), now, |owner| &*owner.instance != "a");
+        assert_eq!(affinity.origin("p", "r", now), Some(keyed("b", "k2")));
+    }
+
+    #[test]
+    fn response_ids_count_per_provider() {
+        let affinity = Affinity::default();
+        let now = Instant::now();
+        let other = Origin { provider: "q".into(), ..origin("b") };
+        affinity.remember("r", origin("a"), now, |_| true);
+        affinity.remember("r", other.clone(), now, |_| true);
+        assert_eq!(affinity.origin("p", "r", now), Some(origin("a")));
+        assert_eq!(affinity.origin("q", "r", now), Some(other.clone()));
+        assert_eq!(affinity.origins("r", now), [origin("a"), other]);
+    }
+
+    #[test]
+    fn response_is_open_to_its_own_key() {
+        assert!(keyed("a", "k1").is_open_to(Some("k1")) && !keyed("a", "k1").is_open_to(Some("k2")));
+        assert!(keyed("a", "k1").is_open_to(None) && origin("a").is_open_to(Some("k1")));
     }
 }

@@ -31,6 +31,8 @@ pub struct Outline {
     pub model: Arc<str>,
     /// The models that may answer, by their ids, where it asks by a name that a worker gives to one; `None`: any.
     pub allowed: Option<Allowed>,
+    /// The id of its API key; `None` where none is required.
+    pub key: Option<Arc<str>>,
     /// How much of the queue its key may fill; `None`: all of it.
     pub share: Option<QueueShare>,
     /// The provider.
@@ -174,6 +176,7 @@ mod tests {
             id: "id".into(),
             model: "m".into(),
             allowed: None,
+            key: None,
             share: None,
             provider: "p".into(),
             endpoint: Endpoint::ChatCompletions,

@@ -79,9 +79,9 @@ impl Caller {
         key.limits().max_queue_percent.map(|percent| QueueShare { key: key.id().into(), percent })
     }
 
-    /// The key's id, for the log.
-    pub fn key_id(&self) -> Option<&str> {
-        self.key.as_ref().map(|key| key.id())
+    /// The id of the caller's key; `None` where no key is required.
+    pub fn key_id(&self) -> Option<Arc<str>> {
+        self.key.as_ref().map(|key| key.id().into())
     }
 }
 

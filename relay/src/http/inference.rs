@@ -134,6 +134,7 @@ async fn prepare_by_model(
         id: opened.client.request_id.clone(),
         model: route.model,
         allowed,
+        key: caller.key_id(),
         share: caller.queue_share(),
         provider: Arc::clone(&route.provider.name),
         endpoint: opened.endpoint,
@@ -147,7 +148,7 @@ async fn prepare_by_model(
         trace: opened.trace.clone(),
     };
     let pin = match &routed.previous_response_id {
-        Some(id) => Some(pin_to(relay, &route.provider, id, &outline.model).await?),
+        Some(id) => Some(pin_to(relay, &route.provider, id, &outline).await?),
         None => None,
     };
     Ok(submit(relay, &route.provider, outline, pin, read_at, lease))
@@ -168,19 +169,13 @@ async fn prepare_by_id(
     }
     let body = read_body(relay, Endpoint::Responses, &parts.headers, body).await?;
     let read_at = Instant::now();
-    let (provider, model, pin) = match relay.shared.affinity.origin(id, received_at) {
-        Some(origin) => {
-            let provider = relay.providers.named(&origin.provider).ok_or_else(response_not_found)?;
-            let worker = wait_for_origin(&provider, &origin).await?;
-            (provider, origin.model, worker)
-        }
-        None => sole_worker(relay, named_provider(&parts.headers).as_deref(), &caller)?,
-    };
+    let (provider, model, pin) = worker_of_response(relay, id, named_provider(&parts.headers).as_deref(), &caller).await?;
     let allowed = caller.check_model(&provider, &[&model])?;
     let outline = Outline {
         id: opened.client.request_id.clone(),
         model,
         allowed,
+        key: caller.key_id(),
         share: caller.queue_share(),
         provider: Arc::clone(&provider.name),
         endpoint: Endpoint::Responses,
@@ -286,13 +281,33 @@ async fn answer(client: &Client, ticket: Ticket) -> Response {
     }
 }
 
-/// The worker that must continue a response: the one that made it, or, where nobody remembers, the only one there is.
-async fn pin_to(relay: &Relay, provider: &Arc<Provider>, id: &str, model: &str) -> Result<WorkerKey, ApiError> {
-    match relay.shared.affinity.origin(id, Instant::now()) {
-        Some(origin) if origin.provider == provider.name => wait_for_origin(provider, &origin).await,
+/// The worker that must continue a response: the one that made it for this key, or, if the id is unknown, the only worker.
+async fn pin_to(relay: &Relay, provider: &Arc<Provider>, id: &str, outline: &Outline) -> Result<WorkerKey, ApiError> {
+    match relay.shared.affinity.origin(&provider.name, id, Instant::now()) {
+        Some(origin) if origin.is_open_to(outline.key.as_deref()) => wait_for_origin(provider, &origin).await,
         Some(_) => Err(response_not_found()),
-        None => provider.sole_worker_for(model).ok_or_else(response_not_found),
+        None => provider.sole_worker_for(&outline.model).ok_or_else(response_not_found),
     }
+}
+
+/// The worker that made a response for this caller, with its model; if the id is unknown, the only worker. The id alone
+/// may stand for responses of several providers: of those that the caller may read, the first one made.
+async fn worker_of_response(
+    relay: &Relay,
+    id: &str,
+    named: Option<&str>,
+    caller: &Caller,
+) -> Result<Pinned, ApiError> {
+    let mut origins = relay.shared.affinity.origins(id, Instant::now());
+    origins.retain(|origin| named.is_none_or(|named| *origin.provider == *named));
+    if origins.is_empty() {
+        return sole_worker(relay, named, caller);
+    }
+    let key = caller.key_id();
+    let origin = origins.into_iter().find(|origin| origin.is_open_to(key.as_deref())).ok_or_else(response_not_found)?;
+    let provider = relay.providers.named(&origin.provider).ok_or_else(response_not_found)?;
+    let worker = wait_for_origin(&provider, &origin).await?;
+    Ok((provider, origin.model, worker))
 }
 
 /// A worker that is between two connections is waited for, as long as a request may wait in the queue.

@@ -61,6 +61,7 @@ fn request(provider: &Provider) -> Arc<RequestRecord> {
         id: "id".into(),
         model: "m".into(),
         allowed: None,
+        key: None,
         share: None,
         provider: Arc::clone(&provider.name),
         endpoint: Endpoint::Responses,

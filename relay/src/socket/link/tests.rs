@@ -34,6 +34,7 @@ fn record() -> Arc<RequestRecord> {
         id: "id".into(),
         model: "m".into(),
         allowed: None,
+        key: None,
         share: None,
         provider: "p".into(),
         endpoint: Endpoint::ChatCompletions,

@@ -156,8 +156,10 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, complete: Resp
             provider: Arc::clone(&provider.name),
             instance: Arc::clone(instance),
             model: Arc::clone(&held.record.outline.model),
+            key: held.record.outline.key.clone(),
         };
-        provider.shared.affinity.remember(&id, origin, Instant::now());
+        let is_alive = |owner: &Origin| provider.worker_of_instance(&owner.instance).is_some();
+        provider.shared.affinity.remember(&id, origin, Instant::now(), is_alive);
     }
     match held.exchange().finish(held.attempt) {
         Ok(()) | Err(PushError::Stale) => provider.completed(link, &held),

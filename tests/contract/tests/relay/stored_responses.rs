@@ -7,7 +7,7 @@ use modelrelay_harness::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{chat, openai_error};
+use crate::support::{chat, openai_error, two_providers};
 
 fn responses(more: Value) -> Request {
     let mut body = json!({"model": "m", "input": "hi"});
@@ -225,4 +225,81 @@ async fn the_id_of_a_streamed_response_is_remembered_from_its_completion() {
     maker.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
     other.expect_quiet().await;
+}
+
+#[tokio::test]
+async fn another_provider_cannot_take_over_a_response_id() {
+    let relay = Relay::builder().config(two_providers("  models: [{id: a}]", "  models: [{id: b}]")).start().await;
+    let mut maker = relay.core1_worker(&["a"], 1).await;
+    let mut thief = relay.dial().provider("other").open().await;
+    thief.register_core1(&["b"], 1).await;
+    thief.grant(1).await;
+    for (model, worker) in [("a", &mut maker), ("b", &mut thief)] {
+        let pending = relay.begin(Request::post("/v1/responses", &json!({"model": model, "input": "hi"})));
+        let job = worker.expect_request().await;
+        answer_with_id(worker, &job, "resp_1").await;
+        let _ = pending.reply().await.with_status(200);
+    }
+    let follow_up = json!({"model": "a", "input": "hi", "previous_response_id": "resp_1"});
+    for request in [Request::get("/v1/responses/resp_1"), Request::post("/v1/responses", &follow_up)] {
+        let pending = relay.begin(request);
+        let job = maker.expect_request().await;
+        maker.answer(&job, &json!({})).await;
+        let _ = pending.reply().await.with_status(200);
+    }
+    let pending = relay.begin(Request::get("/v1/responses/resp_1").header("x-modelrelay-provider", "other"));
+    let job = thief.expect_request().await;
+    thief.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+}
+
+#[tokio::test]
+async fn another_worker_cannot_take_over_a_response_id() {
+    let (relay, mut maker, mut other) = scene().await;
+    let busy = relay.begin(responses(json!({"previous_response_id": "resp_1"})));
+    let held = maker.expect_request().await;
+    let pending = relay.begin(responses(json!({})));
+    let job = other.expect_request().await;
+    answer_with_id(&mut other, &job, "resp_1").await;
+    let _ = pending.reply().await.with_status(200);
+    maker.answer(&held, &json!({})).await;
+    let _ = busy.reply().await.with_status(200);
+    let pending = relay.begin(Request::get("/v1/responses/resp_1"));
+    let job = maker.expect_request().await;
+    maker.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+    other.expect_quiet().await;
+}
+
+#[tokio::test]
+async fn stored_response_is_unknown_to_other_keys() {
+    let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
+    let mut maker = relay.core1_worker(&["m"], 1).await;
+    let key = async |name: &str| {
+        let key = relay.admin_post("/admin/keys", &json!({"name": name})).await.with_status(201).json();
+        key["secret"].as_str().expect("a secret").to_owned()
+    };
+    let (owner, other) = (key("owner").await, key("other").await);
+    let pending = relay.begin(responses(json!({})).bearer(&owner));
+    let job = maker.expect_request().await;
+    answer_with_id(&mut maker, &job, "resp_1").await;
+    let _ = pending.reply().await.with_status(200);
+    let follow_up = json!({"previous_response_id": "resp_1"});
+    let requests = || {
+        let by_id = [("GET", "/v1/responses/resp_1"), ("POST", "/v1/responses/resp_1/cancel")];
+        let by_id = by_id.map(|(method, path)| Request::new(method, path));
+        by_id.into_iter().chain([responses(follow_up.clone())])
+    };
+    for request in requests() {
+        let reply = relay.fetch(request.bearer(&other)).await;
+        let message = openai_error(&reply, 404, "invalid_request_error", "previous_response_not_found");
+        assert_eq!(message, "no connected worker remembers this response");
+    }
+    maker.expect_quiet().await;
+    for request in requests() {
+        let pending = relay.begin(request.bearer(&owner));
+        let job = maker.expect_request().await;
+        maker.answer(&job, &json!({})).await;
+        let _ = pending.reply().await.with_status(200);
+    }
 }

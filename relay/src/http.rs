@@ -87,7 +87,7 @@ pub async fn answer(router: &mut Router, mut request: Request<Body>) -> Response
             router.call(request).await.unwrap_or_else(|never| match never {})
         }
         Some(fault) => {
-            let mut response = client.error(&fault);
+            let mut response = client.refuse(request.method(), request.uri(), &fault);
             response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
             response
         }
@@ -103,8 +103,10 @@ pub(crate) async fn not_found(request: Request<Body>) -> Response {
     let path: String = request.uri().path().chars().take(256).collect();
     let meant = url_forms::meant(&path).map(|route| format!("; did you mean {route}?")).unwrap_or_default();
     let message = format!("nothing is at {} {path}{meant}", request.method());
+    let error = ApiError::new(ErrorKind::NotFound, message);
+    let response = client.refuse(request.method(), request.uri(), &error);
     discard(request);
-    client.error(&ApiError::new(ErrorKind::NotFound, message))
+    response
 }
 
 async fn method_not_allowed(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
@@ -113,12 +115,13 @@ async fn method_not_allowed(State(relay): State<Arc<Relay>>, request: Request<Bo
         request.headers().get(UPGRADE).is_some_and(|upgrade| upgrade.as_bytes().eq_ignore_ascii_case(b"websocket"));
     let response = if wants_websocket {
         let message = format!("{} does not speak WebSocket: send the request by HTTP POST", request.uri().path());
-        let mut response = client.error(&ApiError::new(ErrorKind::NoWebSocket, message));
+        let error = ApiError::new(ErrorKind::NoWebSocket, message);
+        let mut response = client.refuse(request.method(), request.uri(), &error);
         response.headers_mut().insert(UPGRADE, HeaderValue::from_static("HTTP/1.1"));
         response
     } else {
         let message = format!("{} does not answer to {}", request.uri().path(), request.method());
-        client.error(&ApiError::new(ErrorKind::MethodNotAllowed, message))
+        client.refuse(request.method(), request.uri(), &ApiError::new(ErrorKind::MethodNotAllowed, message))
     };
     let response = browser::share(&relay.shared.config.load(), request.headers(), response);
     discard(request);

@@ -117,6 +117,7 @@ impl Provider {
             allowed: record.outline.allowed.clone(),
             share: record.outline.share.clone(),
         };
+        record.progress().waiting_since = Some(Instant::now());
         state.requests.insert(record.key, Arc::clone(record));
         debug!(request_id = record.outline.id, provider = %self.name, model = &*record.outline.model, "request submitted");
         self.handle(&mut state, Event::Submit(request));

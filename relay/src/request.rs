@@ -88,14 +88,25 @@ pub struct Progress {
     pub worker: Option<Arc<str>>,
     /// When it was sent last.
     pub dispatched_at: Option<Instant>,
-    /// How long it waited altogether.
+    /// How long it waited altogether, without a wait that goes on.
     pub queue_wait: Duration,
+    /// Since when it waits, while it is in the queue.
+    pub waiting_since: Option<Instant>,
     /// How often it was sent.
     pub attempts: u32,
     /// What a worker said when it failed the request.
     pub worker_error: Option<ApiError>,
     /// What the backend said it used.
     pub token_counts: Option<TokenCounts>,
+}
+
+impl Progress {
+    /// Ends a wait that no sending ended, and counts it.
+    pub fn end_wait(&mut self, now: Instant) {
+        if let Some(since) = self.waiting_since.take() {
+            self.queue_wait += now.saturating_duration_since(since);
+        }
+    }
 }
 
 impl RequestRecord {

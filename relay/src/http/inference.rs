@@ -24,7 +24,6 @@ use super::ticket::Ticket;
 use super::{browser, intake, models, parse, spelling, text_header};
 use crate::affinity::Origin;
 use crate::blocking;
-use crate::dashboard::journal::PER_REQUEST;
 use crate::dispatch::WorkerKey;
 use crate::exchange::Exchange;
 use crate::metrics::{ClientKind, Outcome};
@@ -52,7 +51,7 @@ pub async fn by_model(State(relay): State<Arc<Relay>>, request: Request<Body>) -
     let (parts, mut body) = request.into_parts();
     let response = match prepare_by_model(&relay, &opened, &parts, &mut body).await {
         Ok(ticket) => answer(&opened.client, ticket).await,
-        Err(error) => refuse(&relay, &opened, &error, (&parts.headers, body)),
+        Err(error) => refuse(&relay, &opened, &error, (&parts, body)),
     };
     browser::share(&relay.shared.config.load(), &parts.headers, response)
 }
@@ -67,7 +66,7 @@ pub async fn by_response_id(
     let (parts, mut body) = request.into_parts();
     let response = match prepare_by_id(&relay, &opened, &id, &parts, &mut body).await {
         Ok(ticket) => answer(&opened.client, ticket).await,
-        Err(error) => refuse(&relay, &opened, &error, (&parts.headers, body)),
+        Err(error) => refuse(&relay, &opened, &error, (&parts, body)),
     };
     browser::share(&relay.shared.config.load(), &parts.headers, response)
 }
@@ -96,22 +95,14 @@ fn refuse(
     relay: &Relay,
     Opened { client, endpoint, trace }: &Opened,
     error: &ApiError,
-    (headers, body): (&HeaderMap, Body),
+    (parts, body): (&Parts, Body),
 ) -> Response {
-    intake::discard(headers, body);
+    intake::discard(&parts.headers, body);
     relay.shared.metrics.unrouted_request_finished(*endpoint, Outcome::of_error(error.kind()), error.status());
-    tracing::info!(
-        target: PER_REQUEST,
-        request_id = client.request_id,
-        endpoint = endpoint.as_str(),
-        code = error.code(),
-        status = error.status(),
-        "request refused"
-    );
     if let Some(trace) = trace {
         trace.refuse(error);
     }
-    client.error(error)
+    client.refuse(&parts.method, &parts.uri, error)
 }
 
 async fn prepare_by_model(

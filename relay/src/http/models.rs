@@ -61,7 +61,7 @@ fn respond(
         Err(error) => {
             let outcome = Outcome::of_error(error.kind());
             relay.shared.metrics.unrouted_request_finished(Endpoint::Models, outcome, error.status());
-            client.error(&error)
+            client.refuse(request.method(), request.uri(), &error)
         }
     };
     browser::share(&config, headers, response)

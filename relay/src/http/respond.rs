@@ -2,12 +2,13 @@
 
 use axum::body::Body;
 use axum::response::Response;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::error::ApiError;
-use modelrelay_protocol::paths;
+use modelrelay_protocol::paths::{self, POST_PATHS};
 
 use super::peer::Flushed;
+use crate::dashboard::journal::PER_REQUEST;
 use crate::ids;
 
 /// Longest request id that is taken over from a client.
@@ -51,6 +52,21 @@ impl Client {
         response
     }
 
+    /// An error answer to a request that reaches no provider, with its line in the log. A path may hold anything, so that
+    /// only the route is logged.
+    pub fn refuse(&self, method: &Method, uri: &Uri, error: &ApiError) -> Response {
+        tracing::info!(
+            target: PER_REQUEST,
+            request_id = self.request_id,
+            method = method.as_str(),
+            route = route_of(uri.path()),
+            code = error.code(),
+            status = error.status(),
+            "request refused"
+        );
+        self.error(error)
+    }
+
     /// A JSON answer.
     pub fn json(&self, status: u16, body: Vec<u8>) -> Response {
         let mut response = Response::new(Body::from(body));
@@ -68,6 +84,17 @@ impl Client {
             headers.insert("request-id", value);
         }
     }
+}
+
+/// The client route that a path belongs to, without what the client writes into it.
+fn route_of(path: &str) -> Option<&'static str> {
+    let fixed = POST_PATHS.iter().map(|(route, _)| *route).find(|route| *route == path);
+    fixed.or_else(|| match path {
+        "/v1/models" => Some("/v1/models"),
+        _ if path.starts_with("/v1/models/") => Some("/v1/models/{id}"),
+        _ if path.starts_with("/v1/responses/") => Some("/v1/responses/{id}"),
+        _ => None,
+    })
 }
 
 fn own_request_id(headers: &HeaderMap) -> Option<&str> {
@@ -103,6 +130,13 @@ mod tests {
         for bad in ["", "a b", "ä", &"x".repeat(129)] {
             assert_ne!(client("/", &[("x-request-id", bad)]).request_id, bad);
         }
+    }
+
+    #[test]
+    fn route_holds_nothing_that_the_client_wrote() {
+        assert_eq!(route_of("/v1/chat/completions"), Some("/v1/chat/completions"));
+        assert_eq!(route_of("/v1/models/secret"), Some("/v1/models/{id}"));
+        assert_eq!(route_of("/secret"), None);
     }
 
     #[test]

@@ -27,7 +27,9 @@ impl Provider {
             Effect::Fail { request, failure, attempts, age } => self.fail(state, request, failure, attempts, age),
             Effect::Cancelled { request, reason, stage } => {
                 self.count_cancelled(reason, stage);
-                self.forget(state, request);
+                if let Some(record) = self.forget(state, request) {
+                    record.progress().end_wait(Instant::now());
+                }
             }
             Effect::Severed { request, worker: _ } => {
                 if let Some(record) = self.forget(state, request) {
@@ -63,6 +65,7 @@ impl Provider {
             let mut progress = record.progress();
             progress.worker = Some(Arc::clone(&link.info.name));
             progress.dispatched_at = Some(Instant::now());
+            progress.waiting_since = None;
             progress.queue_wait += waited;
             progress.attempts = attempt;
         }
@@ -70,7 +73,7 @@ impl Provider {
         if let Some(trace) = &record.outline.trace {
             trace.begin_attempt(&record.outline, &link.info.name, attempt, waited);
         }
-        link.send(record, attempt);
+        let wire_id = link.send(record, attempt);
         info!(
             target: PER_REQUEST,
             request_id = record.outline.id,
@@ -78,6 +81,7 @@ impl Provider {
             model = &*record.outline.model,
             worker = %link.info.name,
             attempt,
+            wire_id = &*wire_id,
             queue_ms = waited.as_millis() as u64,
             "request dispatched"
         );
@@ -87,6 +91,8 @@ impl Provider {
         let Some(record) = self.forget(state, request) else { return };
         if attempts == 0 {
             record.progress().queue_wait = age;
+        } else {
+            record.progress().end_wait(Instant::now());
         }
         let error = self.error_for(state, &record, failure);
         match failure {
@@ -135,6 +141,7 @@ impl Provider {
                 let mut message = "queue timeout: no worker available within deadline".to_owned();
                 if !state.core.worker_serves(model) {
                     message.push_str(&format!("; no worker serves {model}: see /v1/models"));
+                    message.push_str(&state.workers_without_models());
                 }
                 ApiError::new(ErrorKind::QueueTimeout, message).with_retry_after(secs(retry_after_secs))
             }
@@ -204,7 +211,11 @@ impl Provider {
         self.series.requeued(label);
         let Some(record) = state.requests.get(&request) else { return };
         record.exchange.detach(attempt);
-        record.progress().dispatched_at = None;
+        {
+            let mut progress = record.progress();
+            progress.dispatched_at = None;
+            progress.waiting_since = Some(Instant::now());
+        }
         if let Some(trace) = &record.outline.trace {
             trace.requeue(label.as_str());
         }
@@ -238,6 +249,18 @@ impl Provider {
             self.timer.notify_one();
         }
         record
+    }
+}
+
+impl State {
+    /// The likely cause where a model is missing although workers are connected: a worker lists no models while its
+    /// backend is down.
+    fn workers_without_models(&self) -> String {
+        match self.links.values().filter(|link| link.lists_no_models()).count() {
+            0 => String::new(),
+            1 => "; a connected worker lists no models: its backend is down or has none".to_owned(),
+            count => format!("; {count} connected workers list no models: their backends are down or have none"),
+        }
     }
 }
 

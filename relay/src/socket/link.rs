@@ -148,8 +148,8 @@ impl WorkerLink {
         Arc::new(Self { info, wake, drain, read_pause_millis, state: Mutex::new(state) })
     }
 
-    /// Queues a request.
-    pub fn send(self: &Arc<Self>, record: &Arc<RequestRecord>, attempt: u32) {
+    /// Queues a request. Returns the id by which the worker knows this sending of it.
+    pub fn send(self: &Arc<Self>, record: &Arc<RequestRecord>, attempt: u32) -> Arc<str> {
         let mut state = self.lock();
         let stream = state.next_stream;
         state.next_stream = stream.saturating_add(1);
@@ -175,6 +175,7 @@ impl WorkerLink {
         }
         drop(state);
         self.wake.notify_one();
+        request_id
     }
 
     /// Ends a request that this worker holds; its late pieces find nothing any more.
@@ -351,6 +352,11 @@ impl WorkerLink {
     /// What the worker last said it serves, before it was cleaned.
     pub fn advertised(&self) -> Vec<String> {
         self.lock().advertised.clone()
+    }
+
+    /// True if the worker lists no models, as one does whose backend is down.
+    pub fn lists_no_models(&self) -> bool {
+        self.lock().advertised.is_empty()
     }
 
     /// The worker serves these now.

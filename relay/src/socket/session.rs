@@ -23,6 +23,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::error::ProtocolError;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 use tracing::{debug, info, warn};
 
@@ -302,6 +303,10 @@ where
             None => return End::gone(DisconnectReason::ClosedByWorker),
             Some(Err(WsError::Utf8(_))) => return End::closing(NO_UTF8, DisconnectReason::ProtocolError),
             Some(Err(WsError::Capacity(_))) => return End::closing(TOO_LARGE, DisconnectReason::MessageTooLarge),
+            Some(Err(WsError::Protocol(ProtocolError::ResetWithoutClosingHandshake))) => {
+                debug!(worker = %link.info.name, "worker connection ended without a close");
+                return End::gone(DisconnectReason::ConnectionLost);
+            }
             Some(Err(WsError::Protocol(error))) => {
                 debug!(worker = %link.info.name, %error, "websocket protocol error");
                 return End::closing(PROTOCOL_ERROR, DisconnectReason::ProtocolError);

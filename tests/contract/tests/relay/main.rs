@@ -24,6 +24,7 @@ mod health;
 mod keys_secret;
 mod keys_secret_faults;
 mod kubernetes;
+mod log;
 mod models;
 mod noisy_worker;
 mod parsing;

@@ -1,0 +1,68 @@
+//! What the runbook promises to find in the log.
+
+use modelrelay_harness::{client::Request, relay::Relay};
+use serde_json::json;
+
+use crate::support::{chat, openai_error};
+
+#[tokio::test]
+async fn refused_requests_leave_a_line() {
+    let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
+    let wrong_key = |request: Request| request.bearer("wrong");
+    for (request, id, route, status) in [
+        (wrong_key(Request::get("/v1/models?secret=x")), "q-models", "/v1/models", 401),
+        (wrong_key(Request::get("/v1/models/m")), "q-model", "/v1/models/{id}", 401),
+        (wrong_key(chat("m")), "q-chat", "/v1/chat/completions", 401),
+        (Request::post("/v1/nothing-here", &json!({})), "q-path", "", 404),
+        (Request::get("/v1/chat/completions"), "q-method", "/v1/chat/completions", 405),
+    ] {
+        let reply = relay.fetch(request.header("x-request-id", id)).await;
+        assert_eq!(reply.status, status, "{id}");
+        let line = relay.log().wait_for_line(&format!("request refused request_id=\"{id}\"")).await;
+        for part in ["INFO", route, &format!("status={status}")] {
+            assert!(line.contains(part), "no {part} in {line}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn worker_side_id_is_in_the_log() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let _pending = relay.begin(chat("m").header("x-request-id", "q-1"));
+    let job = worker.expect_request().await;
+    let line = relay.log().wait_for_line(&format!("wire_id=\"{}\"", job.id)).await;
+    assert!(line.contains("request dispatched request_id=\"q-1\""), "{line}");
+}
+
+#[tokio::test]
+async fn queue_time_after_a_requeue_is_logged() {
+    let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "2").start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let pending = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    worker.fail(&job.id, "backend_unreachable", "connection refused").await;
+    assert_eq!(pending.reply().await.status, 502);
+    let line = relay.log().wait_for_line("response complete").await;
+    let (_, rest) = line.split_once("queue_ms=").expect("queue_ms");
+    let queued: u64 = rest.split(' ').next().and_then(|number| number.parse().ok()).expect("a number");
+    assert!((1_000..10_000).contains(&queued), "{line}");
+}
+
+#[tokio::test]
+async fn queue_timeout_names_workers_without_models() {
+    let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "1").start().await;
+    let _worker = relay.core1_worker(&[], 1).await;
+    let reply = relay.fetch(chat("m")).await;
+    let message = openai_error(&reply, 504, "timeout_error", "queue_timeout");
+    assert!(message.ends_with("; a connected worker lists no models: its backend is down or has none"), "{message}");
+}
+
+#[tokio::test]
+async fn killed_worker_is_a_lost_connection() {
+    let relay = Relay::start().await;
+    let worker = relay.core1_worker(&["m"], 1).await;
+    worker.vanish();
+    let line = relay.log().wait_for_line("worker disconnected").await;
+    assert!(line.contains("reason=\"connection_lost\""), "{line}");
+}

@@ -29,6 +29,9 @@ pub const CREDENTIAL_HEADERS: [&str; 2] = ["authorization", "x-api-key"];
 /// What every API key of a relay begins with; such a value is never forwarded.
 pub const OWN_KEY_PREFIX: &str = "mr-";
 
+/// What every API key of the published relay begins with. Clients that move may still send one.
+pub const PUBLISHED_KEY_PREFIX: &str = "mr_live_";
+
 /// Headers of one connection (RFC 9110 §7.6.1 and their kin).
 const HOP_BY_HOP: [&str; 10] = [
     "connection",
@@ -134,7 +137,7 @@ pub fn may_be_client_header(name: &str) -> bool {
 
 /// Whether a credential header's value holds one of a relay's own API keys: under any scheme or none, alone or in a list.
 pub fn is_own_key(value: &str) -> bool {
-    credential_words(value).any(|word| word.starts_with(OWN_KEY_PREFIX))
+    credential_words(value).any(|word| word.starts_with(OWN_KEY_PREFIX) || word.starts_with(PUBLISHED_KEY_PREFIX))
 }
 
 /// What of a credential header's value may be a credential: each of its words, under any scheme or none, alone or in a list.
@@ -209,6 +212,7 @@ mod tests {
     #[test]
     fn the_relays_own_keys_are_recognised_in_either_header() {
         assert!(is_own_key("Bearer mr-abc-def") && is_own_key("bearer  mr-abc") && is_own_key("mr-abc-def"));
+        assert!(is_own_key("Bearer mr_live_abc") && is_own_key("mr_live_abc"));
         for odd in ["Bearer\tmr-abc", "Token mr-abc", "Bearer sk-abc, Bearer mr-abc", "sk-abc,mr-abc", " mr-abc"] {
             assert!(is_own_key(odd), "{odd:?} would reach a backend");
         }

@@ -34,7 +34,7 @@ pub struct Args {
     pub command: Option<ctl::Command>,
 
     /// Address that clients, and unless told otherwise workers, connect to.
-    #[arg(long, env = "LISTEN_ADDR", value_name = "ADDR", default_value = "127.0.0.1:8080", value_parser = values::listen_addr)]
+    #[arg(long, alias = "listen", env = "LISTEN_ADDR", value_name = "ADDR", default_value = "127.0.0.1:8080", value_parser = values::listen_addr)]
     pub listen_addr: SocketAddr,
 
     /// Relay configuration (YAML) with any number of providers; watched while running.
@@ -42,7 +42,7 @@ pub struct Args {
     pub config: Option<OptionalPath>,
 
     /// Name of the provider that these variables describe; ignored with --config, like all marked (provider).
-    #[arg(long, env = "PROVIDER_NAME", value_name = "NAME", default_value = "local", value_parser = values::provider_name)]
+    #[arg(long, alias = "provider", env = "PROVIDER_NAME", value_name = "NAME", default_value = "local", value_parser = values::provider_name)]
     pub provider_name: String,
 
     /// Secret that workers must present (provider). Without --config this or WORKER_SERVICE_ACCOUNTS is required.
@@ -63,7 +63,7 @@ pub struct Args {
     pub max_queue_bytes: u64,
 
     /// How long a request waits for a worker while some worker serves its model, in seconds (provider).
-    #[arg(long, env = "QUEUE_TIMEOUT_SECS", value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
+    #[arg(long, alias = "queue-timeout", env = "QUEUE_TIMEOUT_SECS", value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
     pub queue_timeout_secs: Duration,
 
     /// How long it waits while no worker serves its model yet, in seconds (provider).
@@ -72,7 +72,7 @@ pub struct Args {
     pub cold_timeout_secs: Option<Duration>,
 
     /// A request's whole time: queue, first byte and stream to its end, cold waiting excepted, in seconds (provider).
-    #[arg(long, env = "REQUEST_TIMEOUT_SECS", value_name = "SECONDS", default_value = "300", value_parser = values::seconds)]
+    #[arg(long, alias = "request-timeout", env = "REQUEST_TIMEOUT_SECS", value_name = "SECONDS", default_value = "300", value_parser = values::seconds)]
     pub request_timeout_secs: Duration,
 
     /// Models that one worker may advertise; more are dropped with a warning (provider).
@@ -464,6 +464,14 @@ mod tests {
         ] {
             assert_eq!(load(&arguments).expect("a boolean").require_api_keys, expected, "{arguments:?}");
         }
+    }
+
+    #[test]
+    fn flags_of_the_published_relay_are_accepted() {
+        let args = ["--listen", "127.0.0.1:1", "--provider", "p", "--queue-timeout", "7", "--request-timeout", "8"];
+        let args = load(&args).expect("valid");
+        assert_eq!((args.listen_addr.port(), args.provider_name.as_str()), (1, "p"));
+        assert_eq!((args.queue_timeout_secs.as_secs(), args.request_timeout_secs.as_secs()), (7, 8));
     }
 
     #[test]

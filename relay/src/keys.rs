@@ -68,7 +68,7 @@ pub trait KeyStore: Send + Sync {
     fn list(&self) -> Vec<KeyInfo> {
         let snapshot = self.snapshot();
         let mut keys: Vec<KeyInfo> = snapshot.keys.values().map(|key| key.info()).collect();
-        keys.sort_by(|a, b| (&a.created_at, &a.id).cmp(&(&b.created_at, &b.id)));
+        keys.sort_by(|a, b| (&a.created, &a.id).cmp(&(&b.created, &b.id)));
         keys
     }
 
@@ -179,7 +179,7 @@ pub struct CreatedKey {
     pub secret: String,
 }
 
-/// A key as `/admin/keys` lists it.
+/// A key as `/admin/keys` lists it. Its times are there twice: as programs of the published relay read them, and for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct KeyInfo {
     /// Unique.
@@ -188,10 +188,14 @@ pub struct KeyInfo {
     pub name: String,
     /// How the key begins: enough to recognise it by, too little to use.
     pub prefix: String,
-    /// RFC 3339.
-    pub created_at: String,
-    /// RFC 3339, or `null` when it was never used.
-    pub last_used_at: Option<String>,
+    /// Seconds of Unix time.
+    pub created_at: u64,
+    /// The same in RFC 3339, with milliseconds.
+    pub created: String,
+    /// Seconds of Unix time, or `null` when it was never used.
+    pub last_used_at: Option<u64>,
+    /// The same in RFC 3339, with milliseconds.
+    pub last_used: Option<String>,
     /// Whether it was made useless.
     pub revoked: bool,
     /// What it is limited to.
@@ -315,6 +319,10 @@ impl KeySet {
     }
 }
 
+fn unix_seconds(time: SystemTime) -> u64 {
+    unix_millis(time) / 1000
+}
+
 impl Key {
     /// The id, for logs.
     pub fn id(&self) -> &str {
@@ -357,8 +365,10 @@ impl Key {
         let record = self.record_now();
         KeyInfo {
             prefix: format!("{KEY_PREFIX}{}", record.id),
-            created_at: record::format_time(record.created_at),
-            last_used_at: record.last_used_at.map(record::format_time),
+            created_at: unix_seconds(record.created_at),
+            created: record::format_time(record.created_at),
+            last_used_at: record.last_used_at.map(unix_seconds),
+            last_used: record.last_used_at.map(record::format_time),
             id: record.id,
             name: record.name,
             revoked: record.revoked,

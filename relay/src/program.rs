@@ -13,8 +13,9 @@ use modelrelay_platform::{log, scheduling};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::cli::{Args, CliError};
-use crate::config::Config;
+use crate::config::{Config, ConfigError, KeyStorage};
 use crate::ctl::{self, Command};
+use crate::keys::file;
 use crate::{open_files, relay, shutdown, telemetry};
 
 /// How long a thread may take that cannot be stopped. Looking up a collector's name in a dead DNS takes half a minute.
@@ -52,7 +53,7 @@ pub fn run(words: Vec<OsString>) -> ExitCode {
 
 /// Says whether a relay would start with these settings.
 fn check(args: &Args) -> ExitCode {
-    match Config::from_args(args) {
+    match Config::from_args(args).and_then(|config| check_keys(&config).map(|()| config)) {
         Ok(config) => {
             config.warnings.iter().for_each(|warning| eprintln!("modelrelay-relay: warning: {warning}"));
             let names: Vec<_> = config.providers.iter().map(|provider| provider.name.as_str()).collect();
@@ -60,6 +61,24 @@ fn check(args: &Args) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => fail(&error),
+    }
+}
+
+/// What a start leaves to the first change of keys: with required keys a relay that cannot keep any is of no use.
+fn check_keys(config: &Config) -> Result<(), ConfigError> {
+    if !config.require_api_keys {
+        return Ok(());
+    }
+    if std::env::var_os("DATABASE_URL").is_some_and(|url| !url.is_empty()) {
+        return Err(ConfigError::new(
+            "DATABASE_URL: this relay keeps API keys in API_KEYS_FILE, not in a database: make the keys anew (keys create), and take the variable away",
+        ));
+    }
+    match &config.api_keys {
+        KeyStorage::File(path) => {
+            file::check(path).map_err(|error| ConfigError::new(format!("API_KEYS_FILE (--api-keys-file): {error}")))
+        }
+        KeyStorage::Secret { .. } => Ok(()),
     }
 }
 

@@ -77,8 +77,19 @@ impl FromStr for LogFilter {
         if text.is_empty() || text.len() > 1024 || !text.split(',').any(known) {
             return Err(allowed());
         }
-        EnvFilter::try_new(text).map(|_| Self(text.to_owned())).map_err(|_| allowed())
+        let text = with_own_target(text);
+        EnvFilter::try_new(&text).map_err(|_| allowed())?;
+        Ok(Self(text))
     }
+}
+
+/// Replaces the published relay's target by ours: its directives would silence all that this program logs.
+fn with_own_target(directives: &str) -> String {
+    let own = |directive: &str| match directive.trim().strip_prefix("modelrelay_server") {
+        Some(rest) if rest.is_empty() || rest.starts_with(['=', ':', '[']) => format!("modelrelay_relay{rest}"),
+        Some(_) | None => directive.to_owned(),
+    };
+    directives.split(',').map(own).collect::<Vec<_>>().join(",")
 }
 
 impl FromStr for LogFormat {
@@ -110,6 +121,17 @@ mod tests {
             "modelrelay_relay::http=trace",
         ] {
             assert!(text.parse::<LogFilter>().is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn directives_of_the_published_relay_mean_this_one() {
+        for (given, meant) in [
+            ("modelrelay_server=debug", "modelrelay_relay=debug"),
+            ("info,modelrelay_server::http=trace", "info,modelrelay_relay::http=trace"),
+            ("modelrelay_servers=debug", "modelrelay_servers=debug"),
+        ] {
+            assert_eq!(given.parse::<LogFilter>().map(|filter| filter.to_string()), Ok(meant.to_owned()));
         }
     }
 

@@ -37,6 +37,11 @@ impl Sources {
 
     fn read_once(path: &Path) -> Result<Self, ConfigError> {
         let shown = path.display();
+        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml")) {
+            return Err(ConfigError::new(format!(
+                "--config: {shown}: the relay reads YAML, not TOML: write a relay.yaml (docs/reference/settings.md)"
+            )));
+        }
         let bytes =
             read_bounded(path, MAX_FILE_BYTES).map_err(|why| ConfigError::new(format!("--config: {shown}: {why}")))?;
         let raw: RawFile = serde_yaml::from_slice(&bytes).map_err(|error| yaml_error(&shown.to_string(), &error))?;

@@ -119,7 +119,7 @@ pub(super) fn keys(answer: &Value) -> String {
             word(&key["id"]),
             cut(&word(&key["name"])),
             if key["revoked"] == true { "revoked".to_owned() } else { "good".to_owned() },
-            since(&key["last_used_at"]),
+            since(&key["last_used"]),
             word(&key["in_flight"]),
             word(&key["expires_at"]),
         ]

@@ -19,10 +19,12 @@ const FIRST_WORKER_PATIENCE: Duration = Duration::from_secs(15);
 /// `GET /health`, as the runbook shows it: numbers, no names.
 pub async fn health(State(relay): State<Arc<Relay>>) -> Json<Value> {
     let providers = relay.providers.all();
+    let workers = providers.iter().map(|provider| provider.worker_count()).sum::<usize>();
     Json(json!({
         "status": "ok",
         "version": env!("CARGO_PKG_VERSION"),
-        "workers_connected": providers.iter().map(|provider| provider.worker_count()).sum::<usize>(),
+        "workers": workers,
+        "workers_connected": workers,
         "queue_depth": providers.iter().map(|provider| provider.queue_depth()).sum::<usize>(),
         "uptime_secs": relay.shared.started_at.elapsed().as_secs_f64(),
     }))

@@ -48,6 +48,21 @@ impl FileKeyStore {
     }
 }
 
+/// Reads the keys as a start would, and makes and removes a file as a change of them would: an error says why keys could
+/// not be kept.
+pub fn check(path: &Path) -> Result<(), KeyStoreError> {
+    let store = FileKeyStore::open(path)?;
+    let path = &store.shared.path;
+    let mut probe = temporary_beside(path).into_os_string();
+    probe.push(".check");
+    let probe = PathBuf::from(probe);
+    let written = write_new(&probe, b"").and_then(|()| fs::remove_file(&probe));
+    written.map_err(|error| {
+        let folder = folder_of(path).display();
+        KeyStoreError::Unavailable(format!("{}: keys cannot be kept: no file can be written in {folder}: {error}", path.display()))
+    })
+}
+
 impl KeyStore for FileKeyStore {
     fn snapshot(&self) -> Arc<KeySet> {
         self.shared.keys.load_full()

@@ -109,7 +109,7 @@ fn the_last_use_is_listed_and_never_goes_back() {
     keys.verify(&whole, later(60)).expect("valid");
     keys.verify(&whole, later(30)).expect("valid");
     let info = keys.renewed(keys.records()).lookup(&id).expect("the key").info();
-    assert_eq!(info.last_used_at.as_deref(), Some("1970-01-01T00:01:00.000Z"));
+    assert_eq!((info.last_used.as_deref(), info.last_used_at), (Some("1970-01-01T00:01:00.000Z"), Some(60)));
 }
 
 #[test]

@@ -120,10 +120,23 @@ async fn a_keys_secret_is_shown_once() {
     assert!(!list.text().contains(hidden), "the list shows the secret");
     let listed = list.json()["keys"][0].clone();
     assert_eq!((&listed["id"], &listed["name"]), (&json!(id), &json!("production-app")));
-    assert!(listed["prefix"].is_string() && listed["created_at"].is_string(), "{listed}");
-    assert!(listed["last_used_at"].is_null(), "{listed}");
+    assert!(listed["prefix"].is_string() && listed["last_used_at"].is_null(), "{listed}");
     assert_eq!(listed["revoked"], false);
     assert!(!relay.read_file("modelrelay-keys.json").contains(hidden), "the file holds the secret");
+}
+
+#[tokio::test]
+async fn key_times_are_unix_seconds_and_text() {
+    let relay = strict().start().await;
+    let (_, secret) = new_key(&relay, json!({"name": "k"})).await;
+    assert_eq!(relay.fetch(Request::get("/v1/models").bearer(&secret)).await.status, 200);
+    let key = relay.admin_json("/admin/keys").await["keys"][0].clone();
+    let now = std::time::UNIX_EPOCH.elapsed().expect("a clock").as_secs();
+    for (seconds, text) in [("created_at", "created"), ("last_used_at", "last_used")] {
+        let at = key[seconds].as_u64().unwrap_or_else(|| panic!("no {seconds} in {key}"));
+        assert!(at <= now && now - at < 600, "{key}");
+        assert!(key[text].as_str().is_some_and(|text| text.len() == 24 && text.ends_with('Z')), "{key}");
+    }
 }
 
 #[tokio::test]
@@ -133,7 +146,7 @@ async fn a_key_that_was_used_says_when() {
     assert_eq!(relay.fetch(Request::get("/v1/models").bearer(&secret)).await.status, 200);
     relay
         .eventually("last_used_at is set", || async {
-            relay.admin_json("/admin/keys").await["keys"][0]["last_used_at"].is_string()
+            relay.admin_json("/admin/keys").await["keys"][0]["last_used_at"].is_u64()
         })
         .await;
 }
@@ -146,6 +159,7 @@ async fn a_revoked_key_admits_nobody() {
     assert_eq!(relay.admin("DELETE", &format!("/admin/keys/{id}")).await.status, 204);
     let reply = relay.fetch(chat("m").bearer(&secret)).await;
     assert_eq!(openai_error(&reply, 401, "authentication_error", "invalid_api_key"), "Invalid API key");
+    assert_eq!(relay.admin("DELETE", &format!("/admin/keys/{id}")).await.status, 204, "revoked twice");
     assert_eq!(relay.admin("DELETE", "/admin/keys/unknown").await.status, 404);
 }
 

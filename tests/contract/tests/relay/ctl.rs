@@ -173,6 +173,31 @@ async fn check_says_whether_the_relay_would_start() {
 }
 
 #[tokio::test]
+async fn check_refuses_keys_that_cannot_be_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |name: &'static str, value: String| {
+        let mut command = command(&["check"]);
+        command.env("WORKER_SECRET", WORKER_SECRET).env("MODELRELAY_REQUIRE_API_KEYS", "true").env(name, value);
+        command.current_dir(folder.path());
+        async move { command.output().await.expect("it starts") }
+    };
+    let said = failure(&check("DATABASE_URL", "postgres://user:pass@db/keys".to_owned()).await);
+    assert!(said.contains("DATABASE_URL") && said.contains("API_KEYS_FILE") && !said.contains("pass@"), "{said}");
+    let absent = folder.path().join("no-such-folder").join("keys.json");
+    let said = failure(&check("API_KEYS_FILE", absent.display().to_string()).await);
+    assert!(said.contains("API_KEYS_FILE") && said.contains("no-such-folder"), "{said}");
+    let good = check("API_KEYS_FILE", folder.path().join("keys.json").display().to_string()).await;
+    assert!(good.status.success(), "{}", String::from_utf8_lossy(&good.stderr));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a check leaves no file");
+}
+
+#[tokio::test]
+async fn check_refuses_a_toml_file() {
+    let said = failure(&command(&["--config", "server.toml", "check"]).output().await.expect("it starts"));
+    assert!(said.contains("server.toml") && said.contains("YAML, not TOML"), "{said}");
+}
+
+#[tokio::test]
 async fn the_token_may_be_in_a_file_as_an_editor_of_windows_writes_it() {
     let relay = Relay::start().await;
     let folder = tempfile::tempdir().unwrap();

@@ -64,7 +64,7 @@ async fn a_revoked_key_dies_at_once_here_and_elsewhere_when_the_mount_has_it() {
     assert!(!admits(&other, &key).await && admits(&one, &key).await);
     here.sync(&kubernetes);
     one.eventually("the revocation arrives", || async { !admits(&one, &key).await }).await;
-    assert_eq!(one.admin("DELETE", &format!("/admin/keys/{id}")).await.status, 404);
+    assert_eq!(one.admin("DELETE", &format!("/admin/keys/{id}")).await.status, 204);
 }
 
 #[tokio::test]

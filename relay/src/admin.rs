@@ -169,7 +169,7 @@ async fn drain(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Respo
         true => "the worker finishes what it holds and stays away until it is restarted",
         false => "the worker finishes what it holds; it is of an older version and will be back in 2 s",
     };
-    accepted(json!({ "worker_id": &*link.info.id, "draining": true, "note": note }))
+    accepted(json!({ "worker_id": &*link.info.id, "draining": true, "stays_away": link.info.core1, "note": note }))
 }
 
 async fn refresh(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {

@@ -219,8 +219,11 @@ async fn drain(relay: &Relay, wanted: &str, no_wait: bool) -> Result<(), CtlErro
     let id = find(&api.get("/admin/workers").await?, wanted)?;
     let path = format!("/admin/workers/{}", api::segment(&id));
     let answer = api.call(Method::POST, &format!("{path}/drain"), None).await?;
+    // A relay of an earlier version does not say.
+    let returns = answer["stays_away"] == false;
+    let advice = if returns { "; it is of an older version and dials again within seconds: stop its process to keep it away" } else { "" };
     if no_wait {
-        return say(relay.output, &answer, || format!("worker {wanted} is draining\n"));
+        return say(relay.output, &answer, || format!("worker {wanted} is draining{advice}\n"));
     }
     let mut told = None;
     loop {
@@ -233,7 +236,7 @@ async fn drain(relay: &Relay, wanted: &str, no_wait: bool) -> Result<(), CtlErro
         }
         tokio::time::sleep(LOOK_AGAIN).await;
     }
-    say(relay.output, &answer, || format!("worker {wanted} is gone\n"))
+    say(relay.output, &answer, || format!("worker {wanted} is gone{advice}\n"))
 }
 
 /// The id of the one worker of that name, or id.

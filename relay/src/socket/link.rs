@@ -24,6 +24,7 @@ use crate::request::RequestRecord;
 
 use super::failures::{Failure, Failures};
 use super::pace::{Lines, Updates};
+use super::register::WILDCARD;
 pub use super::worker_info::WorkerInfo;
 
 /// Stream numbers are never used twice; a link that has used nearly all of them is drained and dialled anew.
@@ -357,6 +358,13 @@ impl WorkerLink {
     /// True if the worker lists no models, as one does whose backend is down.
     pub fn lists_no_models(&self) -> bool {
         self.lock().advertised.is_empty()
+    }
+
+    /// True while an older worker owes its list: it registers `*` when its backend is down at its start. One that asks its
+    /// backend in vain gives its link up, so it is left alone while it holds requests.
+    pub fn owes_list(&self) -> bool {
+        let state = self.lock();
+        !self.info.core1 && state.held.is_empty() && state.advertised.iter().any(|model| model.trim() == WILDCARD)
     }
 
     /// The worker serves these now.

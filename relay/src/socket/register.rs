@@ -13,6 +13,9 @@ use modelrelay_protocol::version::{Capabilities, Capability, is_known_version};
 use super::slots::{aliases, clean_slots, most_models};
 use crate::config::ProviderConfig;
 
+/// What the published worker registers when it could not read its backend's list. It names no model.
+pub const WILDCARD: &str = "*";
+
 /// The parts of a registration that were accepted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Accepted {
@@ -92,11 +95,14 @@ pub fn sanitize_models(models: &[String], provider: &ProviderConfig, warnings: &
     let mut seen = HashSet::new();
     let mut kept: Vec<Arc<str>> = Vec::new();
     let (mut empty, mut twice, mut long, mut unprintable, mut trimmed, mut foreign) = (0, 0, 0, 0, 0, Vec::new());
+    let mut wildcards = 0;
     for raw in models {
         let model = raw.trim();
         trimmed += usize::from(model.len() != raw.len() && !model.is_empty());
         if model.is_empty() {
             empty += 1;
+        } else if model == WILDCARD {
+            wildcards += 1;
         } else if model.chars().count() > MAX_MODEL_CHARS {
             long += 1;
         } else if model.contains(names::is_unprintable) {
@@ -116,6 +122,7 @@ pub fn sanitize_models(models: &[String], provider: &ProviderConfig, warnings: &
     };
     warn(trimmed, "trimmed");
     warn(empty, "dropped: empty");
+    warn(wildcards, "dropped: `*` is no model, and the worker has not listed those of its backend yet");
     warn(twice, "dropped: duplicate");
     warn(long, &format!("dropped: longer than {MAX_MODEL_CHARS} characters"));
     warn(unprintable, "dropped: with control or invisible characters");
@@ -173,6 +180,13 @@ mod tests {
         let accepted = sanitize(&register(&[" b ", "", "a", "b", "c"]), &provider);
         assert_eq!(names(&accepted), ["b", "a"]);
         assert_eq!(accepted.warnings.len(), 4, "{:?}", accepted.warnings);
+    }
+
+    #[test]
+    fn wildcard_is_no_model() {
+        let accepted = sanitize(&register(&[" * ", "a*"]), &ProviderConfig::new("p"));
+        assert_eq!(names(&accepted), ["a*"]);
+        assert!(accepted.warnings.iter().any(|warning| warning.contains("`*`")), "{:?}", accepted.warnings);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use modelrelay_protocol::limits::{
     ANSWER_WINDOW_BYTES, HEARTBEATS_UNTIL_LOST, MAX_CONTROL_BYTES, REGISTER_TIMEOUT, STREAM_WINDOW_BYTES,
 };
 use modelrelay_protocol::message::{
-    GracefulShutdown, Parsed, Ping, Register, RegisterAck, RelayLimits, RelayToWorker, WorkerToRelay, encode,
+    GracefulShutdown, ModelsRefresh, Parsed, Ping, Register, RegisterAck, RelayLimits, RelayToWorker, WorkerToRelay, encode,
 };
 use modelrelay_protocol::outbox::Frame;
 use modelrelay_protocol::version::{Capabilities, Capability};
@@ -401,6 +401,9 @@ async fn heart_loop(pulse: &Pulse, provider: &Arc<Provider>, link: &Arc<WorkerLi
                 link.ping();
             }
             link.push(&RelayToWorker::Ping(Ping { timestamp_unix_ms: Some(unix_millis(SystemTime::now())) }));
+            if link.owes_list() {
+                link.push(&RelayToWorker::ModelsRefresh(ModelsRefresh { reason: Some("wildcard".to_owned()) }));
+            }
         }
     }
 }

@@ -122,6 +122,15 @@ async fn a_drain_waits_until_the_worker_is_gone() {
 }
 
 #[tokio::test]
+async fn drain_says_that_an_older_worker_returns() {
+    let relay = Relay::start().await;
+    let _worker = relay.worker(&["m"], 1).await;
+    let said = told(&relay, &["drain", "hand-played"]).await;
+    assert!(said.starts_with("worker hand-played is gone; it is of an older version"), "{said}");
+    assert!(said.contains("stop its process"), "{said}");
+}
+
+#[tokio::test]
 async fn each_failure_is_one_line_that_says_what_to_change() {
     let relay = Relay::start().await;
     let status = |args: &[&str]| {

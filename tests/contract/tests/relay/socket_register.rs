@@ -54,6 +54,23 @@ async fn at_most_256_models_are_accepted() {
     assert!(!warnings(&ack).is_empty());
 }
 
+/// The published worker registers `*` when its backend is down at its start.
+#[tokio::test]
+async fn older_worker_with_a_wildcard_is_asked_for_its_list() {
+    let relay = Relay::builder().env("HEARTBEAT_INTERVAL", "0.5").start().await;
+    let mut worker = relay.dial().open().await;
+    let ack = worker.register_with(registration(&["*"], 1)).await;
+    assert_eq!(ack["models"], json!([]));
+    assert_eq!(relay.get("/v1/models").await.json()["data"], json!([]));
+    for _ in 0..2 {
+        worker.expect("models_refresh").await;
+    }
+    worker.send(&json!({"type": "models_update", "models": ["m"], "current_load": 0})).await;
+    wait_for_model(&relay, "m", true).await;
+    let _pending = relay.begin(chat("m"));
+    worker.expect_request().await;
+}
+
 /// Each empty name would take eight times its two bytes and a comma, and be kept.
 #[tokio::test]
 async fn lists_of_more_than_a_mebibyte_close_the_socket() {

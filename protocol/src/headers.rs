@@ -115,6 +115,31 @@ pub fn is_request_header(name: &str) -> bool {
     REQUEST_HEADERS.contains(&name) || CREDENTIAL_HEADERS.contains(&name)
 }
 
+/// Headers of a client that no setting lets through to backends: those of the connection and of the body's form, those that
+/// name the relay itself, and what a browser or a worker shows to the relay.
+const KEPT_REQUEST_HEADERS: [&str; 10] = [
+    "accept-encoding",
+    "content-encoding",
+    "content-length",
+    "cookie",
+    "expect",
+    "forwarded",
+    "host",
+    "origin",
+    "referer",
+    "x-worker-secret",
+];
+
+/// True if a setting may let a client's header of this (lower-case) name through to backends.
+pub fn may_be_request_header(name: &str) -> bool {
+    !HOP_BY_HOP.contains(&name) && !KEPT_REQUEST_HEADERS.contains(&name) && !name.starts_with("x-modelrelay-")
+}
+
+/// True if the relay passes a client's header of this (lower-case) name on. `further` are the names that a setting adds.
+pub fn is_forwarded_header(name: &str, further: &[String]) -> bool {
+    is_request_header(name) || further.iter().any(|known| known == name)
+}
+
 /// Whether a backend's header of this (lower-case) name may go to the client, before `Connection` is consulted.
 /// The relay's own request ids replace the backend's; the length is that of what we really send.
 pub fn is_response_header(name: &str) -> bool {
@@ -207,6 +232,16 @@ mod tests {
         ] {
             assert!(!is_request_header(name), "{name}");
         }
+    }
+
+    #[test]
+    fn setting_adds_request_headers_but_no_steering_ones() {
+        let further = ["user-agent".to_owned()];
+        assert!(is_forwarded_header("user-agent", &further) && !is_forwarded_header("user-agent", &[]));
+        for name in ["cookie", "host", "te", "transfer-encoding", "x-worker-secret", "x-modelrelay-provider"] {
+            assert!(!may_be_request_header(name), "{name}");
+        }
+        assert!(REQUEST_HEADERS.iter().all(|name| may_be_request_header(name)));
     }
 
     #[test]

@@ -107,6 +107,11 @@ pub struct Args {
     #[arg(long, env = "MAX_CONNECTIONS", value_name = "N", default_value = "65536", value_parser = values::connections)]
     pub max_connections: usize,
 
+    /// How long a client's connection may be idle between requests, or take for a request's headers, in seconds. A proxy in front has
+    /// to close idle connections sooner.
+    #[arg(long, env = "CLIENT_IDLE_TIMEOUT_SECS", value_name = "SECONDS", default_value = "75", value_parser = values::seconds)]
+    pub client_idle_timeout_secs: Duration,
+
     /// Threads that move requests. [default: half of the machine's processors, at least 1; the others are the network's]
     #[arg(long, env = "THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
@@ -195,6 +200,11 @@ pub struct Args {
     /// for example behind a proxy: a list. [default: none]
     #[arg(long, env = "ALLOWED_HOSTS", value_name = "NAMES", default_value = "", hide_default_value = true, value_parser = values::hosts)]
     pub allowed_hosts: Names,
+
+    /// Request headers of clients that workers receive besides the usual ones: a list such as user-agent,x-tenant.
+    /// [default: none]
+    #[arg(long, env = "REQUEST_HEADERS", value_name = "NAMES", default_value = "", hide_default_value = true, value_parser = values::request_headers)]
+    pub request_headers: Names,
 
     /// Response headers of backends that clients receive besides the usual ones: a list such as x-build,x-cache.
     /// [default: none]

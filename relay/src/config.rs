@@ -53,6 +53,8 @@ pub struct Config {
     pub allowed_origins: AllowedOrigins,
     /// Further names that a relay on loopback answers to.
     pub allowed_hosts: Vec<String>,
+    /// Further headers of clients that backends receive, in lower case.
+    pub request_headers: Vec<String>,
     /// Further headers of backends that clients receive, in lower case.
     pub response_headers: Vec<String>,
     /// Own listener of the worker socket.
@@ -89,6 +91,8 @@ pub struct Config {
     pub max_unread_bytes: u64,
     /// Open connections per listener.
     pub max_connections: usize,
+    /// How long a connection may be idle, or take for the headers of a request.
+    pub client_idle_timeout: Duration,
     /// Proxies whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<Cidr>,
     /// Time for requests to finish after SIGTERM, and for a worker's after it was told to drain.
@@ -297,6 +301,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         worker_public_url: args.worker_public_url.as_ref().and_then(|url| url.0.clone()),
         allowed_origins: args.allowed_origins.clone(),
         allowed_hosts: args.allowed_hosts.0.clone(),
+        request_headers: args.request_headers.0.clone(),
         response_headers: args.response_headers.0.clone(),
         worker_listen_addr,
         workers_on_client_port: args.workers_on_client_port || worker_listen_addr.is_none(),
@@ -320,6 +325,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         max_stream_bytes: args.max_stream_bytes,
         max_unread_bytes: args.max_unread_bytes,
         max_connections: args.max_connections,
+        client_idle_timeout: args.client_idle_timeout_secs,
         trusted_proxies: args.trusted_proxies.0.clone(),
         drain_timeout: args.drain_timeout_secs,
         shutdown_grace: args.shutdown_grace_secs,

@@ -27,11 +27,6 @@ use crate::net::{self, TcpListener, TcpStream};
 use crate::shared::{Phase, Shared};
 use crate::tls::{Connection, Tls};
 
-/// From the end of one answer, or the connection's begin, to the end of the next headers: hyper has one timer for a slow
-/// header and for an idle connection. Longer than the 60 s for which nginx and others keep connections to us, for who
-/// closes first must not be us: their next request would be lost on the way.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
-
 /// Headers of one request, in bytes, and with that the read buffer.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
@@ -78,6 +73,7 @@ pub async fn serve(listener: TcpListener, serving: Serving, limit: usize, tracke
 async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: SocketAddr, serving: Serving) {
     net::tune(&stream);
     let Serving { router, shared, tls } = serving;
+    let idle_timeout = shared.config.load().client_idle_timeout;
     let mut phase = shared.watch_phase();
     let stopping = async move {
         let _ = phase.wait_for(|phase| *phase == Phase::Stopping).await;
@@ -104,7 +100,10 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
+        // From the end of one answer, or the connection's begin, to the end of the next headers: hyper has one timer for a slow
+        // header and for an idle connection. By default longer than the 60 s for which nginx and others keep connections to
+        // us: if we close first, their next request is lost on the way.
+        .header_read_timeout(idle_timeout)
         .max_buf_size(MAX_HEADER_BYTES)
         .max_headers(MAX_HEADERS)
         .serve_connection(TokioIo::new(io), service)

@@ -143,6 +143,14 @@ pub(super) fn hosts(text: &str) -> Result<Names, Allowed> {
         .ok_or_else(|| format!("at most {MAX_NAMES} names such as relay.example,relay.lan, without ports"))
 }
 
+/// Names of headers that belong neither to the connection nor to the relay.
+pub(super) fn request_headers(text: &str) -> Result<Names, Allowed> {
+    let may_pass = |name: &str| HeaderName::try_from(name).is_ok() && headers::may_be_request_header(name);
+    names(text, may_pass).ok_or_else(|| {
+        format!("at most {MAX_NAMES} names of headers such as user-agent,x-tenant; none of the connection, and none that is for the relay, such as cookie, host or x-worker-secret")
+    })
+}
+
 /// Names of headers that do not steer the browser or the proxy which reads a response.
 pub(super) fn response_headers(text: &str) -> Result<Names, Allowed> {
     let may_pass = |name: &str| HeaderName::try_from(name).is_ok() && headers::may_be_client_header(name);

@@ -132,7 +132,7 @@ async fn prepare_by_model(
         dialect: opened.client.dialect,
         method: "POST",
         path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
-        headers: backend_headers(&parts.headers, relay.admin_token.current().as_deref()),
+        headers: headers_of(relay, parts),
         is_streaming: routed.stream,
         body,
         received_at,
@@ -173,7 +173,7 @@ async fn prepare_by_id(
         dialect: opened.client.dialect,
         method: if parts.method == Method::GET { "GET" } else { "POST" },
         path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
-        headers: backend_headers(&parts.headers, relay.admin_token.current().as_deref()),
+        headers: headers_of(relay, parts),
         is_streaming: parts.uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "stream=true")),
         body,
         received_at,
@@ -341,9 +341,18 @@ fn response_not_found() -> ApiError {
     ApiError::new(ErrorKind::PreviousResponseNotFound, "no connected worker remembers this response")
 }
 
+fn headers_of(relay: &Relay, parts: &Parts) -> BTreeMap<String, String> {
+    let config = relay.shared.config.load();
+    backend_headers(&parts.headers, relay.admin_token.current().as_deref(), &config.request_headers)
+}
+
 /// The client's headers that go to the backend, repeats joined. The relay's own keys stay here, and so does an admin's
-/// token that somebody sent to the wrong place.
-pub fn backend_headers(map: &HeaderMap, admin_token: Option<&Secret>) -> BTreeMap<String, String> {
+/// token that somebody sent to the wrong place. `further` are the names that `REQUEST_HEADERS` adds.
+pub fn backend_headers(
+    map: &HeaderMap,
+    admin_token: Option<&Secret>,
+    further: &[String],
+) -> BTreeMap<String, String> {
     // A token with a space in it is no word.
     let is_token = |value: &str, token: &Secret| {
         token.verify(headers::bearer_token(value)) || headers::credential_words(value).any(|word| token.verify(word))
@@ -352,8 +361,8 @@ pub fn backend_headers(map: &HeaderMap, admin_token: Option<&Secret>) -> BTreeMa
     let mut kept: BTreeMap<String, String> = BTreeMap::new();
     for (name, value) in map {
         let Ok(value) = std::str::from_utf8(value.as_bytes()) else { continue };
-        let is_credential = headers::CREDENTIAL_HEADERS.contains(&name.as_str());
-        if !headers::is_request_header(name.as_str()) || is_credential && is_ours(value) {
+        let may_be_secret = !headers::REQUEST_HEADERS.contains(&name.as_str());
+        if !headers::is_forwarded_header(name.as_str(), further) || may_be_secret && is_ours(value) {
             continue;
         }
         kept.entry(name.as_str().to_owned())
@@ -413,7 +422,7 @@ mod tests {
         ] {
             map.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
-        let kept = backend_headers(&map, Some(&Secret::new("admin")));
+        let kept = backend_headers(&map, Some(&Secret::new("admin")), &[]);
         let kept: Vec<_> = kept.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         assert_eq!(
             kept,
@@ -428,13 +437,13 @@ mod tests {
         {
             for name in ["authorization", "x-api-key"] {
                 let map = HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static(value))]);
-                assert!(backend_headers(&map, Some(&Secret::new("admin"))).is_empty(), "{name}: {value:?}");
+                assert!(backend_headers(&map, Some(&Secret::new("admin")), &[]).is_empty(), "{name}: {value:?}");
             }
         }
         let two_words =
             HeaderMap::from_iter([(http::header::AUTHORIZATION, HeaderValue::from_static("Bearer two words"))]);
-        assert!(backend_headers(&two_words, Some(&Secret::new("two words"))).is_empty());
-        assert_eq!(backend_headers(&two_words, Some(&Secret::new("two"))).len(), 0);
-        assert_eq!(backend_headers(&two_words, Some(&Secret::new("wo"))).len(), 1);
+        assert!(backend_headers(&two_words, Some(&Secret::new("two words")), &[]).is_empty());
+        assert_eq!(backend_headers(&two_words, Some(&Secret::new("two")), &[]).len(), 0);
+        assert_eq!(backend_headers(&two_words, Some(&Secret::new("wo")), &[]).len(), 1);
     }
 }

@@ -76,6 +76,18 @@ async fn no_other_header_reaches_the_worker() {
 }
 
 #[tokio::test]
+async fn setting_adds_request_headers() {
+    let relay = Relay::builder().env("REQUEST_HEADERS", "User-Agent, x-tenant").start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let request = chat("m").header("user-agent", "agent/1").header("x-tenant", "t-1").header("x-other", "1");
+    let job = job_of(&relay, &mut worker, request).await;
+    assert_eq!((job.header("user-agent"), job.header("x-tenant")), (Some("agent/1"), Some("t-1")));
+    assert_eq!(job.header("x-other"), None);
+    let job = job_of(&relay, &mut worker, chat("m").header("x-tenant", "Bearer mr-id-secret")).await;
+    assert_eq!(job.header("x-tenant"), None, "a key of the relay was forwarded");
+}
+
+#[tokio::test]
 async fn repeated_request_headers_are_joined() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;

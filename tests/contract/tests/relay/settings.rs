@@ -55,6 +55,13 @@ async fn choices_name_what_is_allowed() {
 }
 
 #[tokio::test]
+async fn request_headers_of_the_connection_are_refused() {
+    for name in ["cookie", "host", "connection", "x-worker-secret"] {
+        is_refused(Relay::builder().env("REQUEST_HEADERS", name), &["REQUEST_HEADERS", name]).await;
+    }
+}
+
+#[tokio::test]
 async fn an_address_that_is_none_is_refused() {
     is_refused(Relay::builder().env("LISTEN_ADDR", "not-an-address"), &["LISTEN_ADDR", "not-an-address"]).await;
     is_refused(Relay::builder().env("TRUSTED_PROXIES", "nonsense/99"), &["TRUSTED_PROXIES", "nonsense/99"]).await;

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use modelrelay_harness::relay::Relay;
+use modelrelay_harness::within;
 use serde_json::json;
+use tokio::io::AsyncReadExt;
 
 use crate::support::{anthropic_error, chat, chat_stream, messages, openai_error, two_providers};
 
@@ -17,6 +19,15 @@ async fn other_request_times_out(relay: &Relay) {
 
 async fn impatient() -> Relay {
     Relay::builder().env("REQUEST_TIMEOUT_SECS", "1").start().await
+}
+
+#[tokio::test]
+async fn idle_client_connection_ends_after_its_setting() {
+    let relay = Relay::builder().env("CLIENT_IDLE_TIMEOUT_SECS", "1").start().await;
+    let mut idle = tokio::net::TcpStream::connect(relay.addr()).await.expect("it listens");
+    let mut byte = [0];
+    let ended = within("the connection's end", relay.log(), idle.read(&mut byte)).await;
+    assert!(ended.is_err() || ended.is_ok_and(|read| read == 0));
 }
 
 #[tokio::test]

@@ -33,11 +33,23 @@ impl Secret {
         &self.digest
     }
 
+    /// True if `presented` is this secret but for what a copy may add around it; see [`bare`]. Says nothing to who presents it.
+    pub fn is_nearly(&self, presented: &str) -> bool {
+        let own = bare(&self.text);
+        let same: bool = digest(own).ct_eq(&digest(bare(presented))).into();
+        same && !own.is_empty()
+    }
+
     /// Whether `presented` is this secret. Digests are compared, so that neither content nor length shows in the time.
     pub fn verify(&self, presented: &str) -> bool {
         let same: bool = self.digest.ct_eq(&digest(presented)).into();
         same && !self.is_empty()
     }
+}
+
+/// A secret without the quotes, blanks and line ends around it, which shells, editors and files of variables leave there.
+pub fn bare(text: &str) -> &str {
+    text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '\u{feff}'))
 }
 
 impl PartialEq for Secret {
@@ -78,6 +90,15 @@ mod tests {
         let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         let digest = Secret::new("abc").digest().map(|byte| format!("{byte:02x}")).concat();
         assert_eq!(digest, known);
+    }
+
+    #[test]
+    fn secret_with_quotes_around_it_is_nearly_the_same() {
+        for presented in ["\"hunter2\"", "'hunter2'", " hunter2\r\n", "\u{feff}hunter2"] {
+            assert!(Secret::new("hunter2").is_nearly(presented) && Secret::new(presented).is_nearly("hunter2"));
+            assert!(!Secret::new("hunter2").verify(presented));
+        }
+        assert!(!Secret::new("hunter2").is_nearly("hunter") && !Secret::new("\"\"").is_nearly(""));
     }
 
     #[test]

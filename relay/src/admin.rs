@@ -125,7 +125,8 @@ fn refuse(relay: &Relay, request: &Request<Body>, message: &'static str) -> Resp
 pub(crate) fn refusal(relay: &Relay, method: &Method, headers: &HeaderMap) -> Option<&'static str> {
     // A browser sends along what it told a proxy before us, which is no try at our token.
     let presented = headers.get(AUTHORIZATION).filter(|value| !is_basic(value));
-    let presented = presented.map(|value| value.to_str().unwrap_or_default());
+    // As bytes: a token may have letters outside ASCII.
+    let presented = presented.map(|value| std::str::from_utf8(value.as_bytes()).unwrap_or_default());
     match (presented, relay.admin_token.current()) {
         (None, Some(token)) => {
             dashboard::check(&token, method, headers, SystemTime::now()).err().map(|why| in_words(relay, why))

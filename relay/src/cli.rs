@@ -45,9 +45,14 @@ pub struct Args {
     #[arg(long, alias = "provider", env = "PROVIDER_NAME", value_name = "NAME", default_value = "local", value_parser = values::provider_name)]
     pub provider_name: String,
 
-    /// Secret that workers must present (provider). Without --config this or WORKER_SERVICE_ACCOUNTS is required.
+    /// Secret that workers must present (provider). Without --config this, WORKER_SECRET_FILE or
+    /// WORKER_SERVICE_ACCOUNTS is required.
     #[arg(long, env = "WORKER_SECRET", value_name = "SECRET", hide_env_values = true, allow_hyphen_values = true)]
     pub worker_secret: Option<SecretText>,
+
+    /// File that holds that secret (provider); read at the start, and counts before WORKER_SECRET. [default: none]
+    #[arg(long, env = "WORKER_SECRET_FILE", value_name = "FILE", value_parser = values::optional_path)]
+    pub worker_secret_file: Option<OptionalPath>,
 
     /// ServiceAccounts of this cluster whose Pods may be workers by their own token, a list of NAMESPACE/NAME (provider).
     /// [default: none]
@@ -267,9 +272,10 @@ pub struct Args {
 const AFTER_HELP: &str = "Sizes: bytes, or with Ki, Mi, Gi, Ti. Every flag has a variable; a flag wins over it.";
 
 /// The settings that describe the one provider of a relay without `--config`: argument id and variable.
-const PROVIDER_SETTINGS: [(&str, &str); 10] = [
+const PROVIDER_SETTINGS: [(&str, &str); 11] = [
     ("provider_name", "PROVIDER_NAME"),
     ("worker_secret", "WORKER_SECRET"),
+    ("worker_secret_file", "WORKER_SECRET_FILE"),
     ("worker_service_accounts", "WORKER_SERVICE_ACCOUNTS"),
     ("max_queue_len", "MAX_QUEUE_LEN"),
     ("max_queue_bytes", "MAX_QUEUE_BYTES"),

@@ -12,15 +12,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use modelrelay_protocol::config_hash::content_hash;
-use modelrelay_protocol::secret::Secret;
+use modelrelay_protocol::secret::{Secret, bare};
 use modelrelay_traces::{ENDPOINT, SettingError, Target};
 
-use crate::cli::{Args, OptionalAddr, OptionalPath, OptionalText, SecretText};
+use crate::cli::{Args, OptionalAddr, OptionalPath, OptionalText};
 use crate::cluster_api::ClusterApi;
 use crate::keys::secret::ClusterAccess;
 use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
+mod credentials;
 mod file;
 mod origins;
 mod provider;
@@ -190,15 +191,14 @@ impl Config {
     }
 
     fn from_environment(args: &Args) -> Result<Self, ConfigError> {
-        let secret = args.worker_secret.as_ref().map_or("", SecretText::expose);
+        let secret = credentials::worker_secret(args)?;
         let worker_accounts = args.worker_service_accounts.0.clone();
-        if secret.is_empty() && worker_accounts.is_empty() {
+        if secret.is_none() && worker_accounts.is_empty() {
             return Err(ConfigError::new(
-                "WORKER_SECRET (--worker-secret) is missing or empty: set the secret that workers must present, \
+                "WORKER_SECRET (--worker-secret) is missing or empty: set the secret that workers must present, or WORKER_SECRET_FILE, \
                  WORKER_SERVICE_ACCOUNTS where they show a token of their Pod, or --config FILE",
             ));
         }
-        let secret = Some(secret).filter(|secret| !secret.is_empty()).map(Secret::new);
         let mut config = relay_wide(args)?;
         config.providers = vec![ProviderConfig {
             name: args.provider_name.clone(),
@@ -231,6 +231,9 @@ impl Config {
         if given && matches!(self.admin_token, AdminTokenSource::File(_)) {
             warnings.push("MODELRELAY_ADMIN_TOKEN is ignored: MODELRELAY_ADMIN_TOKEN_FILE is given".to_owned());
         }
+        if credentials::ignores_worker_secret(args) {
+            warnings.push("WORKER_SECRET is ignored: WORKER_SECRET_FILE is given".to_owned());
+        }
         if self.max_buffered_bytes < self.max_request_bytes {
             warnings.push(
                 "MAX_BUFFERED_BYTES is less than MAX_REQUEST_BYTES: the largest requests can never be taken".to_owned(),
@@ -242,6 +245,10 @@ impl Config {
                 warnings.push(format!(
                     "provider {name} has neither a worker secret nor worker service accounts: no worker can join it"
                 ));
+            }
+            let wrapped = |secret: &WorkerSecret| bare(secret.secret.expose()) != secret.secret.expose();
+            if provider.worker_secrets.iter().any(wrapped) {
+                warnings.push(format!("a worker secret of provider {name} has quotes, blanks or a line end around it, which belong to it here: workers have to show them too"));
             }
             let short = |secret: &WorkerSecret| secret.secret.expose().chars().count() < SHORT_SECRET_CHARS;
             if provider.worker_secrets.iter().any(short) {
@@ -306,7 +313,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         worker_listen_addr,
         workers_on_client_port: args.workers_on_client_port || worker_listen_addr.is_none(),
         tls: tls_files(args)?,
-        admin_token: admin_token(args),
+        admin_token: credentials::admin_token(args)?,
         audit_log_file: args.audit_log_file.as_ref().and_then(|path| path.0.clone()),
         require_api_keys: args.require_api_keys,
         api_keys: key_storage(args)?,
@@ -389,16 +396,6 @@ fn key_storage(args: &Args) -> Result<KeyStorage, ConfigError> {
     let namespace = text(&args.pod_namespace);
     let access = ClusterAccess::of_this_pod(&secret, namespace.as_deref(), &args.service_account_dir)?;
     Ok(KeyStorage::Secret { mount: args.api_keys_file.clone(), access })
-}
-
-/// A file can be changed while the relay runs, so it counts where both are given.
-fn admin_token(args: &Args) -> AdminTokenSource {
-    let given = args.admin_token.as_ref().map_or("", SecretText::expose);
-    match &args.admin_token_file {
-        Some(OptionalPath(Some(path))) => AdminTokenSource::File(path.clone()),
-        Some(OptionalPath(None)) | None if given.is_empty() => AdminTokenSource::None,
-        Some(OptionalPath(None)) | None => AdminTokenSource::Value(Secret::new(given)),
-    }
 }
 
 #[cfg(test)]

@@ -88,5 +88,8 @@ fn token_in(content: Content) -> Result<Secret, String> {
     if token.is_empty() {
         return Err("the file is empty; it must hold the token".to_owned());
     }
+    if token.contains(char::is_control) {
+        return Err("it has a control character, perhaps a line end, that no request can carry".to_owned());
+    }
     Ok(Secret::new(token))
 }

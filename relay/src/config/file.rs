@@ -70,7 +70,7 @@ fn secret_files(raw: &RawFile) -> impl Iterator<Item = (String, &str)> {
     })
 }
 
-fn read_secret(path: &Path) -> Result<String, String> {
+pub(super) fn read_secret(path: &Path) -> Result<String, String> {
     let bytes = read_bounded(path, MAX_SECRET_BYTES)?;
     let text = String::from_utf8(bytes).map_err(|_| "a text file is needed".to_owned())?;
     Ok(secret_of_file(&text).to_owned())

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use modelrelay_protocol::limits;
-use modelrelay_protocol::secret::Secret;
+use modelrelay_protocol::secret::{Secret, bare};
 
 use crate::dispatch::DEFAULT_COLD_TIMEOUT;
 use crate::identity::ServiceAccount;
@@ -99,6 +99,18 @@ impl ProviderConfig {
     /// Whether `presented` admits a worker at `now`.
     pub fn admits(&self, presented: &str, now: SystemTime) -> bool {
         self.admitting_secret(presented, now).is_some()
+    }
+
+    /// Why a secret that admits nobody is probably meant to: what is around it, or around the one that the relay has.
+    pub fn near_miss(&self, presented: &str, now: SystemTime) -> Option<&'static str> {
+        let mut current = self.worker_secrets.iter().filter(|secret| secret.is_current(now));
+        current.any(|secret| secret.secret.is_nearly(presented)).then(|| {
+            if bare(presented) == presented {
+                "the relay's secret has quotes, blanks or a line end around it, the worker's has none"
+            } else {
+                "the worker's secret has quotes, blanks or a line end around it"
+            }
+        })
     }
 
     /// Whether a worker that came in with this may stay: its secret is still there, and its time is not over; its account is

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use modelrelay_protocol::limits::MAX_MODEL_CHARS;
 use modelrelay_protocol::names::is_model_name;
-use modelrelay_protocol::secret::Secret;
 
+use super::credentials;
 use super::raw::{RawModel, RawProvider, RawQueue, RawSecret};
 use super::{
     CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources, WorkerSecret,
@@ -109,7 +109,7 @@ fn worker_secrets(place: &str, raw: Option<&[RawSecret]>, sources: &Sources) -> 
         let not_after = not_after(&format!("{place}.notAfter"), entry.not_after.as_deref())?;
         // An empty secret admits nobody, so it is none.
         if !text.is_empty() {
-            secrets.push(WorkerSecret { secret: Secret::new(text), not_after });
+            secrets.push(WorkerSecret { secret: credentials::checked(&place, text)?, not_after });
         }
     }
     Ok(secrets)

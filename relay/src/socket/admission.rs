@@ -7,6 +7,7 @@ use std::time::{Instant, SystemTime};
 use axum::body::Body;
 use axum::response::Response;
 use http::{Request, StatusCode};
+use modelrelay_protocol::names::printable;
 use modelrelay_protocol::secret::Secret;
 use tracing::warn;
 
@@ -19,6 +20,9 @@ use crate::provider::Provider;
 use crate::relay::Relay;
 
 const FAILED: &str = "worker authentication failed";
+
+/// Characters of a provider's name that a worker presents, in the log.
+const MAX_LOGGED_NAME_CHARS: usize = 64;
 
 /// A worker that may come in.
 #[derive(Clone, Debug)]
@@ -63,7 +67,8 @@ impl Visitor {
         let query = Query::parse(request.uri().query().unwrap_or(""));
         let headers = request.headers();
         let peer = request.extensions().get::<Peer>().map_or(SocketAddr::from(([0, 0, 0, 0], 0)), |peer| peer.0);
-        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        // As bytes: a secret may have letters outside ASCII.
+        let text = |name: &str| headers.get(name).and_then(|value| std::str::from_utf8(value.as_bytes()).ok());
         Self {
             address: client_address(peer.ip(), headers, &relay.shared.config.load().trusted_proxies),
             provider: query.provider.unwrap_or_else(|| "local".to_owned()),
@@ -80,6 +85,8 @@ pub(super) async fn admit(relay: &Relay, visitor: Visitor) -> Result<(Arc<Provid
     let credential = judge(relay, provider.as_deref(), &visitor, shown)?;
     let Some(provider) = provider else {
         relay.shared.metrics.worker_of_unknown_provider(ConnectionResult::ProviderNotFound);
+        let name = printable(&visitor.provider, MAX_LOGGED_NAME_CHARS);
+        warn!(address = %visitor.address, provider = name, "a worker names a provider that is not there");
         return Err(Box::new(refuse(StatusCode::NOT_FOUND, "no provider of this name")));
     };
     if !provider.config().enabled {
@@ -115,8 +122,10 @@ fn judge(
         return Err(refuse_for(retry_after_secs, StatusCode::TOO_MANY_REQUESTS, why));
     }
     count(ConnectionResult::AuthFailed);
-    let name = visitor.provider.chars().take(64).collect::<String>();
-    warn!(address = %visitor.address, provider = name, reason = why, "worker authentication failed");
+    let name = printable(&visitor.provider, MAX_LOGGED_NAME_CHARS);
+    // For the log alone: who guesses must not be told that he is near.
+    let hint = provider.and_then(|provider| provider.config().near_miss(&visitor.secret, SystemTime::now()));
+    warn!(address = %visitor.address, provider = name, reason = why, hint, "worker authentication failed");
     Err(Box::new(refuse(StatusCode::UNAUTHORIZED, &why)))
 }
 

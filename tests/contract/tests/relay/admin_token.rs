@@ -20,6 +20,14 @@ async fn admits(relay: &Relay, token: &str) -> bool {
 }
 
 #[tokio::test]
+async fn token_outside_ascii_admits() {
+    let token = "pässwört-des-admins";
+    let relay = Relay::builder().env("MODELRELAY_ADMIN_TOKEN", token).start().await;
+    assert_eq!(relay.fetch(Request::get("/admin/stats").bearer(token)).await.status, 200);
+    assert_eq!(relay.fetch(Request::get("/admin/stats").bearer("passwort-des-admins")).await.status, 403);
+}
+
+#[tokio::test]
 async fn the_token_is_read_from_its_file_without_the_newline_at_its_end() {
     let relay = with_file("token-in-a-file\n").start().await;
     assert!(admits(&relay, "token-in-a-file").await);

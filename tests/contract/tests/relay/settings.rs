@@ -25,6 +25,13 @@ async fn an_empty_worker_secret_is_refused() {
 }
 
 #[tokio::test]
+async fn secrets_with_control_characters_are_refused() {
+    for name in ["WORKER_SECRET", "MODELRELAY_ADMIN_TOKEN"] {
+        is_refused(Relay::builder().env(name, "a-secret-of-windows\r"), &[name, "control character"]).await;
+    }
+}
+
+#[tokio::test]
 async fn numbers_that_are_none_are_refused() {
     for name in [
         "MAX_QUEUE_LEN",

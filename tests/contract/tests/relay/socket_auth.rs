@@ -24,6 +24,34 @@ async fn the_secret_is_taken_from_the_query_for_old_workers() {
 }
 
 #[tokio::test]
+async fn secret_outside_ascii_admits() {
+    let secret = "geheim-äöü-geheim-geheim";
+    let relay = Relay::builder().env("WORKER_SECRET", secret).start().await;
+    relay.dial().secret(secret).open().await.register(&["m"], 1).await;
+    assert_eq!(relay.dial().secret("geheim-aou-geheim-geheim").refused().await.status, 401);
+}
+
+#[tokio::test]
+async fn secret_is_read_from_a_file() {
+    let relay = Relay::builder().without_env("WORKER_SECRET").file("secret", "of-a-file-of-some-length\r\n");
+    let relay = relay.env("WORKER_SECRET_FILE", "secret").start().await;
+    relay.dial().secret("of-a-file-of-some-length").open().await.register(&["m"], 1).await;
+}
+
+#[tokio::test]
+async fn refused_secret_with_quotes_is_explained_in_the_log() {
+    let relay = Relay::start().await;
+    let reply = relay.dial().secret(&format!("\"{WORKER_SECRET}\"")).refused().await;
+    assert!(reply.status == 401 && !reply.text().contains("quotes"), "{}", reply.text());
+    let line = relay.log().wait_for_line("worker authentication failed").await;
+    assert!(line.contains("the worker's secret has quotes"), "{line}");
+    let relay = Relay::builder().env("WORKER_SECRET", "'a-secret-in-quotes'").start().await;
+    assert_eq!(relay.dial().secret("a-secret-in-quotes").refused().await.status, 401);
+    let line = relay.log().wait_for_line("worker authentication failed").await;
+    assert!(line.contains("the relay's secret has quotes") && !line.contains("a-secret-in-quotes"), "{line}");
+}
+
+#[tokio::test]
 async fn the_provider_defaults_to_local() {
     let relay = Relay::start().await;
     let mut worker = Dial::new(relay.addr(), relay.log()).secret(WORKER_SECRET).open().await;

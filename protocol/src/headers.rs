@@ -165,6 +165,15 @@ pub fn is_own_key(value: &str) -> bool {
     credential_words(value).any(|word| word.starts_with(OWN_KEY_PREFIX) || word.starts_with(PUBLISHED_KEY_PREFIX))
 }
 
+/// Characters from which on a text with the beginning of a key counts as one: all makers' keys are longer.
+const SHORTEST_KEY: usize = 28;
+
+/// True if a text looks like an API key, of a relay or of another maker: such a text is not logged, wherever it was written.
+pub fn looks_like_key(text: &str) -> bool {
+    let begins = [OWN_KEY_PREFIX, PUBLISHED_KEY_PREFIX, "sk-", "Bearer "].iter().any(|start| text.starts_with(start));
+    begins && text.len() >= SHORTEST_KEY
+}
+
 /// What of a credential header's value may be a credential: each of its words, under any scheme or none, alone or in a list.
 pub fn credential_words(value: &str) -> impl Iterator<Item = &str> {
     value.split([' ', '\t', ','])
@@ -252,6 +261,14 @@ mod tests {
             assert!(is_own_key(odd), "{odd:?} would reach a backend");
         }
         assert!(!is_own_key("Bearer sk-abc") && !is_own_key("sk-mr-abc") && !is_own_key(""));
+    }
+
+    #[test]
+    fn keys_are_told_from_names_of_models() {
+        for key in ["mr-f7ipcwmraanq-mqx2fcp3hkw6d7kq282xw5qf7ncmq72k", "sk-ant-api03-aaaaaaaaaaaaaaaaaaaaaaaa"] {
+            assert!(looks_like_key(key), "{key}");
+        }
+        assert!(!looks_like_key("mr-small") && !looks_like_key("meta-llama/Llama-3.3-70B-Instruct-FP8-dynamic"));
     }
 
     #[test]

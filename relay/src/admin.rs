@@ -21,7 +21,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
-use http::header::AUTHORIZATION;
+use http::header::{AUTHORIZATION, CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use modelrelay_protocol::headers::bearer_token;
 use modelrelay_protocol::message::{ModelsRefresh, RelayToWorker};
@@ -68,7 +68,15 @@ pub fn router(relay: Arc<Relay>) -> Router<Arc<Relay>> {
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&relay), audited::changes))
         .layer(middleware::from_fn_with_state(relay, authenticate));
-    Router::new().nest("/admin", admin).route("/metrics", get(metrics))
+    Router::new().nest("/admin", admin.layer(middleware::map_response(unstored))).route("/metrics", get(metrics))
+}
+
+/// Keeps what admins are told out of caches, and browsers from reading it as anything but what it is.
+pub(crate) async fn unstored(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
 }
 
 /// An error for an admin, in the shape that the API's other errors have.

@@ -221,7 +221,11 @@ async fn drain(relay: &Relay, wanted: &str, no_wait: bool) -> Result<(), CtlErro
     let answer = api.call(Method::POST, &format!("{path}/drain"), None).await?;
     // A relay of an earlier version does not say.
     let returns = answer["stays_away"] == false;
-    let advice = if returns { "; it is of an older version and dials again within seconds: stop its process to keep it away" } else { "" };
+    let advice = if returns {
+        "; it is of an older version and dials again within seconds: stop its process to keep it away"
+    } else {
+        ""
+    };
     if no_wait {
         return say(relay.output, &answer, || format!("worker {wanted} is draining{advice}\n"));
     }

@@ -17,7 +17,7 @@ use std::time::{Instant, SystemTime};
 
 use axum::extract::{Request, State};
 use axum::middleware;
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::response::{AppendHeaders, IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::header::{ACCEPT, RETRY_AFTER, SET_COOKIE};
@@ -32,7 +32,7 @@ pub use journal::Journal;
 pub(crate) use session::{Refusal, check};
 pub(crate) use setup::{overview, secret};
 
-use crate::admin::{Asker, Told, authenticate_page, problem};
+use crate::admin::{Asker, Told, authenticate_page, problem, unstored};
 use crate::audit::Action;
 use crate::http::{inference, models, not_found};
 use crate::lockout::Lockout;
@@ -77,6 +77,7 @@ pub fn router() -> Router<Arc<Relay>> {
         .route("/dashboard/session", get(session))
         .route("/dashboard/login", post(login))
         .route("/dashboard/logout", post(logout))
+        .layer(middleware::map_response(unstored))
         .merge(pages::router())
 }
 
@@ -174,8 +175,8 @@ async fn logout(State(relay): State<Arc<Relay>>, headers: HeaderMap) -> Response
     if !headers.contains_key(session::CHANGE_HEADER) {
         return not_our_page();
     }
-    let cookie = session::set_cookie("", is_encrypted(&relay, &headers));
-    ([(SET_COOKIE, cookie)], StatusCode::NO_CONTENT).into_response()
+    let cookies = session::clear_cookies(is_encrypted(&relay, &headers));
+    (AppendHeaders(cookies.into_iter().map(|cookie| (SET_COOKIE, cookie))), StatusCode::NO_CONTENT).into_response()
 }
 
 fn not_our_page() -> Response {

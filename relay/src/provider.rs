@@ -119,7 +119,7 @@ impl Provider {
         };
         record.progress().waiting_since = Some(Instant::now());
         state.requests.insert(record.key, Arc::clone(record));
-        debug!(request_id = record.outline.id, provider = %self.name, model = &*record.outline.model, "request submitted");
+        debug!(request_id = record.outline.id, provider = %self.name, model = record.outline.logged_model(), "request submitted");
         self.handle(&mut state, Event::Submit(request));
     }
 
@@ -301,6 +301,13 @@ impl Provider {
     /// Resolves at the next join; ask before looking, so that none is missed.
     pub fn joined(&self) -> tokio::sync::futures::Notified<'_> {
         self.joined.notified()
+    }
+
+    /// Returns the requests that came with an API key and have not ended.
+    pub fn requests_of_key(&self, id: &str) -> Vec<RequestKey> {
+        let state = self.lock();
+        let of_key = |record: &&Arc<RequestRecord>| record.outline.key.as_deref() == Some(id);
+        state.requests.values().filter(of_key).map(|record| record.key).collect()
     }
 
     /// Replaces the settings. Connected workers keep what the new catalogue allows.

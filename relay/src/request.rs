@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::error::ApiError;
+use modelrelay_protocol::headers::looks_like_key;
 use modelrelay_protocol::message::{RelayToWorker, Request, TokenCounts, encode};
 use modelrelay_protocol::paths::Endpoint;
 
@@ -55,6 +56,13 @@ pub struct Outline {
     pub received_at: Instant,
     /// Its spans, where traces are exported.
     pub trace: Option<Arc<RequestTrace>>,
+}
+
+impl Outline {
+    /// The model as the log may have it: people put keys into the wrong field.
+    pub fn logged_model(&self) -> &str {
+        if looks_like_key(&self.model) { "(looks like a key)" } else { &self.model }
+    }
 }
 
 /// Why a request cannot go to a worker that knows only the seeds' messages.

@@ -13,7 +13,9 @@ use tracing::{info, warn};
 
 use super::audited::Told;
 use super::problem;
+use crate::dispatch::CancelReason;
 use crate::keys::{KeyRequest, KeyStoreError, NewKey};
+use crate::provider::Provider;
 use crate::relay::Relay;
 
 /// A key's name and limits fit easily.
@@ -60,7 +62,8 @@ pub(super) async fn create(State(relay): State<Arc<Relay>>, body: Body) -> Respo
 pub(super) async fn revoke(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
     match relay.keys.revoke(&id).await {
         Ok(true) => {
-            info!(key_id = id, "API key revoked");
+            let ended = end_requests(&relay, &id);
+            info!(key_id = id, ended, "API key revoked");
             StatusCode::NO_CONTENT.into_response()
         }
         // As the published relay answers: what the caller wants is so.
@@ -68,6 +71,16 @@ pub(super) async fn revoke(State(relay): State<Arc<Relay>>, Path(id): Path<Strin
         Ok(false) => problem(StatusCode::NOT_FOUND, "key_not_found", "no key of this id can be revoked"),
         Err(error) => store_problem(&error),
     }
+}
+
+/// Ends what waits and runs under a revoked key at this relay; returns the number of requests.
+fn end_requests(relay: &Relay, id: &str) -> usize {
+    let of_provider = |provider: Arc<Provider>| {
+        let requests = provider.requests_of_key(id);
+        requests.iter().for_each(|request| provider.cancel(*request, CancelReason::Admin));
+        requests.len()
+    };
+    relay.all_providers().into_iter().map(of_provider).sum()
 }
 
 fn store_problem(error: &KeyStoreError) -> Response {

@@ -19,6 +19,8 @@ use crate::ids::random_hex;
 
 /// The cookie.
 pub(super) const COOKIE: &str = "modelrelay_session";
+/// The cookie behind TLS: by its name browsers take it from this host alone, over TLS alone.
+pub(super) const HOST_COOKIE: &str = "__Host-modelrelay_session";
 /// What a page's script sends with each change.
 pub(super) const CHANGE_HEADER: &str = "x-modelrelay-dashboard";
 /// How long a login lasts.
@@ -51,8 +53,14 @@ pub(super) fn issue(token: &Secret, now: SystemTime) -> String {
 /// The whole `Set-Cookie` of a login; with an empty value that of a logout.
 pub(super) fn set_cookie(value: &str, is_encrypted: bool) -> String {
     let age = if value.is_empty() { 0 } else { LASTS.as_secs() };
-    let secure = if is_encrypted { "; Secure" } else { "" };
-    format!("{COOKIE}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{secure}")
+    let (name, secure) = if is_encrypted { (HOST_COOKIE, "; Secure") } else { (COOKIE, "") };
+    format!("{name}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{secure}")
+}
+
+/// The `Set-Cookie`s of a logout: over TLS there may be a cookie of the other name too.
+pub(super) fn clear_cookies(is_encrypted: bool) -> Vec<String> {
+    let kinds: &[bool] = if is_encrypted { &[true, false] } else { &[false] };
+    kinds.iter().map(|is_encrypted| set_cookie("", *is_encrypted)).collect()
 }
 
 /// Whether a request may do what it asks for, by its cookie.
@@ -76,9 +84,13 @@ fn signed_until(token: &Secret, value: &str) -> Option<u64> {
 }
 
 fn cookie(headers: &HeaderMap) -> Option<&str> {
+    cookie_named(headers, HOST_COOKIE).or_else(|| cookie_named(headers, COOKIE))
+}
+
+fn cookie_named<'a>(headers: &'a HeaderMap, wanted: &str) -> Option<&'a str> {
     let lines = headers.get_all(http::header::COOKIE).iter().filter_map(|line| line.to_str().ok());
     let mut pairs = lines.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    pairs.find(|(name, _)| *name == COOKIE).map(|(_, value)| value)
+    pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)
 }
 
 fn signer(token: &Secret, claim: &str) -> Hmac<Sha256> {
@@ -119,6 +131,14 @@ mod tests {
     }
 
     #[test]
+    fn cookie_of_this_host_alone_goes_before_the_other() {
+        let token = Secret::new("admin");
+        let cookies = format!("{COOKIE}=planted; {HOST_COOKIE}={}", issue(&token, now()));
+        let headers = HeaderMap::from_iter([(http::header::COOKIE, cookies.parse().unwrap())]);
+        assert_eq!(check(&token, &Method::GET, &headers, now()), Ok(()));
+    }
+
+    #[test]
     fn nobody_can_make_one_or_change_one() {
         let token = Secret::new("admin");
         let good = issue(&token, now());
@@ -146,7 +166,8 @@ mod tests {
     fn a_logout_removes_what_a_login_set() {
         assert_eq!(set_cookie("", false), "modelrelay_session=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict");
         assert!(
-            set_cookie("v", true).starts_with("modelrelay_session=v; ") && set_cookie("v", true).ends_with("; Secure")
+            set_cookie("v", true).starts_with("__Host-modelrelay_session=v; Path=/; ")
+                && set_cookie("v", true).ends_with("; Secure")
         );
     }
 }

@@ -38,6 +38,8 @@ pub struct Answer {
     stage: Stage,
     is_event_stream: bool,
     length: Option<u64>,
+    /// The status allows no body: what the backend sends all the same is dropped.
+    is_bodiless: bool,
     /// The last bytes that went out, to know whether an event is whole.
     tail: Tail,
     /// Of Responses.
@@ -79,7 +81,10 @@ pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>
     }
     let is_event_stream = is_event_stream(&head);
     let keepalive = ticket.keepalive().filter(|_| is_event_stream);
-    let answer = Answer::new(client, ticket, Stage::Streaming, is_event_stream, head.content_length, keepalive);
+    let is_bodiless = head.status == StatusCode::RESET_CONTENT;
+    let length = head.content_length.filter(|length| !is_bodiless || *length == 0);
+    let mut answer = Answer::new(client, ticket, Stage::Streaming, is_event_stream, length, keepalive);
+    answer.is_bodiless = is_bodiless;
     let mut response = Response::new(Body::new(answer));
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
@@ -124,6 +129,7 @@ impl Answer {
             stage,
             is_event_stream,
             length,
+            is_bodiless: false,
             tail: Tail::default(),
             sequence_number: SequenceNumber::default(),
             sent_any: false,
@@ -132,7 +138,11 @@ impl Answer {
     }
 
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        match self.exchange.poll_chunk(cx) {
+        let mut polled = self.exchange.poll_chunk(cx);
+        while self.is_bodiless && matches!(polled, Poll::Ready(Some(Ok(_)))) {
+            polled = self.exchange.poll_chunk(cx);
+        }
+        match polled {
             Poll::Ready(Some(Ok(chunk))) => Poll::Ready(Some(Ok(self.pass(chunk)))),
             Poll::Ready(Some(Err(error))) => self.break_off(&error, cx),
             Poll::Ready(None) => {

@@ -160,7 +160,8 @@ async fn prepare_by_id(
     }
     let body = read_body(relay, Endpoint::Responses, &parts.headers, body).await?;
     let read_at = Instant::now();
-    let (provider, model, pin) = worker_of_response(relay, id, named_provider(&parts.headers).as_deref(), &caller).await?;
+    let (provider, model, pin) =
+        worker_of_response(relay, id, named_provider(&parts.headers).as_deref(), &caller).await?;
     let allowed = caller.check_model(&provider, &[&model])?;
     let outline = Outline {
         id: opened.client.request_id.clone(),
@@ -283,12 +284,7 @@ async fn pin_to(relay: &Relay, provider: &Arc<Provider>, id: &str, outline: &Out
 
 /// The worker that made a response for this caller, with its model; if the id is unknown, the only worker. The id alone
 /// may stand for responses of several providers: of those that the caller may read, the first one made.
-async fn worker_of_response(
-    relay: &Relay,
-    id: &str,
-    named: Option<&str>,
-    caller: &Caller,
-) -> Result<Pinned, ApiError> {
+async fn worker_of_response(relay: &Relay, id: &str, named: Option<&str>, caller: &Caller) -> Result<Pinned, ApiError> {
     let mut origins = relay.shared.affinity.origins(id, Instant::now());
     origins.retain(|origin| named.is_none_or(|named| *origin.provider == *named));
     if origins.is_empty() {
@@ -348,11 +344,7 @@ fn headers_of(relay: &Relay, parts: &Parts) -> BTreeMap<String, String> {
 
 /// The client's headers that go to the backend, repeats joined. The relay's own keys stay here, and so does an admin's
 /// token that somebody sent to the wrong place. `further` are the names that `REQUEST_HEADERS` adds.
-pub fn backend_headers(
-    map: &HeaderMap,
-    admin_token: Option<&Secret>,
-    further: &[String],
-) -> BTreeMap<String, String> {
+pub fn backend_headers(map: &HeaderMap, admin_token: Option<&Secret>, further: &[String]) -> BTreeMap<String, String> {
     // A token with a space in it is no word.
     let is_token = |value: &str, token: &Secret| {
         token.verify(headers::bearer_token(value)) || headers::credential_words(value).any(|word| token.verify(word))

@@ -129,7 +129,7 @@ impl Ticket {
             target: PER_REQUEST,
             request_id = outline.id,
             provider = %outline.provider,
-            model = &*outline.model,
+            model = outline.logged_model(),
             endpoint = outline.endpoint.as_str(),
             worker = progress.worker.as_deref(),
             outcome = outcome.as_str(),

@@ -59,7 +59,10 @@ pub fn check(path: &Path) -> Result<(), KeyStoreError> {
     let written = write_new(&probe, b"").and_then(|()| fs::remove_file(&probe));
     written.map_err(|error| {
         let folder = folder_of(path).display();
-        KeyStoreError::Unavailable(format!("{}: keys cannot be kept: no file can be written in {folder}: {error}", path.display()))
+        KeyStoreError::Unavailable(format!(
+            "{}: keys cannot be kept: no file can be written in {folder}: {error}",
+            path.display()
+        ))
     })
 }
 

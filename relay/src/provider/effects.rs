@@ -78,7 +78,7 @@ impl Provider {
             target: PER_REQUEST,
             request_id = record.outline.id,
             provider = %self.name,
-            model = &*record.outline.model,
+            model = record.outline.logged_model(),
             worker = %link.info.name,
             attempt,
             wire_id = &*wire_id,
@@ -101,7 +101,7 @@ impl Provider {
                 warn!(request_id = record.outline.id, provider = %self.name, "queue share of a key full");
             }
             Failure::QueueTimeout { .. } => {
-                warn!(request_id = record.outline.id, provider = %self.name, model = &*record.outline.model, "queue timeout");
+                warn!(request_id = record.outline.id, provider = %self.name, model = record.outline.logged_model(), "queue timeout");
             }
             Failure::RequeueExhausted => {
                 warn!(request_id = record.outline.id, provider = %self.name, attempts, "requeue exhausted");
@@ -222,7 +222,7 @@ impl Provider {
         warn!(
             request_id = record.outline.id,
             provider = %self.name,
-            model = &*record.outline.model,
+            model = record.outline.logged_model(),
             reason = label.as_str(),
             attempt,
             "request requeued"

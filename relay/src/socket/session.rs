@@ -15,15 +15,16 @@ use modelrelay_protocol::limits::{
     ANSWER_WINDOW_BYTES, HEARTBEATS_UNTIL_LOST, MAX_CONTROL_BYTES, REGISTER_TIMEOUT, STREAM_WINDOW_BYTES,
 };
 use modelrelay_protocol::message::{
-    GracefulShutdown, ModelsRefresh, Parsed, Ping, Register, RegisterAck, RelayLimits, RelayToWorker, WorkerToRelay, encode,
+    GracefulShutdown, ModelsRefresh, Parsed, Ping, Register, RegisterAck, RelayLimits, RelayToWorker, WorkerToRelay,
+    encode,
 };
 use modelrelay_protocol::outbox::Frame;
 use modelrelay_protocol::version::{Capabilities, Capability};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::error::ProtocolError;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
-use tokio_tungstenite::tungstenite::error::ProtocolError;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 use tracing::{debug, info, warn};
 

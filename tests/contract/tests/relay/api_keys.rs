@@ -3,7 +3,7 @@
 use modelrelay_harness::{client::Request, relay::Relay, relay::RelayBuilder};
 use serde_json::{Value, json};
 
-use crate::support::{anthropic_error, chat, messages, model_ids, openai_error, two_providers};
+use crate::support::{anthropic_error, chat, chat_stream, messages, model_ids, openai_error, two_providers};
 
 fn strict() -> RelayBuilder {
     Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true")
@@ -161,6 +161,30 @@ async fn a_revoked_key_admits_nobody() {
     assert_eq!(openai_error(&reply, 401, "authentication_error", "invalid_api_key"), "Invalid API key");
     assert_eq!(relay.admin("DELETE", &format!("/admin/keys/{id}")).await.status, 204, "revoked twice");
     assert_eq!(relay.admin("DELETE", "/admin/keys/unknown").await.status, 404);
+}
+
+#[tokio::test]
+async fn revoked_key_ends_its_requests() {
+    let relay = strict().start().await;
+    let mut worker = relay.core1_worker(&["m"], 2).await;
+    let (id, revoked) = new_key(&relay, json!({"name": "revoked"})).await;
+    let (_, kept) = new_key(&relay, json!({"name": "kept"})).await;
+    let stream = relay.begin(chat_stream("m").bearer(&revoked));
+    let streamed = worker.expect_request().await;
+    worker.start_stream(&streamed, "data: 1\n\n").await;
+    let mut stream = stream.response().await;
+    stream.read_until("data: 1").await;
+    let other = relay.begin(chat("m").bearer(&kept));
+    let running = worker.expect_request().await;
+    let waiting = relay.begin(chat("m").bearer(&revoked));
+    relay.wait_for_queue_depth("local", 1).await;
+    assert_eq!(relay.admin("DELETE", &format!("/admin/keys/{id}")).await.status, 204);
+    assert_eq!(waiting.reply().await.with_status(503).json()["error"]["code"], "cancelled_by_admin");
+    worker.expect_cancel(&streamed.id).await;
+    let ended = stream.read_to_end().await;
+    assert!(ended.aborted && ended.text().contains("cancelled_by_admin"), "{}", ended.text());
+    worker.answer(&running, &json!({})).await;
+    let _ = other.reply().await.with_status(200);
 }
 
 #[tokio::test]

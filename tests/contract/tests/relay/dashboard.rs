@@ -97,7 +97,12 @@ async fn a_login_admits_like_the_token_and_its_cookie_is_nobody_elses() {
 async fn behind_tls_the_cookie_never_goes_without_it() {
     let relay = Relay::start().await;
     let reply = relay.fetch(login(ADMIN_TOKEN).header("x-forwarded-proto", "https")).await.with_status(204);
-    assert!(reply.header("set-cookie").is_some_and(|set| set.ends_with("; Secure")));
+    let set = reply.header("set-cookie").expect("a login sets a cookie");
+    assert!(set.starts_with("__Host-modelrelay_session=") && set.ends_with("; Secure"), "{set}");
+    let cookie = set.split(';').next().expect("a cookie");
+    let stats = relay.fetch(as_page("GET", "/admin/stats", cookie)).await.with_status(200);
+    assert_eq!(stats.header("cache-control").as_deref(), Some("no-store"));
+    assert_eq!(stats.header("x-content-type-options").as_deref(), Some("nosniff"));
 }
 
 #[tokio::test]

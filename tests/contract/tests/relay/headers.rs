@@ -153,6 +153,25 @@ async fn only_listed_response_headers_come_back() {
 }
 
 #[tokio::test]
+async fn answers_without_a_body_have_none() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    for (status, body) in [(204, ""), (205, "dropped"), (205, "")] {
+        let pending = relay.begin(chat("m"));
+        let job = worker.expect_request().await;
+        worker.answer_with(&job, status, &[], body.as_bytes()).await;
+        let reply = pending.reply().await.with_status(status);
+        assert_eq!((reply.text().as_str(), reply.aborted), ("", false), "{status}");
+        if status == 204 {
+            assert_eq!(reply.header("content-length"), None);
+        }
+    }
+    let (id, missing) = (relay.admin_post("/admin/keys", &json!({"name": "k"})).await.json()["id"].clone(), "");
+    let path = format!("/admin/keys/{}", id.as_str().unwrap_or(missing));
+    assert_eq!(relay.admin("DELETE", &path).await.with_status(204).header("content-length"), None);
+}
+
+#[tokio::test]
 async fn repeated_answer_headers_stay_repeated() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;

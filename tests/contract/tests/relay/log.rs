@@ -59,6 +59,19 @@ async fn queue_timeout_names_workers_without_models() {
 }
 
 #[tokio::test]
+async fn key_in_place_of_a_model_is_not_logged() {
+    let relay = Relay::builder().env("QUEUE_TIMEOUT_SECS", "1").env("LOG_LEVEL", "debug").start().await;
+    let key = "mr-f7ipcwmraanq-mqx2fcp3hkw6d7kq282xw5qf7ncmq72k";
+    relay.log().secrets().plant(key);
+    assert_eq!(relay.fetch(chat(key)).await.status, 504);
+    let line = relay.log().wait_for_line("response complete").await;
+    assert!(line.contains("(looks like a key)"), "{line}");
+    assert_eq!(relay.get(&format!("/v1/models/{key}")).await.status, 404);
+    relay.log().wait_for_line("route=\"/v1/models/{id}\"").await;
+    assert!(!relay.log().contains(key), "{}", relay.log().dump());
+}
+
+#[tokio::test]
 async fn killed_worker_is_a_lost_connection() {
     let relay = Relay::start().await;
     let worker = relay.core1_worker(&["m"], 1).await;

@@ -1,30 +1,30 @@
-//! Which models are advertised: none until the backend is healthy, then the configured ones or what it lists.
+//! Which models are advertised: none until the backend is healthy, then the configured ones or those that it lists.
 //!
-//! The first connection that fails withdraws all of them, before the failure itself is said. From then on the backend is
-//! probed each second until it is back. A healthy backend is asked for its models every 30 s where they are not fixed, and
-//! otherwise left alone.
+//! [`condition`] decides whether the backend is healthy. A request that cannot connect, and a failed request whose health check
+//! fails too, withdraw all models before the failure itself is reported. The backend is then probed each second until it is
+//! back. A healthy backend is probed every 5 s, and lists its models every 30 s unless they are fixed.
 //!
 //! Locks: this one is taken before a link's, never after.
 
+mod condition;
 mod health;
 
+pub use condition::{Condition, Monitor};
 pub use health::{Listed, TIMEOUT, look};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use modelrelay_protocol::limits::MAX_MODELS_PER_WORKER;
 use modelrelay_protocol::names::is_model_name;
 use tokio::sync::{Notify, watch};
 
+use crate::backend::Backend;
 use crate::config::Models;
 use crate::metrics::Metrics;
 use crate::relay_link::LinkId;
 use crate::worker::{Links, Worker};
 use health::{Health, Listing};
-
-/// Between probes of a backend that is down, or that must be seen to go down.
-const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Between looks for models at a backend that has not listed any yet.
 const FIRST_LIST_INTERVAL: Duration = Duration::from_secs(2);
@@ -32,39 +32,76 @@ const FIRST_LIST_INTERVAL: Duration = Duration::from_secs(2);
 /// Between looks after that.
 const LIST_INTERVAL: Duration = Duration::from_secs(30);
 
+/// The time that a health check after a failed request may take. The client waits for it.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// What is known of the backend and its models.
 #[derive(Debug)]
 pub struct Catalogue {
     state: Mutex<State>,
     wake: Notify,
     healthy: watch::Sender<bool>,
+    /// The newest check after a failed request. Failures that wait for it share its result.
+    check: tokio::sync::Mutex<Option<Check>>,
     metrics: Arc<Metrics>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
-    healthy: bool,
+    backend: Monitor,
     /// What a healthy backend serves.
     models: Vec<String>,
+    /// When they were listed last.
+    listed: Option<Instant>,
+    /// Why the last list could not be read. Logged once.
+    list_error: Option<String>,
     /// Links whose relay asked, and is answered even when nothing changed.
     asked: Vec<LinkId>,
-    /// Said once, not each second.
-    complaint: Option<String>,
     /// Whether it was ever known what a healthy backend serves.
     served: bool,
 }
 
+/// A health check after a failed request.
+#[derive(Clone, Copy, Debug)]
+struct Check {
+    began: Instant,
+    lost: bool,
+}
+
 impl State {
+    fn new(now: Instant) -> Self {
+        Self {
+            backend: Monitor::new(now),
+            models: Vec::new(),
+            listed: None,
+            list_error: None,
+            asked: Vec::new(),
+            served: false,
+        }
+    }
+
     fn advertised(&self) -> &[String] {
-        if self.healthy { &self.models } else { &[] }
+        if self.backend.is_healthy() { &self.models } else { &[] }
+    }
+
+    /// The time between two lists.
+    fn list_interval(&self) -> Duration {
+        if self.models.is_empty() { FIRST_LIST_INTERVAL } else { LIST_INTERVAL }
+    }
+
+    fn is_list_due(&self, now: Instant) -> bool {
+        let since = |listed: Instant| now.saturating_duration_since(listed);
+        !self.backend.is_healthy() || self.listed.is_none_or(|listed| since(listed) >= self.list_interval())
     }
 }
 
 impl Catalogue {
     /// Nothing is known yet.
     pub fn new(metrics: Arc<Metrics>) -> Self {
-        let state = Mutex::new(State::default());
-        Self { state, wake: Notify::new(), healthy: watch::channel(false).0, metrics }
+        let state = Mutex::new(State::new(Instant::now()));
+        let (healthy, check) = (watch::channel(false).0, tokio::sync::Mutex::default());
+        metrics.backend_condition(Condition::Unknown);
+        Self { state, wake: Notify::new(), healthy, check, metrics }
     }
 
     /// What relays are told now.
@@ -72,11 +109,20 @@ impl Catalogue {
         self.lock().advertised().to_vec()
     }
 
+    /// The backend's condition, its reason and its age.
+    pub fn monitor(&self) -> Monitor {
+        self.lock().backend.clone()
+    }
+
     /// Why the backend could never serve; nothing once it could, whatever became of it since. One that is healthy and lists
     /// no model can: no time adds one, but only somebody who pulls it.
     pub fn never_served(&self) -> Option<String> {
         let state = self.lock();
-        let why = || state.complaint.clone().unwrap_or_else(|| "the backend was not asked yet".to_owned());
+        let why = || match (state.backend.is_healthy(), state.backend.reason(), &state.list_error) {
+            (true, _, Some(why)) => unlisted(why),
+            (false, Some(why), _) => not_ready(why),
+            (true, _, None) | (false, None, _) => "the backend was not asked yet".to_owned(),
+        };
         (!state.served).then(why)
     }
 
@@ -93,12 +139,35 @@ impl Catalogue {
     }
 
     /// A connection to the backend failed: it gets no more requests.
-    pub fn handle_unreachable(&self, links: &Links, load: u32) {
-        let withdrawn = self.change(links, load, |state| state.healthy = false);
-        if withdrawn {
-            tracing::warn!("the backend cannot be reached; its models are withdrawn until it is back");
-        }
+    pub fn handle_unreachable(&self, why: &str, links: &Links, load: u32) {
+        self.change(links, load, |state| state.backend.handle_refused(why, Instant::now()));
         self.wake.notify_one();
+    }
+
+    /// Probes the backend after it has failed a request. If the probe fails too, the models are withdrawn and the backend is
+    /// lost: it will not serve the next request either. A backend that does not respond in time may only be busy.
+    pub async fn is_lost(&self, worker: &Worker, backend: &Backend) -> bool {
+        let failed = Instant::now();
+        let mut newest = self.check.lock().await;
+        if let Some(check) = *newest
+            && check.began >= failed
+        {
+            return check.lost;
+        }
+        let began = Instant::now();
+        let health = tokio::time::timeout(CHECK_TIMEOUT, health::probe(backend)).await;
+        let lost = match &health {
+            Ok(health @ (Health::NotReady(_) | Health::Gone(_))) if is_current(worker, backend) => {
+                self.change(&worker.links, worker.capacity.load(), |state| {
+                    state.backend.handle_probe(health, began, Instant::now());
+                });
+                true
+            }
+            Ok(Health::NotReady(_) | Health::Gone(_) | Health::Alive | Health::Silent(_)) | Err(_) => false,
+        };
+        *newest = Some(Check { began, lost });
+        self.wake.notify_one();
+        lost
     }
 
     /// Something hints that what is known has changed: the backend broke a connection, or its settings did. What is
@@ -116,8 +185,9 @@ impl Catalogue {
     /// The backend is another one, of which nothing is known.
     pub fn reset(&self, links: &Links, load: u32) {
         self.change(links, load, |state| {
-            state.healthy = false;
+            state.backend.handle_replaced(Instant::now());
             state.models.clear();
+            state.listed = None;
         });
         self.wake.notify_one();
     }
@@ -125,58 +195,58 @@ impl Catalogue {
     /// Keeps what is known up to date. Never returns.
     pub async fn run(&self, worker: &Worker) {
         let mut drain = worker.drain.subscribe();
+        let mut is_woken = true;
         loop {
-            self.look(worker).await;
+            self.look(worker, is_woken).await;
             let pause = self.pause(&worker.live.load().models, worker.drain.is_undoable());
-            let sleep = async {
-                match pause {
-                    Some(pause) => tokio::time::sleep(pause).await,
-                    None => std::future::pending().await,
-                }
+            is_woken = tokio::select! {
+                () = tokio::time::sleep(pause) => false,
+                () = self.wake.notified() => true,
+                Ok(()) = drain.changed() => true,
             };
-            tokio::select! {
-                () = sleep => {}
-                () = self.wake.notified() => {}
-                Ok(()) = drain.changed() => {}
-            }
         }
     }
 
-    fn pause(&self, models: &Models, undoable: bool) -> Option<Duration> {
+    fn pause(&self, models: &Models, undoable: bool) -> Duration {
         let state = self.lock();
+        let probe = state.backend.next_probe(undoable);
         match models {
-            _ if !state.healthy || undoable => Some(PROBE_INTERVAL),
-            Models::Fixed(_) => None,
-            Models::Ask if state.models.is_empty() => Some(FIRST_LIST_INTERVAL),
-            Models::Ask => Some(LIST_INTERVAL),
+            Models::Fixed(_) => probe,
+            Models::Ask => probe.min(state.list_interval()),
         }
     }
 
-    async fn look(&self, worker: &Worker) {
+    async fn look(&self, worker: &Worker, is_woken: bool) {
         let backend = worker.backend.load_full();
         let models = worker.live.load().models.clone();
-        let (was_healthy, undoable) = (self.lock().healthy, worker.drain.is_undoable());
+        let began = Instant::now();
+        let is_list_due = is_woken || self.lock().is_list_due(began);
         let health = health::probe(&backend).await;
         let listing = match (&models, &health) {
-            (Models::Ask, Health::Alive) => Some(health::list(&backend).await),
-            (Models::Ask, Health::NotReady(_) | Health::Silent(_) | Health::Gone(_)) | (Models::Fixed(_), _) => None,
+            (Models::Ask, Health::Alive) if is_list_due => Some(health::list(&backend).await),
+            (Models::Ask, Health::Alive | Health::NotReady(_) | Health::Silent(_) | Health::Gone(_))
+            | (Models::Fixed(_), _) => None,
         };
-        if !Arc::ptr_eq(&backend, &worker.backend.load_full()) {
+        if !is_current(worker, &backend) {
             // Reloaded meanwhile; the next look is about the new one.
             self.wake.notify_one();
             return;
         }
         let load = worker.capacity.load();
         let changed = self.change(&worker.links, load, |state| {
-            state.healthy = is_healthy(&health, was_healthy && state.healthy, undoable);
+            let now = Instant::now();
+            state.backend.handle_probe(&health, began, now);
             match (&models, listing.as_ref()) {
                 (Models::Fixed(fixed), _) => state.models.clone_from(fixed),
-                (Models::Ask, Some(Listing::Models(listed))) => state.models = bounded(listed),
+                (Models::Ask, Some(Listing::Models(listed))) => {
+                    state.models = bounded(listed);
+                    state.listed = Some(now);
+                }
                 (Models::Ask, Some(Listing::Failed(_)) | None) => return,
             }
-            state.served |= state.healthy;
+            state.served |= state.backend.is_healthy();
         });
-        self.complain(&health, listing.as_ref());
+        self.note_listing(listing.as_ref());
         let asked = std::mem::take(&mut self.lock().asked);
         if !changed {
             let advertised = self.advertised();
@@ -189,10 +259,9 @@ impl Catalogue {
     /// Changes what is known and tells every link what differs. Gives whether anything does.
     fn change(&self, links: &Links, load: u32, change: impl FnOnce(&mut State)) -> bool {
         let mut state = self.lock();
-        let before = state.advertised().to_vec();
+        let (before, monitor) = (state.advertised().to_vec(), state.backend.clone());
         change(&mut state);
-        self.metrics.backend_up.set(i64::from(state.healthy));
-        self.healthy.send_if_modified(|healthy| std::mem::replace(healthy, state.healthy) != state.healthy);
+        self.report(&monitor, &state.backend);
         if state.advertised() == before {
             return false;
         }
@@ -203,26 +272,38 @@ impl Catalogue {
         true
     }
 
-    fn complain(&self, health: &Health, listing: Option<&Listing>) {
-        if let Some(listing) = listing {
-            self.metrics.refreshed(if matches!(listing, Listing::Models(_)) { "ok" } else { "error" });
-        }
-        let complaint = match (health, listing) {
-            (Health::NotReady(why) | Health::Silent(why) | Health::Gone(why), _) => {
-                Some(format!("the backend is not ready: {why}"))
-            }
-            (Health::Alive, Some(Listing::Failed(why))) => Some(format!("the backend does not list its models: {why}")),
-            (Health::Alive, Some(Listing::Models(_)) | None) => None,
-        };
-        let mut state = self.lock();
-        if complaint == state.complaint {
+    /// Logs and exports a change of the backend's condition, or of its reason.
+    fn report(&self, before: &Monitor, now: &Monitor) {
+        let is_healthy = now.is_healthy();
+        self.healthy.send_if_modified(|healthy| std::mem::replace(healthy, is_healthy) != is_healthy);
+        let (condition, was) = (now.condition(), before.condition());
+        if condition != was {
+            self.metrics.backend_condition(condition);
+        } else if before.reason() == now.reason() {
             return;
         }
-        match &complaint {
-            Some(text) => tracing::warn!("{text}"),
-            None => tracing::info!("the backend is healthy"),
+        let (condition, was) = (condition.as_str(), was.as_str());
+        match (is_healthy, now.reason()) {
+            (true, None) => tracing::info!(condition, was, "the backend is healthy"),
+            (true, Some(why)) => tracing::warn!(condition, "the backend does not respond, its models stay: {why}"),
+            (false, Some(why)) => tracing::warn!(condition, was, "{}", not_ready(why)),
+            (false, None) => tracing::info!(condition, was, "the backend is another one"),
         }
-        state.complaint = complaint;
+    }
+
+    /// Logs and counts a list of models, or the failure to read one.
+    fn note_listing(&self, listing: Option<&Listing>) {
+        let error = match listing {
+            None => return,
+            Some(Listing::Models(_)) => None,
+            Some(Listing::Failed(why)) => Some(why.clone()),
+        };
+        self.metrics.refreshed(if error.is_none() { "ok" } else { "error" });
+        let mut state = self.lock();
+        if let Some(why) = error.as_ref().filter(|_| error != state.list_error) {
+            tracing::warn!("{}", unlisted(why));
+        }
+        state.list_error = error;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -230,16 +311,17 @@ impl Catalogue {
     }
 }
 
-/// Whether a backend counts as healthy after a look. Only a refused connection withdraws what was advertised; in a drain that
-/// waits for the backend's end, one that says it is not ready is on its way down, and one that says nothing may be busy with
-/// the last requests.
-fn is_healthy(found: &Health, before: bool, drained: bool) -> bool {
-    match found {
-        Health::Alive => true,
-        Health::NotReady(_) => before && !drained,
-        Health::Silent(_) => before,
-        Health::Gone(_) => false,
-    }
+/// True unless a reload has replaced the backend.
+fn is_current(worker: &Worker, backend: &Backend) -> bool {
+    std::ptr::eq(backend, Arc::as_ptr(&worker.backend.load_full()))
+}
+
+fn not_ready(why: &str) -> String {
+    format!("the backend is not ready: {why}")
+}
+
+fn unlisted(why: &str) -> String {
+    format!("the backend does not list its models: {why}")
 }
 
 /// What a relay would cut is not sent at all.
@@ -261,45 +343,44 @@ mod tests {
     fn healthy(catalogue: &Catalogue, models: &[&str]) {
         let models: Vec<String> = models.iter().map(|&m| m.to_owned()).collect();
         catalogue.change(&Links::default(), 0, |state| {
-            state.healthy = true;
+            let now = Instant::now();
+            state.backend.handle_probe(&Health::Alive, now, now);
             state.models = models;
+            state.listed = Some(now);
         });
     }
 
     #[test]
-    fn nothing_is_advertised_until_the_backend_is_healthy_nor_after_it_is_gone() {
+    fn models_are_advertised_only_while_healthy() {
         let catalogue = Catalogue::new(Arc::new(Metrics::new()));
         catalogue.lock().models = vec!["m".to_owned()];
         assert!(catalogue.advertised().is_empty());
         healthy(&catalogue, &["m"]);
         assert_eq!(catalogue.advertised(), ["m"]);
-        catalogue.handle_unreachable(&Links::default(), 0);
+        catalogue.handle_unreachable("refused", &Links::default(), 0);
         assert!(catalogue.advertised().is_empty() && !*catalogue.healthy().borrow());
     }
 
     #[test]
-    fn a_healthy_backend_with_fixed_models_is_left_alone() {
+    fn fixed_models_do_not_end_the_probes() {
         let catalogue = Catalogue::new(Arc::new(Metrics::new()));
         let fixed = Models::Fixed(vec!["m".to_owned()]);
-        assert_eq!(catalogue.pause(&fixed, false), Some(PROBE_INTERVAL));
+        assert_eq!(catalogue.pause(&fixed, false), condition::RECOVERY_INTERVAL);
         healthy(&catalogue, &["m"]);
-        assert_eq!(catalogue.pause(&fixed, false), None);
-        assert_eq!(catalogue.pause(&fixed, true), Some(PROBE_INTERVAL));
-        assert_eq!(catalogue.pause(&Models::Ask, false), Some(LIST_INTERVAL));
+        assert_eq!(catalogue.pause(&fixed, false), condition::HEALTHY_INTERVAL);
+        assert_eq!(catalogue.pause(&fixed, true), condition::RECOVERY_INTERVAL);
         healthy(&catalogue, &[]);
-        assert_eq!(catalogue.pause(&Models::Ask, false), Some(FIRST_LIST_INTERVAL));
+        assert_eq!(catalogue.pause(&Models::Ask, false), FIRST_LIST_INTERVAL);
     }
 
     #[test]
-    fn a_busy_backend_is_neither_withdrawn_nor_taken_for_one_that_went_down() {
-        let silent = || Health::Silent("5 s".to_owned());
-        assert!(is_healthy(&silent(), true, false) && is_healthy(&silent(), true, true));
-        assert!(!is_healthy(&silent(), false, false));
-        let not_ready = || Health::NotReady("503".to_owned());
-        assert!(is_healthy(&not_ready(), true, false) && !is_healthy(&not_ready(), true, true));
-        assert!(
-            !is_healthy(&Health::Gone("refused".to_owned()), true, false) && is_healthy(&Health::Alive, false, true)
-        );
+    fn list_is_due_every_thirty_seconds() {
+        let catalogue = Catalogue::new(Arc::new(Metrics::new()));
+        assert!(catalogue.lock().is_list_due(Instant::now()));
+        healthy(&catalogue, &["m"]);
+        let listed = catalogue.lock().listed.unwrap();
+        assert!(!catalogue.lock().is_list_due(listed + LIST_INTERVAL / 2));
+        assert!(catalogue.lock().is_list_due(listed + LIST_INTERVAL));
     }
 
     #[test]

@@ -238,6 +238,10 @@ impl Job {
 
     /// Says that there is no answer, or that it broke off. The backend's connection is closed by now.
     async fn fail(mut self, failure: &Failure) {
+        if matches!(failure, Failure::Backend(BackendError::Reset(_))) {
+            // A lost backend is withdrawn before the failure is reported.
+            self.is_backend_lost(&self.worker.backend.load_full()).await;
+        }
         self.note(failure);
         let suspicion = self.suspicion(failure);
         if let Some(leased) = self.leased.take() {
@@ -245,7 +249,12 @@ impl Job {
         }
         match failure {
             Failure::Slot(error) => refusal::refuse(&self, error).await,
-            Failure::Backend(_) | Failure::Broken(_) | Failure::BadPath | Failure::TooLarge | Failure::NotText => {
+            Failure::Backend(_)
+            | Failure::Lost(_)
+            | Failure::Broken(_)
+            | Failure::BadPath
+            | Failure::TooLarge
+            | Failure::NotText => {
                 if self.link.core1 {
                     let message = failure::error_message(&self.key.id, failure.code(), &failure.public_message());
                     self.link.fail(&self.key, &message);
@@ -268,6 +277,7 @@ impl Job {
                 self.leased.as_ref()?.suspicion()
             }
             Failure::Backend(BackendError::BadAnswer(_))
+            | Failure::Lost(_)
             | Failure::BadPath
             | Failure::TooLarge
             | Failure::NotText
@@ -301,7 +311,9 @@ impl Job {
         // ends an overdue link in a moment, and with it this task; until then nothing more of it goes out.
         let sending = poll_fn(|cx| if self.link.is_overdue() { Poll::Pending } else { sending.as_mut().poll(cx) });
         let answer = self.unless_ended(sending).await?.map_err(Failure::from)?;
-        let status = answer.head.status.as_u16();
+        // A copy: a borrow of the answer would keep its place in the task across the check below.
+        let status = answer.head.status;
+        let status = status.as_u16();
         let endpoint = self.endpoint();
         self.worker.metrics.observe_backend(endpoint, status, self.started.elapsed());
         if let Some(trace) = &self.trace {
@@ -313,6 +325,24 @@ impl Job {
         if status >= 400 {
             // It wants no more of the body, and a write that it answers with a reset could cost us the answer.
             self.upload.stop();
+        }
+        if status >= 500 {
+            // On the heap, as it is rare.
+            return Box::pin(self.unless_lost(backend, answer)).await;
+        }
+        Ok(answer)
+    }
+
+    /// True if the backend, which failed this request, fails its health check too. Its models are withdrawn then. A slot judges
+    /// its backends itself.
+    async fn is_backend_lost(&self, backend: &Backend) -> bool {
+        self.leased.is_none() && self.worker.catalogue.is_lost(&self.worker, backend).await
+    }
+
+    /// Returns a server error to pass on, unless the backend is lost. An older relay does not requeue, so it gets the error.
+    async fn unless_lost(&self, backend: &Backend, answer: Answer) -> Result<Answer, Failure> {
+        if self.is_backend_lost(backend).await && self.link.core1 {
+            return Err(Failure::Lost(answer.head.status.as_u16()));
         }
         Ok(answer)
     }
@@ -350,11 +380,13 @@ impl Job {
             return;
         }
         match failure {
-            Failure::Backend(BackendError::Unreachable(_)) => {
-                self.worker.catalogue.handle_unreachable(&self.worker.links, self.worker.capacity.load());
+            Failure::Backend(BackendError::Unreachable(error)) => {
+                let (links, load) = (&self.worker.links, self.worker.capacity.load());
+                self.worker.catalogue.handle_unreachable(&error.to_string(), links, load);
             }
             Failure::Backend(BackendError::Reset(_)) | Failure::Broken(_) => self.worker.catalogue.look_again(),
             Failure::Backend(BackendError::BadAnswer(_))
+            | Failure::Lost(_)
             | Failure::BadPath
             | Failure::TooLarge
             | Failure::NotText
@@ -404,6 +436,6 @@ mod tests {
             size_of::<F>()
         }
         let bytes = size(|job: Job| job.run(Start::Now));
-        assert!(bytes <= 2560, "{bytes} bytes");
+        assert!(bytes <= 2568, "{bytes} bytes");
     }
 }

@@ -9,6 +9,8 @@ use prometheus::{
     Opts, Registry, TextEncoder,
 };
 
+use crate::catalogue::Condition;
+
 /// All metrics.
 #[derive(Debug)]
 pub struct Metrics {
@@ -16,8 +18,8 @@ pub struct Metrics {
     /// Links, by relay address.
     pub connected: IntGaugeVec,
     reconnects: IntCounterVec,
-    /// The backend answers.
-    pub backend_up: IntGauge,
+    backend_up: IntGauge,
+    backend_condition: IntGaugeVec,
     backend_duration: HistogramVec,
     backend_errors: IntCounterVec,
     /// Requests that run.
@@ -55,7 +57,7 @@ impl Metrics {
         for reason in ["lost", "closed", "silent", "unreachable", "rejected", "auth_failed", "duplicate"] {
             metrics.reconnects.with_label_values(&[reason]);
         }
-        for kind in ["connect", "reset", "http_5xx", "body", "cancelled"] {
+        for kind in ["connect", "reset", "lost", "http_5xx", "body", "cancelled"] {
             metrics.backend_errors.with_label_values(&[kind]);
         }
         for result in ["ok", "error"] {
@@ -82,7 +84,14 @@ impl Metrics {
                 &registry,
                 IntCounterVec::new(opts("reconnects_total", "Ended links and failed dials, by reason"), &["reason"]),
             ),
-            backend_up: labelled(&registry, IntGauge::with_opts(opts("backend_up", "1 while the backend answers"))),
+            backend_up: labelled(&registry, IntGauge::with_opts(opts("backend_up", "1 while the backend is healthy"))),
+            backend_condition: labelled(
+                &registry,
+                IntGaugeVec::new(
+                    opts("backend_condition", "1 for the condition that the backend is in"),
+                    &["condition"],
+                ),
+            ),
             backend_duration: labelled(
                 &registry,
                 HistogramVec::new(duration.buckets(SECONDS.to_vec()), &["endpoint", "code"]),
@@ -152,6 +161,15 @@ impl Metrics {
         }
     }
 
+    /// The backend entered this condition.
+    pub fn backend_condition(&self, entered: Condition) {
+        for condition in Condition::ALL {
+            let is_entered = i64::from(condition == entered);
+            self.backend_condition.with_label_values(&[condition.as_str()]).set(is_entered);
+        }
+        self.backend_up.set(i64::from(entered == Condition::Healthy));
+    }
+
     /// The backend was asked for its models.
     pub fn refreshed(&self, result: &str) {
         self.refreshes.with_label_values(&[result]).inc();
@@ -179,6 +197,7 @@ impl Metrics {
     pub fn forget_backend(&self) {
         // It fails only where it is out already.
         let _ = self.registry.unregister(Box::new(self.backend_up.clone()));
+        let _ = self.registry.unregister(Box::new(self.backend_condition.clone()));
     }
 
     /// Where further metrics of this worker belong.

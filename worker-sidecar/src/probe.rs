@@ -109,7 +109,15 @@ async fn healthz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
     });
     match &worker.swapping {
         Some(swapping) => health["slots"] = swapping.multiplexer.health().await["slots"].take(),
-        None => health["backend_up"] = json!(*worker.catalogue.healthy().borrow()),
+        None => {
+            let monitor = worker.catalogue.monitor();
+            health["backend_up"] = json!(monitor.is_healthy());
+            health["backend"] = json!({
+                "condition": monitor.condition().as_str(),
+                "reason": monitor.reason(),
+                "since_secs": monitor.since().elapsed().as_secs(),
+            });
+        }
     }
     Json(health)
 }

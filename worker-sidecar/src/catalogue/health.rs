@@ -36,23 +36,22 @@ pub(super) enum Listing {
     Failed(String),
 }
 
-/// Probes the backend as its engine wants to be probed.
+/// Probes the backend as its engine requires. SGLang's `/health` generates a token, its newer `/ready` does not.
 pub(super) async fn probe(backend: &Backend) -> Health {
     let engine = backend.settings().engine;
-    let first = match engine {
-        Engine::Vllm | Engine::Sglang | Engine::LlamaServer | Engine::OpenAi => "/health",
-        Engine::Ollama => "/v1/models",
+    let paths: &[&str] = match engine {
+        Engine::Sglang => &["/ready", "/health"],
+        Engine::Vllm | Engine::LlamaServer | Engine::OpenAi => &["/health"],
+        Engine::Ollama => &[],
     };
-    match status(backend, first).await {
-        Ok(Some(StatusCode::NOT_FOUND)) if first == "/health" => match status(backend, "/v1/models").await {
-            Ok(Some(_)) => Health::Alive,
-            Ok(None) => Health::Silent("/v1/models takes more than 5 s".to_owned()),
-            Err(error) => judge_error(&error),
-        },
-        Ok(Some(status)) => judge(engine, status),
-        Ok(None) => Health::Silent(format!("{first} takes more than 5 s")),
-        Err(error) => judge_error(&error),
+    for path in paths {
+        match status(backend, path).await {
+            // There is no such route.
+            Ok(Some(StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED)) => {}
+            found => return judge(engine, path, found),
+        }
     }
+    judge(Engine::OpenAi, "/v1/models", status(backend, "/v1/models").await)
 }
 
 /// Reads `/v1/models`.
@@ -103,19 +102,21 @@ async fn status(backend: &Backend, path: &str) -> Result<Option<StatusCode>, Bac
     }
 }
 
-fn judge(engine: Engine, status: StatusCode) -> Health {
-    let alive = match engine {
-        Engine::Vllm | Engine::Sglang | Engine::LlamaServer => status.is_success(),
-        // Of an unknown program any answer shows that it lives, but for the one that says it is not ready.
-        Engine::Ollama | Engine::OpenAi => status != StatusCode::SERVICE_UNAVAILABLE,
-    };
-    if alive { Health::Alive } else { Health::NotReady(format!("its health check answers {status}")) }
+fn judge(engine: Engine, path: &str, found: Result<Option<StatusCode>, BackendError>) -> Health {
+    match found {
+        Ok(Some(status)) if is_alive(engine, status) => Health::Alive,
+        Ok(Some(status)) => Health::NotReady(format!("{path} answers {status}")),
+        Ok(None) => Health::Silent(format!("{path} takes more than 5 s")),
+        Err(BackendError::Unreachable(error)) => Health::Gone(error.to_string()),
+        Err(BackendError::Reset(why) | BackendError::BadAnswer(why)) => Health::NotReady(why),
+    }
 }
 
-fn judge_error(error: &BackendError) -> Health {
-    match error {
-        BackendError::Unreachable(error) => Health::Gone(error.to_string()),
-        BackendError::Reset(why) | BackendError::BadAnswer(why) => Health::NotReady(why.clone()),
+fn is_alive(engine: Engine, status: StatusCode) -> bool {
+    match engine {
+        Engine::Vllm | Engine::Sglang | Engine::LlamaServer => status.is_success(),
+        // An unknown program may want a key, or have another page there. Only a server error means that it cannot serve.
+        Engine::Ollama | Engine::OpenAi => !status.is_server_error(),
     }
 }
 
@@ -146,19 +147,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_engine_with_a_health_check_must_pass_it() {
+    fn engine_with_a_health_check_must_pass_it() {
         for engine in [Engine::Vllm, Engine::LlamaServer, Engine::Sglang] {
-            assert_eq!(judge(engine, StatusCode::OK), Health::Alive);
-            assert!(matches!(judge(engine, StatusCode::SERVICE_UNAVAILABLE), Health::NotReady(_)));
+            assert!(is_alive(engine, StatusCode::OK));
+            assert!(!is_alive(engine, StatusCode::SERVICE_UNAVAILABLE) && !is_alive(engine, StatusCode::UNAUTHORIZED));
         }
     }
 
     #[test]
-    fn of_an_unknown_program_any_answer_counts_but_not_ready() {
-        for status in [StatusCode::OK, StatusCode::UNAUTHORIZED, StatusCode::INTERNAL_SERVER_ERROR] {
-            assert_eq!(judge(Engine::OpenAi, status), Health::Alive, "{status}");
+    fn unknown_program_fails_only_by_a_server_error() {
+        for status in [StatusCode::OK, StatusCode::UNAUTHORIZED, StatusCode::FOUND] {
+            assert!(is_alive(Engine::OpenAi, status), "{status}");
         }
-        assert!(matches!(judge(Engine::OpenAi, StatusCode::SERVICE_UNAVAILABLE), Health::NotReady(_)));
+        for status in [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE] {
+            assert!(!is_alive(Engine::OpenAi, status), "{status}");
+        }
     }
 
     #[test]

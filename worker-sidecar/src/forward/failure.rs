@@ -11,6 +11,8 @@ use crate::multiplexer::error::SlotError;
 pub enum Failure {
     /// There was no answer.
     Backend(BackendError),
+    /// The answer was this server error, and the health check failed after it. None of it was passed on.
+    Lost(u16),
     /// The answer broke off.
     Broken(String),
     /// The path is not on our list.
@@ -33,6 +35,7 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Backend(error) => write!(f, "{error}"),
+            Self::Lost(status) => write!(f, "the backend returned {status} and fails its health check"),
             Self::Broken(detail) => write!(f, "the backend broke its answer off: {detail}"),
             Self::BadPath => f.write_str("the path may not be asked of a backend"),
             Self::TooLarge => f.write_str("the answer is too large for this relay"),
@@ -46,7 +49,7 @@ impl Failure {
     /// The wire's code.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Backend(BackendError::Unreachable(_)) => WorkerError::BACKEND_UNREACHABLE,
+            Self::Backend(BackendError::Unreachable(_)) | Self::Lost(_) => WorkerError::BACKEND_UNREACHABLE,
             Self::Backend(BackendError::Reset(_)) | Self::Broken(_) => WorkerError::BACKEND_RESET,
             Self::Backend(BackendError::BadAnswer(_)) => "bad_answer",
             Self::BadPath => WorkerError::BAD_PATH,
@@ -60,6 +63,7 @@ impl Failure {
     pub fn label(&self) -> &'static str {
         match self {
             Self::Backend(BackendError::Unreachable(_)) => "connect",
+            Self::Lost(_) => "lost",
             Self::Backend(BackendError::Reset(_)) => "reset",
             Self::Backend(BackendError::BadAnswer(_)) | Self::Broken(_) | Self::TooLarge | Self::NotText => "body",
             Self::BadPath => "bad_path",
@@ -80,7 +84,7 @@ impl Failure {
             Self::Backend(BackendError::Reset(_)) => "the backend broke the connection before it answered".to_owned(),
             Self::Backend(BackendError::BadAnswer(_)) => "the backend's answer cannot be read".to_owned(),
             Self::Broken(_) => "the backend broke its answer off".to_owned(),
-            Self::BadPath | Self::TooLarge | Self::NotText | Self::Slot(_) => self.to_string(),
+            Self::Lost(_) | Self::BadPath | Self::TooLarge | Self::NotText | Self::Slot(_) => self.to_string(),
         }
     }
 
@@ -88,7 +92,7 @@ impl Failure {
     pub fn api_error(&self) -> ApiError {
         let kind = match self {
             Self::Slot(error) => return error.api_error(),
-            Self::Backend(BackendError::Unreachable(_)) => ErrorKind::BackendUnreachable,
+            Self::Backend(BackendError::Unreachable(_)) | Self::Lost(_) => ErrorKind::BackendUnreachable,
             Self::TooLarge => ErrorKind::ResponseTooLarge,
             Self::Backend(BackendError::Reset(_) | BackendError::BadAnswer(_))
             | Self::Broken(_)

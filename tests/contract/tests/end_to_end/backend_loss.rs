@@ -61,6 +61,33 @@ async fn a_request_waits_for_a_backend_that_comes_back() {
 }
 
 #[tokio::test]
+async fn request_to_a_loading_backend_goes_elsewhere() {
+    let mut stack = Stack::start().await;
+    let client = stack.relay.begin(chat());
+    let call = stack.backend.call().await;
+    let other = FakeBackend::start().await;
+    other.answer_with(|_, _| Answer::json(200, &json!({"by": "the other"})));
+    let _second = Stack::worker_of(&stack.relay, &other).start().await;
+    stack.relay.wait_for_workers(2).await;
+    stack.backend.set_healthy(false);
+    call.answer_json(503, &json!({"error": {"message": "Loading model"}})).await;
+    assert_eq!(client.reply().await.with_status(200).json(), json!({"by": "the other"}));
+}
+
+#[tokio::test]
+async fn request_waits_while_its_backend_loads() {
+    let mut stack = Stack::start().await;
+    let client = stack.relay.begin(chat());
+    let call = stack.backend.call().await;
+    stack.backend.set_healthy(false);
+    call.answer_json(503, &json!({"error": {"message": "Loading model"}})).await;
+    withdrawn(&stack).await;
+    stack.backend.set_healthy(true);
+    stack.backend.call().await.answer_json(200, &json!({"waited": true})).await;
+    assert_eq!(client.reply().await.with_status(200).json(), json!({"waited": true}));
+}
+
+#[tokio::test]
 async fn a_model_appears_with_its_backend() {
     let stack = Stack::start().await;
     let mut late = FakeBackend::refusing().await;

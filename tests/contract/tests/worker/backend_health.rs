@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use modelrelay_harness::fake_backend::FakeBackend;
+use modelrelay_harness::fake_backend::{Answer, FakeBackend};
 use modelrelay_harness::fake_relay::{Ask, FakeRelay, RelayLink};
 use modelrelay_harness::worker_process::{Rig, WorkerBuilder, WorkerProcess};
 use serde_json::{Value, json};
@@ -148,4 +148,76 @@ async fn a_new_link_learns_the_models_of_now() {
     advertised(&mut link, &["new"]).await;
     drop(link);
     relay.accept_registered(&["core1"]).await.models(&["new"]).await;
+}
+
+#[tokio::test]
+async fn failed_health_check_withdraws_the_models() {
+    let mut rig = Rig::core1().await;
+    rig.backend.set_healthy(false);
+    advertised(&mut rig.link, &[]).await;
+    let health = rig.worker.probe("/healthz").await.json();
+    assert_eq!((&health["backend_up"], &health["backend"]["condition"]), (&json!(false), &json!("not_ready")));
+    assert!(health["backend"]["reason"].as_str().is_some_and(|reason| reason.contains("503")), "{health}");
+    let condition = "modelrelay_worker_backend_condition{condition=";
+    assert_eq!(rig.worker.metric(&format!("{condition}\"not_ready\"}}")).await, 1.0);
+    assert_eq!(rig.worker.metric(&format!("{condition}\"healthy\"}}")).await, 0.0);
+    rig.backend.set_healthy(true);
+    advertised(&mut rig.link, &["m"]).await;
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn dead_idle_backend_is_withdrawn() {
+    let mut rig = Rig::core1().await;
+    rig.backend.refuse().await;
+    advertised(&mut rig.link, &[]).await;
+    assert_eq!(rig.worker.probe("/healthz").await.json()["backend"]["condition"], "gone");
+}
+
+#[tokio::test]
+async fn each_change_of_condition_is_logged_once() {
+    let mut rig = Rig::core1().await;
+    rig.backend.set_healthy(false);
+    advertised(&mut rig.link, &[]).await;
+    rig.backend.set_healthy(true);
+    advertised(&mut rig.link, &["m"]).await;
+    let log = rig.worker.log();
+    assert_eq!(log.matches("the backend is healthy").count(), 2, "{log}");
+    assert_eq!(log.matches("the backend is not ready").count(), 1, "{log}");
+}
+
+#[tokio::test]
+async fn server_error_of_a_loading_backend_may_be_tried_elsewhere() {
+    let mut rig = Rig::core1().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let call = rig.backend.call().await;
+    rig.backend.set_healthy(false);
+    call.answer_json(503, &json!({"error": {"message": "Loading model"}})).await;
+    let reply = rig.link.reply(&asked).await;
+    assert_eq!((reply.error_code(), &reply.start), (Some("backend_unreachable"), &None));
+    let withdrawn = rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
+    assert!(withdrawn.seq < reply.end_seq, "the withdrawal came after the error that it explains");
+    assert_eq!(rig.worker.metric("modelrelay_worker_backend_errors_total{kind=\"lost\"").await, 1.0);
+}
+
+#[tokio::test]
+async fn server_error_of_a_healthy_backend_is_passed_on() {
+    let mut rig = Rig::core1().await;
+    for status in [500, 503] {
+        let answer = Answer::json(status, &json!({"error": {"message": "out of memory"}}));
+        let reply = rig.answered(&Ask::chat("m"), &answer).await;
+        assert_eq!((reply.status, &reply.body), (status, &answer.body));
+    }
+    rig.still_serves().await;
+}
+
+#[tokio::test]
+async fn old_relay_gets_a_loading_backends_own_error() {
+    let mut rig = Rig::old().await;
+    let asked = rig.link.ask(&Ask::chat("m"));
+    let call = rig.backend.call().await;
+    rig.backend.set_healthy(false);
+    call.answer_json(503, &json!({"error": {"message": "Loading model"}})).await;
+    let reply = rig.link.reply(&asked).await;
+    assert_eq!((reply.status, &reply.json()["error"]["message"]), (503, &json!("Loading model")));
 }

@@ -50,6 +50,12 @@ pub const MAX_MODEL_CHARS: usize = 256;
 /// several slots have counts once.
 pub const MAX_MODELS_PER_WORKER: usize = 256;
 
+/// Models that a worker advertises: the most that a relay can be set to take (`MAX_MODELS_PER_WORKER`).
+pub const MAX_ADVERTISED_MODELS: usize = 4096;
+
+/// The names of those models together, in bytes: half of what one message to a relay may have.
+pub const MAX_ADVERTISED_NAME_BYTES: usize = 512 << 10;
+
 /// Slots of one multiplexer: as many as any machine has accelerators. What its file may have, a pool's resource may have,
 /// and a relay believes.
 pub const MAX_SLOTS_PER_WORKER: usize = 16;

@@ -33,7 +33,7 @@ pub use origins::AllowedOrigins;
 pub use provider::{CatalogueModel, ProviderConfig, Standing, WorkerSecret};
 
 /// Most models that a provider may let one worker advertise.
-pub const MAX_MODELS_PER_WORKER: usize = 4096;
+pub const MAX_MODELS_PER_WORKER: usize = modelrelay_protocol::limits::MAX_ADVERTISED_MODELS;
 /// Most relays behind one address.
 pub const MAX_RELAY_COUNT: u32 = 1000;
 /// A secret shorter than this can be guessed; it is used, with a warning.

@@ -8,15 +8,14 @@
 
 mod condition;
 mod health;
+mod list;
 
 pub use condition::{Condition, Monitor};
-pub use health::{Listed, TIMEOUT, look};
+pub use health::{Listed, TIMEOUT, is_relay, look};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use modelrelay_protocol::limits::MAX_MODELS_PER_WORKER;
-use modelrelay_protocol::names::is_model_name;
 use tokio::sync::{Notify, watch};
 
 use crate::backend::Backend;
@@ -55,6 +54,8 @@ struct State {
     listed: Option<Instant>,
     /// Why the last list could not be read. Logged once.
     list_error: Option<String>,
+    /// What was left out of the last list. Logged when it changes.
+    list_warnings: Vec<String>,
     /// Links whose relay asked, and is answered even when nothing changed.
     asked: Vec<LinkId>,
     /// Whether it was ever known what a healthy backend serves.
@@ -75,6 +76,7 @@ impl State {
             models: Vec::new(),
             listed: None,
             list_error: None,
+            list_warnings: Vec::new(),
             asked: Vec::new(),
             served: false,
         }
@@ -238,9 +240,11 @@ impl Catalogue {
             state.backend.handle_probe(&health, began, now);
             match (&models, listing.as_ref()) {
                 (Models::Fixed(fixed), _) => state.models.clone_from(fixed),
-                (Models::Ask, Some(Listing::Models(listed))) => {
-                    state.models = bounded(listed);
+                (Models::Ask, Some(Listing::Models { listed, odd })) => {
+                    let cleaned = list::clean(listed, *odd);
+                    state.models = cleaned.models;
                     state.listed = Some(now);
+                    warn_of_new(&mut state.list_warnings, cleaned.warnings);
                 }
                 (Models::Ask, Some(Listing::Failed(_)) | None) => return,
             }
@@ -295,7 +299,7 @@ impl Catalogue {
     fn note_listing(&self, listing: Option<&Listing>) {
         let error = match listing {
             None => return,
-            Some(Listing::Models(_)) => None,
+            Some(Listing::Models { .. }) => None,
             Some(Listing::Failed(why)) => Some(why.clone()),
         };
         self.metrics.refreshed(if error.is_none() { "ok" } else { "error" });
@@ -311,6 +315,14 @@ impl Catalogue {
     }
 }
 
+/// Logs the warnings that were not there before.
+fn warn_of_new(known: &mut Vec<String>, warnings: Vec<String>) {
+    for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
+        tracing::warn!("{warning}");
+    }
+    *known = warnings;
+}
+
 /// True unless a reload has replaced the backend.
 fn is_current(worker: &Worker, backend: &Backend) -> bool {
     std::ptr::eq(backend, Arc::as_ptr(&worker.backend.load_full()))
@@ -322,18 +334,6 @@ fn not_ready(why: &str) -> String {
 
 fn unlisted(why: &str) -> String {
     format!("the backend does not list its models: {why}")
-}
-
-/// What a relay would cut is not sent at all.
-fn bounded(listed: &[String]) -> Vec<String> {
-    let mut models: Vec<String> = Vec::new();
-    for model in listed.iter().map(|model| model.trim()) {
-        let usable = is_model_name(model);
-        if usable && models.len() < MAX_MODELS_PER_WORKER && !models.iter().any(|known| known == model) {
-            models.push(model.to_owned());
-        }
-    }
-    models
 }
 
 #[cfg(test)]
@@ -392,13 +392,5 @@ mod tests {
         assert_eq!(told, Some(vec!["m".to_owned()]));
         catalogue.attach(&["m".to_owned()], |changed| told = changed.map(<[String]>::to_vec));
         assert_eq!(told, None);
-    }
-
-    #[test]
-    fn a_backends_list_is_cleaned_and_bounded() {
-        let listed: Vec<String> = [" a ", "a", "", "b"].iter().map(|&m| m.to_owned()).collect();
-        assert_eq!(bounded(&listed), ["a", "b"]);
-        let many: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
-        assert_eq!(bounded(&many).len(), MAX_MODELS_PER_WORKER);
     }
 }

@@ -126,10 +126,11 @@ pub fn sanitize_models(models: &[String], provider: &ProviderConfig, warnings: &
     warn(twice, "dropped: duplicate");
     warn(long, &format!("dropped: longer than {MAX_MODEL_CHARS} characters"));
     warn(unprintable, "dropped: with control or invisible characters");
-    warn(
-        kept.len().saturating_sub(provider.max_models_per_worker),
-        &format!("dropped: more than {} models", provider.max_models_per_worker),
-    );
+    if let Some(first) = kept.get(provider.max_models_per_worker) {
+        let (most, first) = (provider.max_models_per_worker, first.escape_debug());
+        let excess = kept.len() - most;
+        warn(excess, &format!("dropped: more than {most} models (MAX_MODELS_PER_WORKER), {first} first"));
+    }
     kept.truncate(provider.max_models_per_worker);
     for model in foreign.iter().take(8) {
         warnings.push(format!(

@@ -11,6 +11,12 @@ use crate::config::Engine;
 /// A backend that computes may be slow to answer, but not this slow.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The body of a health check that is read.
+const MAX_HEALTH_BYTES: usize = 4 << 10;
+
+/// The reason to refuse a relay as a backend.
+const IS_RELAY: &str = "a ModelRelay relay answers at BACKEND_URL; set it to the address of the inference server";
+
 /// A list of models at most.
 const MAX_LIST_BYTES: usize = 4 << 20;
 
@@ -30,8 +36,8 @@ pub(super) enum Health {
 /// What asking for models gave.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Listing {
-    /// Their ids.
-    Models(Vec<String>),
+    /// Their ids, and the number of entries without one.
+    Models { listed: Vec<String>, odd: usize },
     /// No list.
     Failed(String),
 }
@@ -45,19 +51,19 @@ pub(super) async fn probe(backend: &Backend) -> Health {
         Engine::Ollama => &[],
     };
     for path in paths {
-        match status(backend, path).await {
+        match find(backend, path).await {
             // There is no such route.
-            Ok(Some(StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED)) => {}
+            Ok(Some(Found { status: StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED, .. })) => {}
             found => return judge(engine, path, found),
         }
     }
-    judge(Engine::OpenAi, "/v1/models", status(backend, "/v1/models").await)
+    judge(Engine::OpenAi, "/v1/models", find(backend, "/v1/models").await)
 }
 
 /// Reads `/v1/models`.
 pub(super) async fn list(backend: &Backend) -> Listing {
     match read(backend).await {
-        Ok(entries) => Listing::Models(entries.into_iter().map(|entry| entry.id).collect()),
+        Ok((entries, odd)) => Listing::Models { listed: entries.into_iter().map(|entry| entry.id).collect(), odd },
         Err(why) => Listing::Failed(why),
     }
 }
@@ -73,12 +79,12 @@ pub struct Listed {
 
 /// The same, once and for people: an error says why there is no list.
 pub async fn look(backend: &Backend) -> Result<Listed, String> {
-    let entries = read(backend).await?;
+    let (entries, _) = read(backend).await?;
     let owner = entries.first().and_then(|entry| entry.owned_by.as_str().map(str::to_owned));
     Ok(Listed { models: entries.into_iter().map(|entry| entry.id).collect(), owner })
 }
 
-async fn read(backend: &Backend) -> Result<Vec<Entry>, String> {
+async fn read(backend: &Backend) -> Result<(Vec<Entry>, usize), String> {
     let read = async {
         let mut answer = backend.ask("/v1/models").await.map_err(|error| error.to_string())?;
         match answer.head.status {
@@ -94,18 +100,41 @@ async fn read(backend: &Backend) -> Result<Vec<Entry>, String> {
     tokio::time::timeout(TIMEOUT, read).await.unwrap_or_else(|_| Err("/v1/models takes more than 5 s".to_owned()))
 }
 
-/// The status of an answer, `None` when it takes too long.
-async fn status(backend: &Backend, path: &str) -> Result<Option<StatusCode>, BackendError> {
-    match tokio::time::timeout(TIMEOUT, backend.ask(path)).await {
-        Ok(answer) => answer.map(|answer| Some(answer.head.status)),
-        Err(_) => Ok(None),
-    }
+/// The answer to a probe.
+struct Found {
+    status: StatusCode,
+    is_relay: bool,
 }
 
-fn judge(engine: Engine, path: &str, found: Result<Option<StatusCode>, BackendError>) -> Health {
+/// The answer at a path, `None` when it takes too long.
+async fn find(backend: &Backend, path: &str) -> Result<Option<Found>, BackendError> {
+    let found = async {
+        let mut answer = backend.ask(path).await?;
+        let status = answer.head.status;
+        // A list of models may be long, and a body without a length need not end.
+        let is_short = answer.content_length().is_some_and(|length| length <= MAX_HEALTH_BYTES as u64);
+        let body = if is_short { answer.read_all(MAX_HEALTH_BYTES).await.unwrap_or_default() } else { Vec::new() };
+        Ok::<_, BackendError>(Found { status, is_relay: is_relays(&body) })
+    };
+    tokio::time::timeout(TIMEOUT, found).await.map_or(Ok(None), |found| found.map(Some))
+}
+
+/// True if a ModelRelay relay answers. Its requests would come back to it.
+pub async fn is_relay(backend: &Backend) -> bool {
+    matches!(find(backend, "/health").await, Ok(Some(Found { is_relay: true, .. })))
+}
+
+/// True for what the `/health` of a relay returns.
+fn is_relays(body: &[u8]) -> bool {
+    let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    body.get("workers_connected").is_some()
+}
+
+fn judge(engine: Engine, path: &str, found: Result<Option<Found>, BackendError>) -> Health {
     match found {
-        Ok(Some(status)) if is_alive(engine, status) => Health::Alive,
-        Ok(Some(status)) => Health::NotReady(format!("{path} answers {status}")),
+        Ok(Some(Found { is_relay: true, .. })) => Health::NotReady(IS_RELAY.to_owned()),
+        Ok(Some(Found { status, .. })) if is_alive(engine, status) => Health::Alive,
+        Ok(Some(Found { status, .. })) => Health::NotReady(format!("{path} answers {status}")),
         Ok(None) => Health::Silent(format!("{path} takes more than 5 s")),
         Err(BackendError::Unreachable(error)) => Health::Gone(error.to_string()),
         Err(BackendError::Reset(why) | BackendError::BadAnswer(why)) => Health::NotReady(why),
@@ -124,7 +153,7 @@ fn is_alive(engine: Engine, status: StatusCode) -> bool {
 struct List {
     // Required: an object without it is no list. With this attribute an `Option` may no longer be left out.
     #[serde(deserialize_with = "Option::deserialize")]
-    data: Option<Vec<Entry>>,
+    data: Option<Vec<serde_json::Value>>,
 }
 
 #[derive(Deserialize)]
@@ -135,16 +164,28 @@ struct Entry {
     owned_by: serde_json::Value,
 }
 
-/// Ollama says null where it has no model.
-fn parse(body: &[u8]) -> Result<Vec<Entry>, String> {
+/// Parses a list: its entries, and the number of those without an id. Ollama says null where it has no model.
+fn parse(body: &[u8]) -> Result<(Vec<Entry>, usize), String> {
     let list: List =
         serde_json::from_slice(body).map_err(|error| format!("/v1/models is no list of models: {error}"))?;
-    Ok(list.data.unwrap_or_default())
+    let listed = list.data.unwrap_or_default();
+    let count = listed.len();
+    let entries: Vec<Entry> = listed.into_iter().filter_map(|entry| serde_json::from_value(entry).ok()).collect();
+    let odd = count - entries.len();
+    Ok((entries, odd))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use axum::Router;
+    use axum::routing::{get, post};
+    use http::HeaderMap;
+
     use super::*;
+    use crate::config::BackendSettings;
+    use crate::net::Trust;
 
     #[test]
     fn engine_with_a_health_check_must_pass_it() {
@@ -165,11 +206,56 @@ mod tests {
     }
 
     #[test]
-    fn a_list_gives_its_ids() {
+    fn list_yields_its_ids() {
         let body = br#"{"object":"list","data":[{"id":"a","object":"model"},{"id":"b/c:1"}]}"#;
-        let ids: Vec<_> = parse(body).unwrap().into_iter().map(|entry| entry.id).collect();
+        let ids: Vec<_> = parse(body).unwrap().0.into_iter().map(|entry| entry.id).collect();
         assert_eq!(ids, ["a", "b/c:1"]);
-        assert!(parse(br#"{"object":"list","data":null}"#).unwrap().is_empty());
+        assert!(parse(br#"{"object":"list","data":null}"#).unwrap().0.is_empty());
         assert!(parse(b"{}").is_err() && parse(b"<html>").is_err());
+    }
+
+    #[test]
+    fn odd_entry_does_not_hide_the_others() {
+        let (entries, odd) = parse(br#"{"data":[{"id":"a"},{"name":"b"},"c",{"id":4},null,{"id":"d"}]}"#).unwrap();
+        let ids: Vec<_> = entries.into_iter().map(|entry| entry.id).collect();
+        assert_eq!((ids, odd), (vec!["a".to_owned(), "d".to_owned()], 4));
+    }
+
+    #[test]
+    fn relay_is_recognised_by_its_health() {
+        assert!(is_relays(br#"{"status":"ok","version":"0.3.0","workers_connected":1,"queue_depth":0}"#));
+        assert!(!is_relays(br#"{"status":"ok"}"#) && !is_relays(b"") && !is_relays(b"OK"));
+    }
+
+    async fn probed(engine: Engine, router: Router) -> Health {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        drop(tokio::spawn(async move { axum::serve(listener, router).await }));
+        let settings = BackendSettings { url, engine, api_key: None, headers: HeaderMap::new() };
+        probe(&Backend::new(settings, Arc::new(Trust::new(None)))).await
+    }
+
+    #[tokio::test]
+    async fn missing_health_path_is_no_failure() {
+        let without = || Router::new().route("/v1/models", get(async || "{}"));
+        for engine in [Engine::Vllm, Engine::OpenAi] {
+            assert_eq!(probed(engine, without()).await, Health::Alive);
+            let post_only = without().route("/health", post(async || "ok"));
+            assert_eq!(probed(engine, post_only).await, Health::Alive);
+        }
+    }
+
+    #[tokio::test]
+    async fn sglang_is_probed_by_the_cheaper_path() {
+        let old = || Router::new().route("/health", get(async || "ok"));
+        assert_eq!(probed(Engine::Sglang, old()).await, Health::Alive);
+        let loading = old().route("/ready", get(async || StatusCode::SERVICE_UNAVAILABLE));
+        assert!(matches!(probed(Engine::Sglang, loading).await, Health::NotReady(_)));
+    }
+
+    #[tokio::test]
+    async fn relay_is_not_ready() {
+        let relay = Router::new().route("/health", get(async || r#"{"status":"ok","workers_connected":0}"#));
+        assert_eq!(probed(Engine::OpenAi, relay).await, Health::NotReady(IS_RELAY.to_owned()));
     }
 }

@@ -19,9 +19,6 @@ use crate::net::Trust;
 /// On the machine itself a connection takes no time, or there is nobody.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the relay says of its health at most.
-const MAX_HEALTH_BYTES: usize = 64 << 10;
-
 /// How many models of a server are named.
 const MODELS_SHOWN: usize = 4;
 
@@ -56,23 +53,13 @@ pub async fn look(ports: &[u16]) -> Vec<Result<Found, String>> {
 pub(super) async fn look_at(url: Url, api_key: Option<Secret>) -> Result<Found, String> {
     let settings = BackendSettings { url: url.clone(), engine: Engine::OpenAi, api_key, headers: HeaderMap::new() };
     let backend = Backend::new(settings, Arc::new(Trust::new(None)));
-    let (is_relay, listed) = tokio::join!(is_relay(&backend), catalogue::look(&backend));
+    let (is_relay, listed) = tokio::join!(catalogue::is_relay(&backend), catalogue::look(&backend));
     if is_relay {
         return Err("a ModelRelay relay, not a backend".to_owned());
     }
     let listed = listed?;
     let (engine, name) = engine_of(&listed, url.port_or_known_default());
     Ok(Found { url, engine, models: listed.models, name })
-}
-
-async fn is_relay(backend: &Backend) -> bool {
-    let health = async {
-        let mut answer = backend.ask("/health").await.ok()?;
-        let body = answer.read_all(MAX_HEALTH_BYTES).await.ok()?;
-        let body: serde_json::Value = serde_json::from_slice(&body).ok()?;
-        body.get("workers_connected").cloned()
-    };
-    tokio::time::timeout(catalogue::TIMEOUT, health).await.is_ok_and(|count| count.is_some())
 }
 
 /// Servers name themselves as the owner of their models. Who does not is taken for a server of no known kind, which serves as

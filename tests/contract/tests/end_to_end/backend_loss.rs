@@ -131,3 +131,14 @@ async fn garbage_from_the_backend_is_a_clear_error() {
     assert_eq!(reply.status, 502);
     assert!(reply.json()["error"]["message"].is_string(), "{}", reply.text());
 }
+
+#[tokio::test]
+async fn relay_is_refused_as_a_backend() {
+    let stack = Stack::start().await;
+    let looped = Stack::worker_of(&stack.relay, &stack.backend).backend(stack.relay.url()).models("looped");
+    let looped = looped.start().await;
+    looped.process.wait_for_line("a ModelRelay relay answers at BACKEND_URL").await;
+    stack.relay.wait_for_workers(2).await;
+    assert!(!stack.relay.get("/v1/models").await.text().contains("looped"));
+    assert_eq!(looped.probe("/healthz").await.json()["backend"]["condition"], "not_ready");
+}

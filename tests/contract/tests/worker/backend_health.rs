@@ -221,3 +221,23 @@ async fn old_relay_gets_a_loading_backends_own_error() {
     let reply = rig.link.reply(&asked).await;
     assert_eq!((reply.status, &reply.json()["error"]["message"]), (503, &json!("Loading model")));
 }
+
+#[tokio::test]
+async fn more_than_256_models_are_advertised() {
+    let names: Vec<String> = (0..340).map(|number| format!("model-{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let backend = FakeBackend::with_models(&names).await;
+    let (_worker, _relay, mut link) = registered(&backend, |worker| worker.models("*")).await;
+    link.models(&names).await;
+}
+
+#[tokio::test]
+async fn models_that_are_left_out_are_logged() {
+    let backend = FakeBackend::with_models(&["good", "bad\u{1b}[31m", ""]).await;
+    let (worker, _relay, mut link) = registered(&backend, |worker| worker.models("*")).await;
+    link.models(&["good"]).await;
+    worker
+        .process
+        .wait_for_line("the backend lists 2 model(s) with a name that is empty, too long or unprintable")
+        .await;
+}

@@ -6,6 +6,7 @@
 //!
 //! Locks: this one is taken before a link's, never after.
 
+mod concurrency;
 mod condition;
 mod health;
 mod list;
@@ -60,6 +61,8 @@ struct State {
     asked: Vec<LinkId>,
     /// Whether it was ever known what a healthy backend serves.
     served: bool,
+    /// True once the backend's concurrency was compared with the settings.
+    advised: bool,
 }
 
 /// A health check after a failed request.
@@ -79,6 +82,7 @@ impl State {
             list_warnings: Vec::new(),
             asked: Vec::new(),
             served: false,
+            advised: false,
         }
     }
 
@@ -190,6 +194,7 @@ impl Catalogue {
             state.backend.handle_replaced(Instant::now());
             state.models.clear();
             state.listed = None;
+            state.advised = false;
         });
         self.wake.notify_one();
     }
@@ -240,7 +245,7 @@ impl Catalogue {
             state.backend.handle_probe(&health, began, now);
             match (&models, listing.as_ref()) {
                 (Models::Fixed(fixed), _) => state.models.clone_from(fixed),
-                (Models::Ask, Some(Listing::Models { listed, odd })) => {
+                (Models::Ask, Some(Listing::Models { listed, odd, .. })) => {
                     let cleaned = list::clean(listed, *odd);
                     state.models = cleaned.models;
                     state.listed = Some(now);
@@ -258,6 +263,7 @@ impl Catalogue {
                 link.announce(&advertised, load);
             }
         }
+        self.advise(worker, &backend, listing.as_ref()).await;
     }
 
     /// Changes what is known and tells every link what differs. Gives whether anything does.
@@ -293,6 +299,25 @@ impl Catalogue {
             (false, Some(why)) => tracing::warn!(condition, was, "{}", not_ready(why)),
             (false, None) => tracing::info!(condition, was, "the backend is another one"),
         }
+    }
+
+    /// Warns once of a backend that could run more requests at once than the default sends it.
+    async fn advise(&self, worker: &Worker, backend: &Backend, listing: Option<&Listing>) {
+        let is_due = {
+            let state = self.lock();
+            worker.live.load().is_default_concurrency && state.served && !state.advised
+        };
+        if !is_due {
+            return;
+        }
+        let owner = match listing {
+            Some(Listing::Models { owner, .. }) => owner.as_deref(),
+            Some(Listing::Failed(_)) | None => None,
+        };
+        if let Some(advice) = concurrency::advice(backend, owner).await {
+            tracing::warn!("{advice}");
+        }
+        self.lock().advised = true;
     }
 
     /// Logs and counts a list of models, or the failure to read one.

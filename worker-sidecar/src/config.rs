@@ -127,6 +127,8 @@ pub struct Live {
     pub models: Models,
     /// Requests at once.
     pub max_concurrency: u32,
+    /// True unless the settings name that number.
+    pub is_default_concurrency: bool,
     /// The slots of a multiplexer, which take the place of backend, models and requests at once.
     pub slots: Option<Vec<SlotSettings>>,
 }
@@ -261,6 +263,7 @@ impl Live {
                 backend: backend?,
                 models: models?,
                 max_concurrency: max_concurrency?,
+                is_default_concurrency: args.max_concurrency.is_none() && file.max_concurrency.is_none(),
                 slots: slots?,
             })
         };

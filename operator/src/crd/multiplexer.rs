@@ -27,9 +27,9 @@ pub struct Multiplexer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = r"^(auto|([0-9]+(ms|s|m|h))+)$"))]
     pub max_wait: Option<String>,
-    /// How long a loaded model stays at least. Default 5s.
+    /// How long a loaded model stays at least; 0s turns it off. Default 5s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub min_residency: Option<DurationText>,
+    pub min_residency: Option<DurationOrZeroText>,
     /// How long an idle model is kept while others wait: auto, off, or a duration. Default auto.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = r"^(auto|off|([0-9]+(ms|s|m|h))+)$"))]
@@ -191,9 +191,9 @@ pub struct Slot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub default: Option<String>,
-    /// How long it idles before the default is loaded again.
+    /// How long it idles before the default is loaded again; 0s turns it off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub return_to_default_after: Option<DurationText>,
+    pub return_to_default_after: Option<DurationOrZeroText>,
     /// Its models.
     #[schemars(length(min = 1, max = 64))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
@@ -241,9 +241,9 @@ pub struct SlotModel {
     /// Never evict it.
     #[serde(default)]
     pub pin: bool,
-    /// Evict it after it idled for so long.
+    /// Evict it after it idled for so long; 0s turns it off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub idle_ttl: Option<DurationText>,
+    pub idle_ttl: Option<DurationOrZeroText>,
     /// Depth of vLLM's sleep, the same for all models of a slot. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2))]

@@ -36,8 +36,8 @@ pub(super) enum Health {
 /// What asking for models gave.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Listing {
-    /// Their ids, and the number of entries without one.
-    Models { listed: Vec<String>, odd: usize },
+    /// Their ids, the number of entries without one, and the owner of the first.
+    Models { listed: Vec<String>, odd: usize, owner: Option<String> },
     /// No list.
     Failed(String),
 }
@@ -63,7 +63,10 @@ pub(super) async fn probe(backend: &Backend) -> Health {
 /// Reads `/v1/models`.
 pub(super) async fn list(backend: &Backend) -> Listing {
     match read(backend).await {
-        Ok((entries, odd)) => Listing::Models { listed: entries.into_iter().map(|entry| entry.id).collect(), odd },
+        Ok((entries, odd)) => {
+            let owner = owner(&entries);
+            Listing::Models { listed: entries.into_iter().map(|entry| entry.id).collect(), odd, owner }
+        }
         Err(why) => Listing::Failed(why),
     }
 }
@@ -80,8 +83,12 @@ pub struct Listed {
 /// The same, once and for people: an error says why there is no list.
 pub async fn look(backend: &Backend) -> Result<Listed, String> {
     let (entries, _) = read(backend).await?;
-    let owner = entries.first().and_then(|entry| entry.owned_by.as_str().map(str::to_owned));
+    let owner = owner(&entries);
     Ok(Listed { models: entries.into_iter().map(|entry| entry.id).collect(), owner })
+}
+
+fn owner(entries: &[Entry]) -> Option<String> {
+    entries.first().and_then(|entry| entry.owned_by.as_str().map(str::to_owned))
 }
 
 async fn read(backend: &Backend) -> Result<(Vec<Entry>, usize), String> {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use modelrelay_protocol::limits::{MAX_MODEL_CHARS, MAX_MODELS_PER_SLOT, MAX_SLOTS_PER_WORKER};
 use modelrelay_protocol::names::is_unprintable;
 use modelrelay_protocol::secret::Secret;
-use modelrelay_protocol::units::{parse_duration, parse_duration_or_zero};
+use modelrelay_protocol::units::{HumanDurationOrZero, parse_duration, parse_duration_or_zero};
 use url::Url;
 
 use super::mistakes::{Mistakes, collect};
@@ -232,6 +232,7 @@ fn knobs(args: &Args, block: &FileMultiplexer) -> Result<Knobs, SettingError> {
         linger: match block.linger.as_deref() {
             None | Some("auto") => Linger::Auto,
             Some("off") => Linger::Off,
+            Some(text) if parse_duration_or_zero(text).is_ok_and(|linger| linger.is_zero()) => Linger::Off,
             Some(text) => Linger::Fixed(duration("multiplexer.linger", text, "auto, off")?),
         },
         rollback: block.rollback.unwrap_or(default.rollback),
@@ -262,7 +263,7 @@ fn judge(slot: &FileSlot, knobs: &Knobs) -> Result<SlotSettings, Vec<SettingErro
         config.knobs = knobs.clone();
         config.memory = slot.memory.map(|size| size.0);
         config.default = slot.default.as_deref().map(Model::from);
-        config.return_to_default_after = slot.return_to_default_after.map(|duration| duration.0);
+        config.return_to_default_after = slot.return_to_default_after.and_then(unless_off);
         config.priors = driver.priors();
         Some(SlotSettings {
             config: config.within_reason(),
@@ -321,9 +322,14 @@ fn model_config(slot: &str, of: &FileSlot, model: &FileModel) -> Result<ModelCon
         aliases: model.aliases.iter().map(|alias| Model::from(alias.as_str())).collect(),
         memory: model.memory.map(|size| size.0),
         pin: model.pin,
-        idle_ttl: model.idle_ttl.map(|duration| duration.0),
+        idle_ttl: model.idle_ttl.and_then(unless_off),
         ..ModelConfig::new(model.id.as_str(), capacity)
     })
+}
+
+/// A duration, unless it is zero, which means off.
+fn unless_off(duration: HumanDurationOrZero) -> Option<Duration> {
+    Some(duration.0).filter(|duration| !duration.is_zero())
 }
 
 fn check_id(setting: &str, id: &str, longest: usize) -> Result<(), SettingError> {

@@ -101,14 +101,18 @@ fn knobs(block: &Multiplexer) -> Judged {
         Some(Err(error)) => refuse(field, error.to_string()),
         Some(Ok(_)) | None => Ok(()),
     };
+    let or_zero = |field: &str, text: Option<&str>| match text.map(units::parse_duration_or_zero) {
+        Some(Err(error)) => refuse(field, error.to_string()),
+        Some(Ok(_)) | None => Ok(()),
+    };
     if let Some(Err(error)) = block.drain_timeout.as_ref().map(|text| text.parse()) {
         return refuse("drainTimeout", error.to_string());
     }
     duration("loadTimeout", block.load_timeout.as_ref().map(|text| text.0.as_str()))?;
     duration("holdBudget", block.hold_budget.as_ref().map(|text| text.0.as_str()))?;
-    duration("minResidency", block.min_residency.as_ref().map(|text| text.0.as_str()))?;
+    or_zero("minResidency", block.min_residency.as_ref().map(|text| text.0.as_str()))?;
     duration("maxWait", block.max_wait.as_deref().filter(|text| *text != "auto"))?;
-    duration("linger", block.linger.as_deref().filter(|text| !["auto", "off"].contains(text)))
+    or_zero("linger", block.linger.as_deref().filter(|text| !["auto", "off"].contains(text)))
 }
 
 fn slot(slot: &Slot) -> Judged {

@@ -241,3 +241,14 @@ async fn models_that_are_left_out_are_logged() {
         .wait_for_line("the backend lists 2 model(s) with a name that is empty, too long or unprintable")
         .await;
 }
+
+#[tokio::test]
+async fn default_concurrency_beside_vllm_is_warned_of() {
+    let backend = FakeBackend::start().await;
+    let vllm = |worker: WorkerBuilder| worker.env("BACKEND_ENGINE", "vllm");
+    let (silent, _relay, mut link) = registered(&backend, |worker| vllm(worker).concurrency(1)).await;
+    link.models(&["m"]).await;
+    let (worker, _relay, _link) = registered(&backend, vllm).await;
+    worker.process.wait_for_line("MAX_CONCURRENCY is 1, its default, and vLLM runs").await;
+    assert!(!silent.log().contains("MAX_CONCURRENCY"), "{}", silent.log());
+}

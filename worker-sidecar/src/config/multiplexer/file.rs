@@ -16,7 +16,7 @@ pub(in crate::config) struct FileMultiplexer {
     pub(super) load_timeout: Option<HumanDuration>,
     pub(super) hold_budget: Option<HumanDuration>,
     pub(super) max_wait: Option<String>,
-    pub(super) min_residency: Option<HumanDuration>,
+    pub(super) min_residency: Option<HumanDurationOrZero>,
     pub(super) linger: Option<String>,
     pub(super) rollback: Option<bool>,
     pub(super) slots: Vec<FileSlot>,
@@ -40,7 +40,7 @@ pub(super) struct FileSlot {
     #[serde(default)]
     pub(super) devices: Vec<String>,
     pub(super) default: Option<String>,
-    pub(super) return_to_default_after: Option<HumanDuration>,
+    pub(super) return_to_default_after: Option<HumanDurationOrZero>,
     #[serde(default)]
     pub(super) models: Vec<FileModel>,
 }
@@ -61,7 +61,7 @@ pub(super) struct FileModel {
     pub(super) expect_model: Option<String>,
     #[serde(default)]
     pub(super) pin: bool,
-    pub(super) idle_ttl: Option<HumanDuration>,
+    pub(super) idle_ttl: Option<HumanDurationOrZero>,
     pub(super) level: Option<u8>,
     pub(super) deployment: Option<String>,
     pub(super) load: Option<Vec<String>>,

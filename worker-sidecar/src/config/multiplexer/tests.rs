@@ -52,6 +52,16 @@ fn the_block_is_read_with_its_defaults() {
 }
 
 #[test]
+fn zero_turns_a_duration_off() {
+    let rest = "url: 'http://h:1', default: m, returnToDefaultAfter: 0s, models: [{id: m, idleTtl: 0s}]";
+    let block =
+        format!("multiplexer: {{minResidency: 0s, linger: 0s, slots: [{{id: gpu0, driver: ollama, {rest}}}]}}\n");
+    let config = &slots_of(&block)[0].config;
+    assert_eq!((config.knobs.min_residency, config.knobs.linger), (Duration::ZERO, Linger::Off));
+    assert_eq!((config.return_to_default_after, config.models[0].idle_ttl), (None, None));
+}
+
+#[test]
 fn every_driver_has_its_fields() {
     let url = "url: 'http://127.0.0.1:1'";
     for (driver, rest) in [

@@ -42,10 +42,17 @@ impl Served {
 
     /// One look: whether it is ready and the right one. A server that nobody listens for is an error.
     pub async fn look(&self, client: &Client) -> Result<Probed, DriverError> {
-        if !is_healthy(client, &self.health_path).await? {
+        let health = check(client, &self.health_path).await?;
+        if health == Health::Failed {
             return Ok(Probed::default());
         }
-        let model_ids = model_ids(client).await?;
+        let model_ids = match model_ids(client).await {
+            // Servers such as whisper.cpp's have no list of models. What is loaded there is then known by the health path alone.
+            Err(DriverError::Refused { status: 404 | 405, .. }) if health == Health::Passed => {
+                return Ok(Probed { ready: true, ..Probed::default() });
+            }
+            listed => listed?,
+        };
         Ok(Probed { ready: self.is_among(&model_ids), model_ids, ..Probed::default() })
     }
 
@@ -108,14 +115,27 @@ pub fn port_of(url: Option<&Url>) -> Option<u16> {
     url.and_then(Url::port_or_known_default)
 }
 
-/// Whether the health path says so. Servers that have none are asked for their models instead.
-async fn is_healthy(client: &Client, path: &str) -> Result<bool, DriverError> {
+/// The result of a health check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Health {
+    /// It succeeded.
+    Passed,
+    /// There is no such path: the list of models decides.
+    NoPath,
+    /// Not now.
+    Failed,
+}
+
+async fn check(client: &Client, path: &str) -> Result<Health, DriverError> {
     let reply = client.look(path).await?;
     if matches!(reply.status.as_u16(), 401 | 403) {
         return Err(reply.refusal());
     }
-    // 404 and 405: there is no such path. Whatever else: not now.
-    Ok(reply.status.is_success() || matches!(reply.status.as_u16(), 404 | 405))
+    Ok(match reply.status.as_u16() {
+        200..=299 => Health::Passed,
+        404 | 405 => Health::NoPath,
+        _ => Health::Failed,
+    })
 }
 
 /// What `GET /v1/models` lists.
@@ -183,6 +203,16 @@ mod tests {
             );
         }
         assert_eq!(ready(Some("k3y")).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn server_without_a_list_is_judged_by_its_health() {
+        let url = serve(Router::new().route("/health", get(async || "ok"))).await;
+        let served = Served::new("m");
+        assert!(served.look(&served.client(url.clone())).await.unwrap().ready);
+        let other_path = Served { health_path: "/ready".to_owned(), ..served };
+        let error = other_path.look(&other_path.client(url)).await.unwrap_err();
+        assert!(matches!(error, DriverError::Refused { status: 404, .. }), "{error}");
     }
 
     #[cfg(unix)]

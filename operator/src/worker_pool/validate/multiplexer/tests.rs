@@ -128,7 +128,7 @@ fn what_is_refused_is_named_with_what_to_change() {
         (slot(&json!({"returnToDefaultAfter": "1h"})), "slots.gpu0.returnToDefaultAfter", "no default"),
         (slot(&json!({"memory": "24GB"})), "slots.gpu0.memory", ""),
         (slot(&json!({"models": [{"id": "m", "url": url}]})), "slots.gpu0.models.m.url", "does not read"),
-        (slot(&json!({"models": [{"id": "m", "idleTtl": "0s"}]})), "slots.gpu0.models.m.idleTtl", "1ms"),
+        (slot(&json!({"models": [{"id": "m", "idleTtl": "soon"}]})), "slots.gpu0.models.m.idleTtl", "0s"),
         (slot(&json!({"models": [{"id": "m", "aliases": ["m"]}]})), "slots.gpu0.models.m.aliases", "id of a model"),
         (slot(&json!({"models": [{"id": "m", "aliases": ["n", "n"]}]})), "slots.gpu0.models.m.aliases", "twice"),
         (
@@ -172,7 +172,7 @@ fn the_settings_beside_the_slots_are_judged_too() {
         (block("loadTimeout", "0s"), "spec.multiplexer.loadTimeout"),
         (block("drainTimeout", "soon"), "spec.multiplexer.drainTimeout"),
         (block("holdBudget", "0s"), "spec.multiplexer.holdBudget"),
-        (block("minResidency", "0s"), "spec.multiplexer.minResidency"),
+        (block("minResidency", "soon"), "spec.multiplexer.minResidency"),
         (block("maxWait", "off"), "spec.multiplexer.maxWait"),
         (block("linger", "long"), "spec.multiplexer.linger"),
     ] {

@@ -1,5 +1,6 @@
 //! The probe server: `/livez`, `/readyz`, `/backendz`, `/healthz`, `/metrics` and `/drain`, for kubelet and for people.
 
+mod permission;
 mod server;
 
 use std::net::SocketAddr;
@@ -8,10 +9,9 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
-use modelrelay_protocol::secret::Secret;
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -132,8 +132,8 @@ async fn metrics(State(worker): State<Arc<Worker>>) -> Response {
 }
 
 /// Drains, and answers when nothing runs any more or the time is over. A preStop hook waits here.
-async fn drain(State(worker): State<Arc<Worker>>, headers: HeaderMap) -> Response {
-    if let Some(why) = refuses_drain(worker.settings.drain_token.as_ref(), &headers) {
+async fn drain(State(worker): State<Arc<Worker>>, method: Method, headers: HeaderMap) -> Response {
+    if let Some(why) = permission::refusal(worker.settings.drain_token.as_ref(), &method, &headers) {
         return (StatusCode::FORBIDDEN, why).into_response();
     }
     let timeout = worker.settings.shutdown_timeout;
@@ -149,20 +149,4 @@ async fn drain(State(worker): State<Arc<Worker>>, headers: HeaderMap) -> Respons
     }
     let status = if drained { StatusCode::OK } else { StatusCode::GATEWAY_TIMEOUT };
     (status, Json(json!({ "drained": drained, "running": running }))).into_response()
-}
-
-/// Why this request may not drain. Without a token everybody who reaches the port may, but not a web page that somebody on
-/// this machine looks at: an image of it with this address would be enough. Only browsers say where a request comes from.
-fn refuses_drain(token: Option<&Secret>, headers: &HeaderMap) -> Option<&'static str> {
-    match token {
-        Some(token) => {
-            let presented = headers.get("x-modelrelay-drain-token").and_then(|value| value.to_str().ok());
-            let right = token.verify(presented.unwrap_or_default());
-            (!right).then_some("x-modelrelay-drain-token is missing or wrong\n")
-        }
-        None => {
-            let browser = ["origin", "referer", "sec-fetch-site"].iter().any(|name| headers.contains_key(*name));
-            browser.then_some("a browser may not drain without a token: set DRAIN_TOKEN, or ask with curl\n")
-        }
-    }
 }

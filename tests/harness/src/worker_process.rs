@@ -86,8 +86,28 @@ impl WorkerProcess {
 
     /// Asks the probe server; `None` when it is gone.
     pub async fn try_probe(&self, path: &str, headers: &[(&str, &str)]) -> Option<Probed> {
+        self.try_call("GET", path, headers).await
+    }
+
+    /// Drains as a person at the machine does, without a token.
+    pub async fn drain(&self) -> Probed {
+        self.post("/drain", &[("x-modelrelay-drain", "1")]).await
+    }
+
+    /// Posts to the probe server, with headers.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub async fn post(&self, path: &str, headers: &[(&str, &str)]) -> Probed {
+        self.try_call("POST", path, headers).await.expect("the probe server answers")
+    }
+
+    async fn try_call(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Option<Probed> {
         let mut stream = TcpStream::connect(self.probe).await.ok()?;
-        let mut request = format!("GET {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", self.probe);
+        let mut request = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n");
+        if !headers.iter().any(|(key, _)| *key == "host") {
+            request.push_str(&format!("host: {}\r\n", self.probe));
+        }
         for (key, value) in headers {
             request.push_str(&format!("{key}: {value}\r\n"));
         }

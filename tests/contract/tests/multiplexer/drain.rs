@@ -26,7 +26,7 @@ async fn a_drain_is_undone_when_the_slots_backend_was_down_and_is_back() {
         rig.link.send(&json!({"type": "graceful_shutdown", "reason": "drain"}));
         rig.link.closed().await;
     };
-    tokio::join!(rig.worker.probe("/drain"), told);
+    tokio::join!(rig.worker.drain(), told);
     let quiet = rig.relay.dial_within(Duration::from_secs(2)).await;
     assert!(quiet.is_none(), "it dialled while its backend was about to go");
     backend.refuse().await;

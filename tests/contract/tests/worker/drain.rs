@@ -179,7 +179,7 @@ async fn the_drain_probe_blocks_until_idle_and_tells_the_relay() {
     let asked = rig.link.ask(&Ask::chat("m"));
     let call = rig.backend.call().await;
     let worker = &rig.worker;
-    let draining = worker.probe("/drain");
+    let draining = worker.drain();
     let serving = async {
         rig.link.expect("drain").await;
         barrier(&rig.link);
@@ -197,7 +197,7 @@ async fn the_drain_probe_does_not_answer_while_a_request_runs() {
     let mut rig = Rig::core1().await;
     rig.link.ask(&Ask::chat("m"));
     let _never_answers = rig.backend.call().await;
-    let early = tokio::time::timeout(QUIET * 4, rig.worker.probe("/drain")).await;
+    let early = tokio::time::timeout(QUIET * 4, rig.worker.drain()).await;
     assert!(early.is_err(), "/drain answered under a running request: {early:?}");
 }
 
@@ -210,7 +210,7 @@ async fn a_drain_is_undone_when_the_backend_was_down_and_is_back() {
         barrier(&rig.link);
         rig.link.closed().await;
     };
-    tokio::join!(worker.probe("/drain"), told);
+    tokio::join!(worker.drain(), told);
     rig.backend.refuse().await;
     let quiet = rig.relay.dial_within(QUIET * 4).await;
     assert!(quiet.is_none(), "it dialled while its backend was down");
@@ -238,19 +238,26 @@ async fn the_drain_probe_asks_for_its_token_where_one_is_set() {
 }
 
 #[tokio::test]
-async fn a_page_in_a_browser_cannot_drain() {
+async fn page_in_a_browser_cannot_drain() {
     let mut rig = Rig::core1().await;
+    let ours = ("x-modelrelay-drain", "1");
     for header in [("sec-fetch-site", "cross-site"), ("origin", "null"), ("referer", "http://evil.example/")] {
-        let refused = rig.worker.probe_with("/drain", &[header]).await;
+        let refused = rig.worker.post("/drain", &[ours, header]).await;
         assert_eq!(refused.status, 403, "{header:?}");
         assert!(refused.body.contains("DRAIN_TOKEN"), "it does not say what helps: {}", refused.body);
     }
+    // An image of a page on a plain connection, whose browser sends no such header.
+    assert_eq!(rig.worker.probe("/drain").await.status, 403);
+    assert_eq!(rig.worker.probe_with("/drain", &[ours]).await.status, 403);
+    assert_eq!(rig.worker.post("/drain", &[]).await.status, 403);
+    // DNS rebinding: the page's own name leads here.
+    assert_eq!(rig.worker.post("/drain", &[ours, ("host", "evil.example:17990")]).await.status, 403);
     rig.still_serves().await;
     let told = async {
         rig.link.expect("drain").await;
         barrier(&rig.link);
     };
-    let (drained, ()) = tokio::join!(rig.worker.probe("/drain"), told);
+    let (drained, ()) = tokio::join!(rig.worker.drain(), told);
     assert_eq!(drained.status, 200);
 }
 
@@ -270,7 +277,7 @@ async fn a_crowd_of_connections_does_not_end_a_hook_that_waits() {
         rig.link.reply(&asked).await;
         crowd
     };
-    let (drained, _crowd) = tokio::join!(worker.probe("/drain"), told);
+    let (drained, _crowd) = tokio::join!(worker.drain(), told);
     assert_eq!((drained.status, &drained.json()["drained"]), (200, &json!(true)));
 }
 

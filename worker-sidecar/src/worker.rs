@@ -264,6 +264,11 @@ impl Worker {
         } else {
             self.attach_to_capacity(link, models);
         }
+        // The published ModelRelay dispatches what waits when a list of models comes, and not when a worker registers.
+        let models = self.advertised();
+        if !link.core1 && !models.is_empty() {
+            link.announce(&models, self.load());
+        }
         self.metrics.connected.with_label_values(&[&*link.relay]).inc();
     }
 

@@ -259,7 +259,7 @@ async fn a_drain_asks_for_a_pong_only_behind_the_withdrawal() {
     let mut rig = Rig::old().await;
     rig.worker.terminate().await;
     let told = |event: &Event| match event {
-        Event::Message(message) => message.kind() == "models_update",
+        Event::Message(message) => message.kind() == "models_update" && message["models"] == json!([]),
         // A worker that started slowly may ask at the same time whether the relay is alive.
         Event::Ping(payload) => &payload[..] == b"drain",
         Event::Piece { .. } | Event::Closed { .. } => false,
@@ -267,4 +267,13 @@ async fn a_drain_asks_for_a_pong_only_behind_the_withdrawal() {
     let first = rig.link.next_where(PATIENCE, told).await;
     assert!(matches!(first, Some(Event::Message(_))), "its pong proves nothing: {first:?}");
     assert!(matches!(rig.link.next_where(PATIENCE, told).await, Some(Event::Ping(_))));
+}
+
+#[tokio::test]
+async fn acknowledged_registration_is_followed_by_the_models() {
+    let mut rig = Rig::old().await;
+    drop(rig.link);
+    let mut link = rig.relay.accept_with(&Ack::old()).await;
+    assert_eq!(link.registration["models"], json!(["m"]));
+    link.expect_where("models_update", |update| update["models"] == json!(["m"])).await;
 }

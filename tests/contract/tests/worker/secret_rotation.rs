@@ -119,7 +119,7 @@ async fn a_relay_of_the_seeds_is_asked_for_no_more_on_the_old_link() {
     let mut newer = next_dial(&mut rig, "second-secret").await.upgrade().await;
     newer.register(&Ack::old()).await;
     newer.models(&["m"]).await;
-    assert_eq!(rig.link.expect("models_update").await["models"], json!([]));
+    rig.link.expect_where("models_update", |update| update["models"] == json!([])).await;
     call.answer_json(200, &json!({"kept": true})).await;
     assert_eq!(rig.link.reply(&asked).await.json(), json!({"kept": true}));
     rig.link.closed().await;

@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue};
+use http::HeaderMap;
 use modelrelay_platform::files;
 use modelrelay_protocol::secret::Secret;
 use modelrelay_traces::{ENDPOINT, Target};
@@ -309,11 +309,17 @@ pub(crate) fn read_secret(setting: &str, path: &Path) -> Result<Secret, SettingE
 
 /// A secret travels in a header.
 pub(crate) fn header_secret(setting: &str, text: &str) -> Result<Secret, SettingError> {
-    if HeaderValue::from_str(text).is_ok() {
-        Ok(Secret::new(text))
+    const ALLOWED: &str = "must be printable ASCII on one line";
+    let why = if !text.is_ascii() {
+        "it has a letter outside ASCII"
+    } else if text.contains(['\r', '\n']) {
+        "it has a line break, as a file with the line ends of Windows leaves one"
+    } else if text.chars().any(|char| char.is_ascii_control() && char != '\t') {
+        "it has a control character"
     } else {
-        Err(SettingError::hidden(setting, "its value (not shown) must be printable ASCII on one line"))
-    }
+        return Ok(Secret::new(text));
+    };
+    Err(SettingError::hidden(setting, format!("its value (not shown) {ALLOWED}: {why}")))
 }
 
 type NamedSecret<'a> = (&'a str, Option<&'a Secret>);

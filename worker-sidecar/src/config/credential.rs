@@ -43,7 +43,7 @@ impl Credential {
     /// What to look at when a relay refuses it.
     pub fn question(&self) -> &'static str {
         match self {
-            Self::Secret(_) => "is the worker secret that of this provider?",
+            Self::Secret(secret) => oddity(secret.expose()).unwrap_or("is the worker secret that of this provider?"),
             Self::Token(_) => "do the provider's workerServiceAccounts name the ServiceAccount of this Pod?",
         }
     }
@@ -85,6 +85,18 @@ impl CredentialSource {
             Self::TokenFile(path) => read_secret("WORKER_TOKEN_FILE", path).map(Credential::Token),
         }
     }
+}
+
+/// The likely reason why a secret does not match: something that whoever set it did not mean to be part of it.
+fn oddity(secret: &str) -> Option<&'static str> {
+    let is_quoted =
+        secret.len() > 1 && ['"', '\''].iter().any(|quote| secret.starts_with(*quote) && secret.ends_with(*quote));
+    if secret.trim() != secret {
+        return Some(
+            "the worker secret begins or ends with a blank, which no header keeps; remove it here and at the relay",
+        );
+    }
+    is_quoted.then_some("the worker secret is in quotation marks, which are a part of it; are they at the relay too?")
 }
 
 /// What one place gives: the environment with its flags, or the file.
@@ -136,4 +148,19 @@ pub(super) fn source(args: &Args, file: &File) -> Result<CredentialSource, Setti
     };
     source.check()?;
     Ok(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_secret_is_named_as_the_likely_cause() {
+        let question = |secret: &str| Credential::Secret(Secret::new(secret)).question();
+        assert!(question("\"secret\"").contains("quotation marks") && question("'secret'").contains("quotation marks"));
+        assert!(question(" secret").contains("blank") && question("secret\t").contains("blank"));
+        for usual in ["secret", "a\"b", "\"", "it's", ""] {
+            assert_eq!(question(usual), "is the worker secret that of this provider?", "{usual}");
+        }
+    }
 }

@@ -38,6 +38,25 @@ async fn an_empty_secret_is_a_missing_one() {
 }
 
 #[tokio::test]
+async fn secret_outside_ascii_is_refused() {
+    for (name, odd) in [("WORKER_SECRET", "geheim-äöü"), ("BACKEND_API_KEY", "schlüssel"), ("DRAIN_TOKEN", "a\rb")]
+    {
+        let line = refused(WorkerProcess::builder().env(name, odd)).await;
+        names(&line, &[name, "printable ASCII"]);
+        assert!(!line.contains(odd), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn quoted_secret_is_named_as_the_likely_cause() {
+    let mut relay = FakeRelay::start().await;
+    let worker =
+        WorkerProcess::builder().relay(relay.url()).env("WORKER_SECRET", "'planted-quoted-secret'").start().await;
+    relay.dial().await.refuse(401).await;
+    worker.process.wait_for_line("the worker secret is in quotation marks").await;
+}
+
+#[tokio::test]
 async fn a_secret_file_that_cannot_be_one_is_told() {
     let worker = || WorkerProcess::builder().without("WORKER_SECRET");
     let directory = tempfile::tempdir().expect("a temporary directory");

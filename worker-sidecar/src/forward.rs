@@ -244,6 +244,7 @@ impl Job {
         }
         self.note(failure);
         let suspicion = self.suspicion(failure);
+        let may_try_again = self.leased.is_none() && matches!(failure, Failure::Backend(BackendError::Reset(_)));
         if let Some(leased) = self.leased.take() {
             leased.release(false).await;
         }
@@ -266,6 +267,10 @@ impl Job {
         // Not before: a relay that has read of the failure is to read after it that the backend was found.
         if let Some(suspicion) = suspicion {
             suspicion.tell();
+        }
+        if may_try_again {
+            // A healthy backend is announced anew, and then the relay may send it the request again.
+            self.worker.catalogue.refresh(self.link.id);
         }
     }
 

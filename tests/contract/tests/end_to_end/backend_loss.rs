@@ -113,6 +113,31 @@ async fn a_request_queued_for_a_model_is_sent_in_the_instant_it_is_advertised() 
 }
 
 #[tokio::test]
+async fn broken_connection_of_the_only_backend_is_tried_again() {
+    let mut stack = Stack::start().await;
+    let client = stack.relay.begin(chat());
+    for _ in 0..2 {
+        let mut call = stack.backend.call().await;
+        call.read_body().await;
+        drop(call);
+    }
+    stack.backend.call().await.answer_json(200, &json!({"third": true})).await;
+    assert_eq!(client.reply().await.with_status(200).json(), json!({"third": true}));
+}
+
+#[tokio::test]
+async fn backend_that_breaks_every_connection_is_soon_an_error() {
+    let mut stack = Stack::start().await;
+    let client = stack.relay.begin(chat());
+    for _ in 0..4 {
+        let mut call = stack.backend.call().await;
+        call.read_body().await;
+        drop(call);
+    }
+    assert_eq!(client.reply().await.status, 502);
+}
+
+#[tokio::test]
 async fn garbage_from_the_backend_is_a_clear_error() {
     let mut stack = Stack::start().await;
     let client = stack.relay.begin(chat());

@@ -309,7 +309,6 @@ pub(crate) fn read_secret(setting: &str, path: &Path) -> Result<Secret, SettingE
 
 /// A secret travels in a header.
 pub(crate) fn header_secret(setting: &str, text: &str) -> Result<Secret, SettingError> {
-    const ALLOWED: &str = "must be printable ASCII on one line";
     let why = if !text.is_ascii() {
         "it has a letter outside ASCII"
     } else if text.contains(['\r', '\n']) {
@@ -319,7 +318,7 @@ pub(crate) fn header_secret(setting: &str, text: &str) -> Result<Secret, Setting
     } else {
         return Ok(Secret::new(text));
     };
-    Err(SettingError::hidden(setting, format!("its value (not shown) {ALLOWED}: {why}")))
+    Err(SettingError::hidden(setting, format!("its value (not shown) must be printable ASCII on one line: {why}")))
 }
 
 type NamedSecret<'a> = (&'a str, Option<&'a Secret>);

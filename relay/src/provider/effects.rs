@@ -256,7 +256,7 @@ impl State {
     /// The likely cause where a model is missing although workers are connected: a worker lists no models while its
     /// backend is down.
     fn workers_without_models(&self) -> String {
-        match self.links.values().filter(|link| link.lists_no_models()).count() {
+        match self.links.values().filter(|link| !link.lists_models()).count() {
             0 => String::new(),
             1 => "; a connected worker lists no models: its backend is down or has none".to_owned(),
             count => format!("; {count} connected workers list no models: their backends are down or have none"),

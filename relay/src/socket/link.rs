@@ -345,19 +345,14 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
-    /// Whether the worker last said that it serves anything.
+    /// True if the worker lists a model. One whose backend is down lists none.
     pub fn lists_models(&self) -> bool {
-        !self.lock().advertised.is_empty()
+        self.lock().advertised.iter().any(|model| model.trim() != WILDCARD)
     }
 
     /// What the worker last said it serves, before it was cleaned.
     pub fn advertised(&self) -> Vec<String> {
         self.lock().advertised.clone()
-    }
-
-    /// True if the worker lists no models, as one does whose backend is down.
-    pub fn lists_no_models(&self) -> bool {
-        self.lock().advertised.is_empty()
     }
 
     /// True while an older worker owes its list: it registers `*` when its backend is down at its start. One that asks its

@@ -181,6 +181,7 @@ async fn each_change_of_condition_is_logged_once() {
     advertised(&mut rig.link, &[]).await;
     rig.backend.set_healthy(true);
     advertised(&mut rig.link, &["m"]).await;
+    rig.worker.process.wait_for_line("was=\"not_ready\"").await;
     let log = rig.worker.log();
     assert_eq!(log.matches("the backend is healthy").count(), 2, "{log}");
     assert_eq!(log.matches("the backend is not ready").count(), 1, "{log}");

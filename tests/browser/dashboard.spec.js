@@ -85,7 +85,13 @@ test('a worker can be refreshed and, after a question, drained', async ({ page }
 });
 
 test('says why requests wait, and cancels one', async ({ page }) => {
-  const [hand] = await site.hands(1, () => ({ name: 'slow', models: ['slow-model'] }));
+  const [hand, left] = await site.hands(2, (number) => [
+    { name: 'slow', models: ['slow-model'] },
+    { name: 'left', models: ['nowhere'] },
+  ][number]);
+  // A model that nobody ever had is refused at once; for one whose worker has gone a request waits.
+  left.close();
+  await expect.poll(async () => (await site.admin('GET', '/admin/workers')).workers.map(({ name }) => name)).not.toContain('left');
   const first = site.ask('slow-model');
   const second = site.ask('slow-model');
   const third = site.ask('nowhere');

@@ -6,7 +6,7 @@
 
 mod raw;
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -23,7 +23,7 @@ use tokio_rustls::TlsConnector;
 
 pub use raw::RawConnection;
 
-use crate::{process::Log, secrecy, within};
+use crate::{PATIENCE, process::Log, secrecy, within, within_for};
 
 /// A request in the making.
 #[derive(Debug, Clone)]
@@ -229,8 +229,13 @@ pub struct Pending {
 
 impl Pending {
     /// Waits for the head of the answer.
-    pub async fn response(mut self) -> Response {
-        within(&self.what, &self.log, &mut self.task.0)
+    pub async fn response(self) -> Response {
+        self.response_within(PATIENCE).await
+    }
+
+    /// As [`Self::response`], for an answer that may take longer.
+    pub async fn response_within(mut self, patience: Duration) -> Response {
+        within_for(patience, &self.what, &self.log, &mut self.task.0)
             .await
             .unwrap_or_else(|error| panic!("{}: {error}\n{}", self.what, self.log.dump()))
             .unwrap_or_else(|error| panic!("{}: {error}\n{}", self.what, self.log.dump()))

@@ -1,5 +1,7 @@
 //! What is cut short: by a swap, by a client, by a model that cannot be loaded, by a server that dies.
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use crate::rig::{Stack, Weights, eventually, kill};
@@ -7,6 +9,9 @@ use crate::stream::{answer, chat, end_of, events, expected, stream};
 
 /// So many tokens take longer than any drain here.
 const ENDLESS: u32 = 30_000;
+
+/// A llama-server that is told to end while it answers sometimes hangs, and is killed ten seconds later.
+const SWAP: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn a_stream_that_outlasts_the_drain_says_so_in_its_dialect_and_breaks_off() {
@@ -19,7 +24,8 @@ async fn a_stream_that_outlasts_the_drain_says_so_in_its_dialect_and_breaks_off(
     let (mut openai, mut anthropic) = (openai.response().await, anthropic.response().await);
     openai.read_until("data: ").await;
     anthropic.read_until("content_block_delta").await;
-    assert_eq!(stack.relay.fetch(answer("tiny-b", 5)).await.with_status(200).json()["model"], "tiny-b");
+    let other = stack.relay.begin(answer("tiny-b", 5)).response_within(SWAP).await.read_to_end().await;
+    assert_eq!(other.with_status(200).json()["model"], "tiny-b");
     for (reply, code, end) in [
         (openai.read_to_end().await, r#""code":"severed_by_swap""#, "[DONE]"),
         (anthropic.read_to_end().await, r#""type":"overloaded_error""#, "message_stop"),

@@ -13,7 +13,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use modelrelay_protocol::limits;
 
-use crate::config::AllowedOrigins;
+use crate::config::{AllowedOrigins, MAX_QUEUE_LEN};
 use crate::ctl;
 use crate::identity::ServiceAccount;
 use crate::lockout::Cidr;
@@ -60,7 +60,7 @@ pub struct Args {
     pub worker_service_accounts: Accounts,
 
     /// Requests that may wait in the queue; one more is refused with 429 (provider).
-    #[arg(long, env = "MAX_QUEUE_LEN", value_name = "N", default_value = "100", value_parser = values::queue_len)]
+    #[arg(long, env = "MAX_QUEUE_LEN", value_name = "N", default_value_t = MAX_QUEUE_LEN, value_parser = values::queue_len)]
     pub max_queue_len: usize,
 
     /// Bytes of request bodies that may wait in the queue (provider).
@@ -68,17 +68,23 @@ pub struct Args {
     pub max_queue_bytes: u64,
 
     /// How long a request waits for a worker while some worker serves its model, in seconds (provider).
-    #[arg(long, alias = "queue-timeout", env = "QUEUE_TIMEOUT_SECS", value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
-    pub queue_timeout_secs: Duration,
+    /// [default: as long as a request may take]
+    #[arg(long, alias = "queue-timeout", env = "QUEUE_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
+    pub queue_timeout_secs: Option<Duration>,
 
     /// How long it waits while no worker serves its model yet, in seconds (provider).
-    /// [default: the queue timeout; at least 300 for a declared model that is still being loaded]
+    /// [default: the queue timeout if it is set, else 30; at least 600 for a declared model that is still being loaded]
     #[arg(long, env = "COLD_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
     pub cold_timeout_secs: Option<Duration>,
 
     /// A request's whole time: queue, first byte and stream to its end, cold waiting excepted, in seconds (provider).
-    #[arg(long, alias = "request-timeout", env = "REQUEST_TIMEOUT_SECS", value_name = "SECONDS", default_value = "300", value_parser = values::seconds)]
-    pub request_timeout_secs: Duration,
+    /// [default: none; an answer ends when it stands still]
+    #[arg(long, alias = "request-timeout", env = "REQUEST_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
+    pub request_timeout_secs: Option<Duration>,
+
+    /// How long an answer may stand still: its worker sends nothing, or its client reads nothing, in seconds (provider).
+    #[arg(long, env = "STREAM_IDLE_TIMEOUT_SECS", value_name = "SECONDS", default_value = "300", value_parser = values::seconds)]
+    pub stream_idle_timeout_secs: Duration,
 
     /// Models that one worker may advertise; more are dropped with a warning (provider).
     #[arg(long, env = "MAX_MODELS_PER_WORKER", value_name = "N", default_value_t = limits::MAX_MODELS_PER_WORKER, value_parser = values::models_per_worker)]
@@ -272,7 +278,7 @@ pub struct Args {
 const AFTER_HELP: &str = "Sizes: bytes, or with Ki, Mi, Gi, Ti. Every flag has a variable; a flag wins over it.";
 
 /// The settings that describe the one provider of a relay without `--config`: argument id and variable.
-const PROVIDER_SETTINGS: [(&str, &str); 11] = [
+const PROVIDER_SETTINGS: [(&str, &str); 12] = [
     ("provider_name", "PROVIDER_NAME"),
     ("worker_secret", "WORKER_SECRET"),
     ("worker_secret_file", "WORKER_SECRET_FILE"),
@@ -282,6 +288,7 @@ const PROVIDER_SETTINGS: [(&str, &str); 11] = [
     ("queue_timeout_secs", "QUEUE_TIMEOUT_SECS"),
     ("cold_timeout_secs", "COLD_TIMEOUT_SECS"),
     ("request_timeout_secs", "REQUEST_TIMEOUT_SECS"),
+    ("stream_idle_timeout_secs", "STREAM_IDLE_TIMEOUT_SECS"),
     ("max_models_per_worker", "MAX_MODELS_PER_WORKER"),
     ("require_protocol_version", "REQUIRE_PROTOCOL_VERSION"),
 ];
@@ -410,7 +417,7 @@ mod tests {
     fn the_defaults_are_those_of_the_contract() {
         let args = load(&[]).expect("defaults");
         assert_eq!(args.listen_addr.to_string(), "127.0.0.1:8080");
-        assert_eq!((args.provider_name.as_str(), args.max_queue_len, args.relay_count), ("local", 100, 1));
+        assert_eq!((args.provider_name.as_str(), args.max_queue_len, args.relay_count), ("local", 1000, 1));
         assert_eq!((args.max_queue_bytes, args.max_request_bytes), (256 << 20, limits::MAX_REQUEST_BYTES));
         assert_eq!(
             (args.max_buffered_bytes, args.max_stream_bytes),
@@ -420,8 +427,8 @@ mod tests {
             (args.max_unread_bytes, args.heartbeat_interval),
             (limits::MAX_UNREAD_BYTES, limits::HEARTBEAT_INTERVAL)
         );
-        assert_eq!((args.queue_timeout_secs, args.cold_timeout_secs), (Duration::from_secs(30), None));
-        assert_eq!(args.request_timeout_secs, Duration::from_secs(300));
+        assert_eq!((args.queue_timeout_secs, args.cold_timeout_secs, args.request_timeout_secs), (None, None, None));
+        assert_eq!(args.stream_idle_timeout_secs, Duration::from_secs(300));
         assert!(args.workers_on_client_port && !args.require_api_keys && !args.require_protocol_version);
         assert!(args.given_provider_settings.is_empty() && args.trusted_proxies.0.is_empty());
     }
@@ -487,7 +494,8 @@ mod tests {
         let args = ["--listen", "127.0.0.1:1", "--provider", "p", "--queue-timeout", "7", "--request-timeout", "8"];
         let args = load(&args).expect("valid");
         assert_eq!((args.listen_addr.port(), args.provider_name.as_str()), (1, "p"));
-        assert_eq!((args.queue_timeout_secs.as_secs(), args.request_timeout_secs.as_secs()), (7, 8));
+        let secs = |secs| Some(Duration::from_secs(secs));
+        assert_eq!((args.queue_timeout_secs, args.request_timeout_secs), (secs(7), secs(8)));
     }
 
     #[test]

@@ -30,7 +30,7 @@ mod validate;
 
 pub use file::Sources;
 pub use origins::AllowedOrigins;
-pub use provider::{CatalogueModel, ProviderConfig, Standing, WorkerSecret};
+pub use provider::{CatalogueModel, MAX_QUEUE_LEN, ProviderConfig, Standing, WorkerSecret};
 
 /// Most models that a provider may let one worker advertise.
 pub const MAX_MODELS_PER_WORKER: usize = modelrelay_protocol::limits::MAX_ADVERTISED_MODELS;
@@ -212,6 +212,7 @@ impl Config {
             queue_timeout: args.queue_timeout_secs,
             cold_timeout: args.cold_timeout_secs,
             request_timeout: args.request_timeout_secs,
+            stream_idle_timeout: args.stream_idle_timeout_secs,
             max_models_per_worker: args.max_models_per_worker,
             require_protocol_version: args.require_protocol_version,
         }];

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode};
@@ -63,6 +63,24 @@ pub enum Detached {
     Begun,
 }
 
+/// An answer that stands still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standstill {
+    /// For how long.
+    pub time: Duration,
+    /// Who is waited for.
+    pub party: Party,
+}
+
+/// Who moves next in an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Party {
+    /// The client has taken everything that the worker sent.
+    Worker,
+    /// The client leaves unread what there is.
+    Client,
+}
+
 /// Where the credit for a stream's bytes goes.
 #[derive(Clone)]
 pub struct CreditTarget {
@@ -95,6 +113,8 @@ struct State {
     closed: bool,
     waker: Option<Waker>,
     first_byte_at: Option<Instant>,
+    /// When a worker last sent something of the running attempt, or the client last took something.
+    moved_at: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -115,6 +135,7 @@ impl Exchange {
     pub fn begin(&self, attempt: u32, flow: Option<(ReceiveWindow, CreditTarget)>) {
         let mut state = self.lock();
         state.attempt = attempt;
+        state.moved_at = Some(Instant::now());
         (state.window, state.credit) = flow.unzip();
     }
 
@@ -141,6 +162,7 @@ impl Exchange {
             return Err(PushError::Broken("a second response head"));
         }
         state.expected = head.content_length;
+        state.moved_at = Some(Instant::now());
         state.head = HeadState::Ready(head);
         wake(state);
         Ok(())
@@ -214,6 +236,14 @@ impl Exchange {
         state.tail = BytesMut::new();
     }
 
+    /// How long a running attempt has not moved, and who is waited for.
+    pub fn standstill(&self, now: Instant) -> Option<Standstill> {
+        let state = self.lock();
+        let moved_at = state.moved_at.filter(|_| state.attempt != 0 && state.end.is_none() && !state.closed)?;
+        let party = if state.unread == 0 { Party::Worker } else { Party::Client };
+        Some(Standstill { time: now.saturating_duration_since(moved_at), party })
+    }
+
     /// Whether an answer's head has come.
     pub fn has_head(&self) -> bool {
         !matches!(self.lock().head, HeadState::Awaited)
@@ -256,12 +286,14 @@ impl Exchange {
             state.unread -= len;
             self.budget.sub_unread(len);
             let tight = self.budget.is_tight();
+            let now = Instant::now();
+            state.moved_at = Some(now);
             let due = state.window.as_mut().and_then(|window| {
                 if tight {
                     // What was granted stays granted; nothing grows while unread answers fill the memory.
                     window.set_max(0);
                 }
-                window.on_consumed(len, Instant::now())
+                window.on_consumed(len, now)
             });
             let target = due.and_then(|due| Some((state.credit.clone()?, due)));
             drop(state);
@@ -299,7 +331,9 @@ impl Exchange {
             return Ok(());
         }
         state.received = received;
-        state.first_byte_at.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        state.first_byte_at.get_or_insert(now);
+        state.moved_at = Some(now);
         self.budget.add_unread(len);
         store(&mut state, bytes);
         wake(state);

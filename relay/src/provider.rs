@@ -7,6 +7,7 @@
 mod effects;
 mod listed;
 mod multiplexer;
+mod silence;
 mod snapshot;
 mod succession;
 #[cfg(test)]
@@ -95,6 +96,7 @@ impl Provider {
             joined: Notify::new(),
         });
         tokio::spawn(Arc::clone(&provider).drive_timer());
+        tokio::spawn(Arc::clone(&provider).watch_silence());
         provider
     }
 
@@ -200,7 +202,7 @@ impl Provider {
             let drain = self.shared.config.load().drain_timeout;
             // All workers of a Provider come to such an end at once after a rotation. What runs was let in by a good secret,
             // and may finish; a secret that somebody removed gets the time of any drain.
-            let time = if standing == Standing::Over { drain.max(config.request_timeout) } else { drain };
+            let time = if standing == Standing::Over { drain.max(config.request_timeout()) } else { drain };
             self.drain_link(link, "secret_removed", Some(time.as_secs()), Some(SECRET_REMOVED));
         }
     }
@@ -272,7 +274,7 @@ impl Provider {
     /// for. Nothing runs for longer than the request timeout, so more than that is not given.
     pub fn worker_asked_to_drain(&self, link: &Arc<WorkerLink>, asked: Option<Duration>) {
         if let Some(asked) = asked {
-            link.allow_drain(asked.min(self.config().request_timeout) + DRAIN_MARGIN);
+            link.allow_drain(asked.min(self.config().request_timeout()) + DRAIN_MARGIN);
         }
         self.drain_link(link, GracefulShutdown::DRAIN, None, None);
     }
@@ -483,9 +485,10 @@ fn settings(config: &ProviderConfig) -> Settings {
         enabled: config.enabled,
         max_queue_len: config.max_queue_len,
         max_queue_bytes: config.max_queue_bytes,
-        queue_timeout: config.queue_timeout,
+        queue_timeout: config.queue_timeout(),
+        absent_timeout: config.queue_timeout.is_none().then(|| config.absent_timeout()),
         cold_timeout: config.cold_timeout,
         cold_models: config.cold_models.iter().map(|model| model.as_str().into()).collect(),
-        request_timeout: config.request_timeout,
+        request_timeout: config.request_timeout(),
     }
 }

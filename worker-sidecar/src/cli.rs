@@ -130,7 +130,7 @@ pub struct Args {
     /// How long running requests may take to finish after SIGTERM [default: 30]
     #[arg(long, env = "SHUTDOWN_TIMEOUT_SECS", value_name = "SECONDS")]
     pub shutdown_timeout_secs: Option<String>,
-    /// With a multiplexer: how long running requests may take once their model has to go; 0 severs them at once [default: 30s]
+    /// With a multiplexer: how long running requests may take once their model has to go; 0 severs them at once [default: 5m]
     #[arg(long, env = "DRAIN_TIMEOUT", value_name = "DURATION")]
     pub drain_timeout: Option<String>,
     /// Where /livez, /readyz, /backendz, /healthz, /metrics and /drain are served [default: 127.0.0.1:17990]

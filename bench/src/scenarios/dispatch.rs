@@ -183,6 +183,7 @@ impl Core {
             max_queue_len: usize::MAX,
             max_queue_bytes: u64::MAX,
             queue_timeout: PATIENCE,
+            absent_timeout: None,
             cold_timeout: None,
             cold_models: HashSet::new(),
             // The one that runs stays.

@@ -14,7 +14,7 @@ use super::schema;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Multiplexer {
-    /// How long running requests may take before a swap cuts them; 0s cuts them at once. Default 30s.
+    /// How long running requests may take before a swap cuts them; 0s cuts them at once. Default 5m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_timeout: Option<DurationOrZeroText>,
     /// How long a model may take to load. Default 10m.

@@ -54,9 +54,14 @@ pub struct ProviderSpec {
     #[serde(default)]
     pub queue: Queue,
 
-    /// A request's whole time: queue, first byte and stream to its end; waiting for a model to be loaded excepted.
-    #[serde(default = "five_minutes")]
-    pub request_timeout: DurationText,
+    /// A request's whole time: queue, first byte and stream to its end; waiting for a model to be loaded excepted. Default: none;
+    /// an answer ends when it stands still.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_timeout: Option<DurationText>,
+
+    /// How long an answer may stand still: its worker sends nothing, or its client reads nothing. Default 5m.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_idle_timeout: Option<DurationText>,
 
     /// Models that one worker may advertise; more are dropped with a warning.
     #[serde(default = "max_models_per_worker")]
@@ -116,11 +121,11 @@ pub struct Queue {
     /// Bytes of request bodies that may wait.
     #[serde(default = "max_bytes", deserialize_with = "max_bytes_or_null")]
     pub max_bytes: SizeText,
-    /// How long a request waits for a worker while some worker serves its model.
-    #[serde(default = "half_a_minute")]
-    pub timeout: DurationText,
-    /// How long it waits while no worker serves its model yet: being loaded, scaled from zero. Default: timeout, but at least 5m for a
-    /// model that is known and may be loaded.
+    /// How long a request waits for a worker while some worker serves its model. Default: as long as a request may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<DurationText>,
+    /// How long it waits while no worker serves its model yet: being loaded, scaled from zero. Default: timeout if it is set, else 30s,
+    /// but at least 10m for a model that is known and may be loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold_timeout: Option<DurationText>,
 }
@@ -363,7 +368,7 @@ pub struct WorkerSecretStatus {
 
 impl Default for Queue {
     fn default() -> Self {
-        Self { max_length: max_length(), max_bytes: max_bytes(), timeout: half_a_minute(), cold_timeout: None }
+        Self { max_length: max_length(), max_bytes: max_bytes(), timeout: None, cold_timeout: None }
     }
 }
 
@@ -415,7 +420,7 @@ fn one() -> i32 {
 }
 
 fn max_length() -> i32 {
-    100
+    1000
 }
 
 fn max_models_per_worker() -> i32 {
@@ -432,8 +437,4 @@ fn max_bytes_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SizeT
 
 fn half_a_minute() -> DurationText {
     DurationText::of("30s")
-}
-
-fn five_minutes() -> DurationText {
-    DurationText::of("5m")
 }

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::Manifest;
 use super::secrets::{data, secret};
+use crate::crd::common::DurationText;
 use crate::names;
 use crate::provider::ValidatedProvider;
 use crate::provider::rotation::{MAX_PREVIOUS, Plan};
@@ -79,6 +80,10 @@ pub fn hash_of<'a>(entries: impl Iterator<Item = (&'a str, &'a str)> + Clone) ->
     config_hash(yaml.as_bytes(), entries.filter(|(key, _)| *key != RELAY_YAML))
 }
 
+fn text(duration: Option<&DurationText>) -> Option<&str> {
+    duration.map(|duration| duration.0.as_str())
+}
+
 fn relay_yaml(provider: &ValidatedProvider, plan: &Plan) -> String {
     let spec = &provider.spec;
     let mut worker_secrets = vec![SecretFile { file: WORKER_SECRET, not_after: None }];
@@ -100,10 +105,11 @@ fn relay_yaml(provider: &ValidatedProvider, plan: &Plan) -> String {
             queue: Queue {
                 max_length: spec.queue.max_length,
                 max_bytes: &spec.queue.max_bytes,
-                timeout: &spec.queue.timeout.0,
-                cold_timeout: spec.queue.cold_timeout.as_ref().map(|timeout| timeout.0.as_str()),
+                timeout: text(spec.queue.timeout.as_ref()),
+                cold_timeout: text(spec.queue.cold_timeout.as_ref()),
             },
-            request_timeout: &spec.request_timeout.0,
+            request_timeout: text(spec.request_timeout.as_ref()),
+            stream_idle_timeout: text(spec.stream_idle_timeout.as_ref()),
             max_models_per_worker: spec.max_models_per_worker,
             require_protocol_version: spec.require_protocol_version,
         }],
@@ -133,7 +139,10 @@ struct Provider<'a> {
     worker_service_accounts: Vec<String>,
     models: Vec<Model<'a>>,
     queue: Queue<'a>,
-    request_timeout: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_timeout: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream_idle_timeout: Option<&'a str>,
     max_models_per_worker: i32,
     require_protocol_version: bool,
 }
@@ -157,7 +166,8 @@ struct Model<'a> {
 struct Queue<'a> {
     max_length: i32,
     max_bytes: &'a crate::crd::common::SizeText,
-    timeout: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cold_timeout: Option<&'a str>,
 }

@@ -154,9 +154,10 @@ fn is_model_name(name: &str) -> bool {
 
 fn queue(spec: &ProviderSpec, problems: &mut Vec<String>) {
     let durations = [
-        ("queue.timeout", Some(&spec.queue.timeout)),
+        ("queue.timeout", spec.queue.timeout.as_ref()),
         ("queue.coldTimeout", spec.queue.cold_timeout.as_ref()),
-        ("requestTimeout", Some(&spec.request_timeout)),
+        ("requestTimeout", spec.request_timeout.as_ref()),
+        ("streamIdleTimeout", spec.stream_idle_timeout.as_ref()),
     ];
     for (place, duration) in durations {
         if let Some(Err(error)) = duration.map(DurationText::parse) {

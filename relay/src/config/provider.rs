@@ -9,6 +9,18 @@ use crate::dispatch::DEFAULT_COLD_TIMEOUT;
 use crate::identity::ServiceAccount;
 use crate::socket::Credential;
 
+/// Requests that may wait: hundreds of short ones, as a client that embeds documents sends them.
+pub const MAX_QUEUE_LEN: usize = 1000;
+
+/// How long an answer may stand still.
+const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long something is waited for that no worker has.
+const ABSENT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A request without a request timeout ends after a day, however busy it is: every wait has an end.
+const LONGEST_REQUEST: Duration = Duration::from_secs(24 * 3600);
+
 /// One named queue with its own secrets and limits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProviderConfig {
@@ -28,12 +40,14 @@ pub struct ProviderConfig {
     pub max_queue_len: usize,
     /// Bytes of their bodies.
     pub max_queue_bytes: u64,
-    /// How long a request waits while some worker serves its model.
-    pub queue_timeout: Duration,
+    /// As written; what counts is [`ProviderConfig::queue_timeout`].
+    pub queue_timeout: Option<Duration>,
     /// As written; what counts is [`ProviderConfig::cold_timeout_for`].
     pub cold_timeout: Option<Duration>,
-    /// A request's whole time, cold waiting excepted.
-    pub request_timeout: Duration,
+    /// A request's whole time, cold waiting excepted; what counts is [`ProviderConfig::request_timeout`].
+    pub request_timeout: Option<Duration>,
+    /// How long an answer may stand still.
+    pub stream_idle_timeout: Duration,
     /// Models that one worker may advertise.
     pub max_models_per_worker: usize,
     /// Whether a worker without a protocol version is turned away.
@@ -79,11 +93,12 @@ impl ProviderConfig {
             worker_accounts: Vec::new(),
             models: None,
             cold_models: Vec::new(),
-            max_queue_len: 100,
+            max_queue_len: MAX_QUEUE_LEN,
             max_queue_bytes: 256 << 20,
-            queue_timeout: Duration::from_secs(30),
+            queue_timeout: None,
             cold_timeout: None,
-            request_timeout: Duration::from_secs(300),
+            request_timeout: None,
+            stream_idle_timeout: STREAM_IDLE_TIMEOUT,
             max_models_per_worker: limits::MAX_MODELS_PER_WORKER,
             require_protocol_version: false,
         }
@@ -136,8 +151,24 @@ impl ProviderConfig {
     /// How long a request waits while no worker serves its model. A model is `declared` when a slot or `coldModels` names
     /// it: then something is being done to load it, which takes longer than a queue should.
     pub fn cold_timeout_for(&self, declared: bool) -> Duration {
-        let default = if declared { self.queue_timeout.max(DEFAULT_COLD_TIMEOUT) } else { self.queue_timeout };
+        let absent = self.absent_timeout();
+        let default = if declared { absent.max(DEFAULT_COLD_TIMEOUT) } else { absent };
         self.cold_timeout.unwrap_or(default)
+    }
+
+    /// How long a request waits while some worker serves its model. Unset: as long as it may take altogether.
+    pub fn queue_timeout(&self) -> Duration {
+        self.queue_timeout.unwrap_or_else(|| self.request_timeout())
+    }
+
+    /// A request's whole time, cold waiting excepted. Unset: only silence ends it.
+    pub fn request_timeout(&self) -> Duration {
+        self.request_timeout.unwrap_or(LONGEST_REQUEST)
+    }
+
+    /// How long something is waited for that no worker has, where nothing else is said.
+    pub fn absent_timeout(&self) -> Duration {
+        self.queue_timeout.unwrap_or(ABSENT_TIMEOUT)
     }
 
     /// The id behind a name of the catalogue: itself, or the id that it is an alias of. Looks through the catalogue; who

@@ -47,8 +47,9 @@ fn the_environment_alone_makes_one_provider() {
     let config =
         Config::from_args(&args(&["--worker-secret", "0123456789abcdef", "--queue-timeout-secs", "5"])).expect("valid");
     let [provider] = &config.providers[..] else { panic!("{:?}", config.providers) };
-    assert_eq!((provider.name.as_str(), provider.enabled, provider.max_queue_len), ("local", true, 100));
-    assert_eq!((provider.queue_timeout, provider.request_timeout), (Duration::from_secs(5), Duration::from_secs(300)));
+    assert_eq!((provider.name.as_str(), provider.enabled, provider.max_queue_len), ("local", true, MAX_QUEUE_LEN));
+    assert_eq!((provider.queue_timeout, provider.request_timeout), (Some(Duration::from_secs(5)), None));
+    assert_eq!(provider.stream_idle_timeout, Duration::from_secs(300));
     assert!(provider.models.is_none() && config.warnings.is_empty() && config.ignored_variables.is_empty());
     assert!(provider.admits("0123456789abcdef", SystemTime::now()) && !provider.admits("", SystemTime::now()));
 }
@@ -101,9 +102,9 @@ providers:
     assert_eq!((provider.max_queue_len, provider.max_queue_bytes, provider.max_models_per_worker), (7, 1 << 20, 5));
     assert_eq!(
         (provider.queue_timeout, provider.cold_timeout),
-        (Duration::from_secs(90), Some(Duration::from_secs(600)))
+        (Some(Duration::from_secs(90)), Some(Duration::from_secs(600)))
     );
-    assert_eq!(provider.request_timeout, Duration::from_secs(3600));
+    assert_eq!(provider.request_timeout, Some(Duration::from_secs(3600)));
     assert_eq!(provider.cold_models, ["big"]);
     assert_eq!(provider.resolve("llama3"), Some("meta-llama/Llama-3.1-8B-Instruct"));
     assert_eq!(provider.resolve("big"), None);
@@ -269,7 +270,7 @@ fn provider_variables_beside_a_file_are_ignored_and_listed() {
     let folder = folder("providers: [{name: a}]");
     let config = load_from(folder.path(), &["--max-queue-len", "3", "--provider-name", "b"]).expect("valid");
     assert_eq!(config.ignored_variables, ["PROVIDER_NAME", "MAX_QUEUE_LEN"]);
-    assert_eq!((config.providers.len(), config.providers[0].max_queue_len), (1, 100));
+    assert_eq!((config.providers.len(), config.providers[0].max_queue_len), (1, MAX_QUEUE_LEN));
 }
 
 #[test]
@@ -277,10 +278,24 @@ fn the_cold_clock_is_longer_only_for_declared_models() {
     let mut provider = ProviderConfig::new("a");
     assert_eq!(provider.cold_timeout_for(false), Duration::from_secs(30));
     assert_eq!(provider.cold_timeout_for(true), DEFAULT_COLD_TIMEOUT);
-    provider.queue_timeout = LATER;
+    provider.queue_timeout = Some(LATER);
     assert_eq!(provider.cold_timeout_for(true), LATER);
     provider.cold_timeout = Some(Duration::from_secs(1));
     assert_eq!(provider.cold_timeout_for(true), Duration::from_secs(1));
+}
+
+#[test]
+fn unset_limits_end_nothing_that_moves() {
+    let (mut provider, day) = (ProviderConfig::new("a"), Duration::from_secs(86_400));
+    assert_eq!((provider.queue_timeout(), provider.request_timeout()), (day, day));
+    provider.request_timeout = Some(Duration::from_secs(60));
+    assert_eq!(
+        (provider.queue_timeout(), provider.request_timeout()),
+        (Duration::from_secs(60), Duration::from_secs(60))
+    );
+    assert_eq!(provider.absent_timeout(), Duration::from_secs(30));
+    provider.queue_timeout = Some(Duration::from_secs(5));
+    assert_eq!((provider.queue_timeout(), provider.absent_timeout()), (Duration::from_secs(5), Duration::from_secs(5)));
 }
 
 #[test]

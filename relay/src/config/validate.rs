@@ -70,7 +70,8 @@ fn provider(place: &str, raw: &RawProvider, sources: &Sources) -> Result<Provide
         )?,
         models: catalogue(&format!("{place}.models"), raw.models.as_deref())?,
         cold_models: cold_models(&format!("{place}.coldModels"), raw.cold_models.as_deref())?,
-        request_timeout: raw.request_timeout.map_or(default.request_timeout, |timeout| timeout.0),
+        request_timeout: raw.request_timeout.map(|timeout| timeout.0),
+        stream_idle_timeout: raw.stream_idle_timeout.map_or(default.stream_idle_timeout, |timeout| timeout.0),
         max_models_per_worker: raw.max_models_per_worker.unwrap_or(default.max_models_per_worker),
         require_protocol_version: raw.require_protocol_version.unwrap_or(false),
         ..default
@@ -84,7 +85,7 @@ fn with_queue(place: &str, config: ProviderConfig, raw: Option<&RawQueue>) -> Re
     Ok(ProviderConfig {
         max_queue_len: raw.max_length.unwrap_or(config.max_queue_len),
         max_queue_bytes: raw.max_bytes.map_or(config.max_queue_bytes, |size| size.0),
-        queue_timeout: raw.timeout.map_or(config.queue_timeout, |timeout| timeout.0),
+        queue_timeout: raw.timeout.map(|timeout| timeout.0),
         cold_timeout: raw.cold_timeout.map(|timeout| timeout.0),
         ..config
     })

@@ -34,18 +34,21 @@ pub struct Settings {
     pub max_queue_bytes: u64,
     /// How long a request may wait while a worker serves its model.
     pub queue_timeout: Duration,
+    /// How long a request may wait while no worker serves its model, where neither `cold_timeout` nor a declaration says it.
+    /// `None`: the queue timeout, on one waiting clock, warm or cold.
+    pub absent_timeout: Option<Duration>,
     /// How long a request may wait while no worker serves its model. `None`: as `cold_models` and the slots of multiplexers
     /// say.
     pub cold_timeout: Option<Duration>,
-    /// Models that may be at zero workers; without an explicit cold timeout they get the larger of the queue timeout
-    /// and [`DEFAULT_COLD_TIMEOUT`]. All other models then have one waiting clock, the queue timeout, warm or cold.
+    /// Models that may be at zero workers; without an explicit cold timeout they get what other models get, but at least
+    /// [`DEFAULT_COLD_TIMEOUT`].
     pub cold_models: HashSet<Model>,
     /// How long a request may take altogether, cold waiting excepted.
     pub request_timeout: Duration,
 }
 
 /// The least cold timeout of a model that is declared to be at zero workers at times.
-pub const DEFAULT_COLD_TIMEOUT: Duration = Duration::from_secs(300);
+pub const DEFAULT_COLD_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Something that happened outside the core.
 #[derive(Clone, Debug)]

@@ -35,6 +35,49 @@ fn bytes_come_out_in_the_order_in_which_they_went_in() {
 }
 
 #[test]
+fn standstill_names_who_is_waited_for() {
+    let (exchange, minute) = (exchange(), Duration::from_secs(60));
+    let party = |exchange: &Exchange| exchange.standstill(Instant::now() + minute).map(|still| still.party);
+    assert_eq!(party(&exchange), Some(Party::Worker));
+    exchange.push_head(1, head(None)).unwrap();
+    exchange.push_piece(1, Bytes::from_static(b"abc")).unwrap();
+    assert_eq!(party(&exchange), Some(Party::Client));
+    let _ = all(&exchange);
+    assert_eq!(party(&exchange), Some(Party::Worker));
+    exchange.finish(1).unwrap();
+    assert_eq!(party(&exchange), None);
+}
+
+#[test]
+fn standstill_begins_anew_with_each_movement() {
+    let exchange = exchange();
+    let still = || exchange.standstill(Instant::now()).unwrap().time;
+    let long = |time: Duration| exchange.lock().moved_at = Instant::now().checked_sub(time);
+    let minute = Duration::from_secs(60);
+    long(minute);
+    assert!(still() >= minute);
+    exchange.push_head(1, head(None)).unwrap();
+    assert!(still() < minute);
+    long(minute);
+    exchange.push_piece(1, Bytes::from_static(b"abc")).unwrap();
+    assert!(still() < minute);
+    long(minute);
+    let _ = all(&exchange);
+    assert!(still() < minute);
+    exchange.detach(2);
+    long(minute);
+    exchange.begin(3, None);
+    assert!(still() < minute);
+}
+
+#[test]
+fn request_that_waits_anew_stands_not_still() {
+    let exchange = exchange();
+    assert_eq!(exchange.detach(1), Detached::Unbegun);
+    assert_eq!(exchange.standstill(Instant::now() + Duration::from_secs(60)), None);
+}
+
+#[test]
 fn a_backlog_of_tiny_pieces_is_kept_in_blocks_of_their_size() {
     let exchange = Exchange::new(Budget::new(1 << 20), 1 << 20, 1 << 20);
     exchange.begin(1, None);

@@ -297,9 +297,9 @@ async fn worker_of_response(relay: &Relay, id: &str, named: Option<&str>, caller
     Ok((provider, origin.model, worker))
 }
 
-/// A worker that is between two connections is waited for, as long as a request may wait in the queue.
+/// A worker that is between two connections is waited for, as long as a request waits for a model that no worker has.
 async fn wait_for_origin(provider: &Arc<Provider>, origin: &Origin) -> Result<WorkerKey, ApiError> {
-    let deadline = tokio::time::Instant::now() + provider.config().queue_timeout;
+    let deadline = tokio::time::Instant::now() + provider.config().absent_timeout();
     loop {
         let joined = provider.joined();
         if let Some(worker) = provider.worker_of_instance(&origin.instance) {

@@ -36,7 +36,7 @@ impl Provider {
             return;
         }
         // Whatever runs there was let in by a link as good as the newer one.
-        let time = self.shared.config.load().drain_timeout.max(self.config().request_timeout);
+        let time = self.shared.config.load().drain_timeout.max(self.config().request_timeout());
         older.allow_drain(time);
         self.drain_locked(state, &older, GracefulShutdown::SUCCEEDED, Some(time.as_secs()), Some(DRAINED));
     }

@@ -45,13 +45,12 @@ async fn a_provider_needs_nothing_and_is_given_every_default() {
         json!({
             "enabled": true,
             "maxModelsPerWorker": 256,
-            "queue": {"maxBytes": "256Mi", "maxLength": 100, "timeout": "30s"},
+            "queue": {"maxBytes": "256Mi", "maxLength": 1000},
             "relay": {
                 "drainTimeout": "30s", "expectWorkers": false, "networkPolicy": {"enabled": true}, "podTemplate": {},
                 "replicas": 1, "requireApiKeys": false, "unreadyWhenSaturated": false,
                 "service": {"type": "ClusterIP", "workers": false},
             },
-            "requestTimeout": "5m",
             "requireProtocolVersion": false,
             "secretsPolicy": "Retain",
         })

@@ -53,7 +53,7 @@ pub struct Knobs {
 impl Default for Knobs {
     fn default() -> Self {
         Self {
-            drain_timeout: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(300),
             load_timeout: Duration::from_secs(600),
             hold_budget: Duration::from_secs(300),
             max_wait: None,

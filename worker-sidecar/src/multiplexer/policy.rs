@@ -31,6 +31,9 @@ const MAX_WAIT: Duration = Duration::from_secs(120);
 /// ... or so many times what a swap costs, whatever is longer.
 const MAX_WAIT_COSTS: u32 = 10;
 
+/// How long running requests take at most, as a rule, once their model has to go.
+const LONGEST_USUAL_DRAIN: Duration = Duration::from_secs(30);
+
 /// No linger beyond this, and none beyond half the cost of a swap.
 const LONGEST_LINGER: Duration = Duration::from_secs(5);
 
@@ -159,7 +162,7 @@ pub fn bound(knobs: &Knobs, busy: bool, candidates: &[Candidate], index: usize) 
     other_turns(knobs, busy, candidates, index).sum::<Duration>() + own_swap(knobs, candidates, index)
 }
 
-/// How long a candidate waits at most, if all loads go well and no other has waited longer: its bound, the turn of another
+/// How long a candidate waits at most, if all loads go well, no drain lasts longer than usual and no other has waited longer: its bound, the turn of another
 /// that had just begun by then, and its own swap. To look ahead, so that no turn is begun that ends beyond somebody's bound,
 /// was tried: it costs 7 to 10 % of the answers of a slot whose models are all wanted, for a promise that is a turn shorter.
 pub fn longest_wait(knobs: &Knobs, busy: bool, candidates: &[Candidate], index: usize) -> Duration {
@@ -172,15 +175,20 @@ pub fn longest_wait(knobs: &Knobs, busy: bool, candidates: &[Candidate], index: 
     }
 }
 
+/// How long a drain is taken to last: a timeout that waits for the longest answers says nothing about the usual ones.
+pub fn usual_drain(knobs: &Knobs) -> Duration {
+    knobs.drain_timeout.min(LONGEST_USUAL_DRAIN)
+}
+
 /// The turns of all but one candidate, and of the resident.
 fn other_turns(knobs: &Knobs, busy: bool, candidates: &[Candidate], index: usize) -> impl Iterator<Item = Duration> {
-    let turn = |cost: Duration| quantum(knobs, cost) + cost + knobs.drain_timeout;
+    let turn = |cost: Duration| quantum(knobs, cost) + cost + usual_drain(knobs);
     let others = candidates.iter().enumerate().filter(move |(other, _)| *other != index);
     others.map(move |(_, other)| turn(other.cost)).chain(busy.then(|| turn(candidates[index].cost)))
 }
 
 fn own_swap(knobs: &Knobs, candidates: &[Candidate], index: usize) -> Duration {
-    candidates[index].cost + knobs.drain_timeout
+    candidates[index].cost + usual_drain(knobs)
 }
 
 /// How long an idle resident is kept for its next request while others wait.

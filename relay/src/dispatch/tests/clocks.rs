@@ -214,20 +214,36 @@ fn model_served_only_by_draining_workers_is_cold() {
 }
 
 #[test]
-fn declared_cold_model_waits_for_five_minutes_or_the_queue_timeout() {
+fn declared_model_waits_ten_minutes_or_the_queue_timeout() {
     let mut p = Provider::with(Settings { cold_models: [Model::from("big")].into(), ..settings() });
     p.submit(1, "big");
-    assert_eq!(p.next_timeout(), Some(secs(300.0)));
+    assert_eq!(p.next_timeout(), Some(secs(600.0)));
     p.submit(2, "small");
     assert_eq!(p.next_timeout(), Some(secs(30.0)));
     p.change(|new| {
         new.cold_models = [Model::from("huge")].into();
-        new.queue_timeout = Duration::from_secs(400);
+        new.queue_timeout = Duration::from_secs(900);
     });
     p.cancel(1);
     p.cancel(2);
     p.submit(3, "huge");
-    assert_eq!(p.next_timeout(), Some(secs(400.0)));
+    assert_eq!(p.next_timeout(), Some(secs(900.0)));
+}
+
+#[test]
+fn absent_model_is_waited_for_shorter_than_a_busy_worker() {
+    let day = Duration::from_secs(86_400);
+    let absent = Some(Duration::from_secs(30));
+    let mut p =
+        Provider::with(Settings { queue_timeout: day, request_timeout: day, absent_timeout: absent, ..settings() });
+    p.submit(1, "m");
+    assert_eq!(p.next_timeout(), Some(secs(30.0)));
+    p.pass(10.0);
+    p.join_core1(1, &["m"]);
+    assert_eq!(p.next_timeout(), Some(secs(86_410.0)));
+    p.pass(3600.0);
+    p.lose(1, &[]);
+    assert_eq!(p.pass(20.0), ["fail r1: QueueTimeout { retry_after_secs: 30 }"]);
 }
 
 #[test]

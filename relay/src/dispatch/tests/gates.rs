@@ -168,12 +168,12 @@ fn model_whose_gates_are_shut_waits_on_the_cold_clock() {
 }
 
 #[test]
-fn model_of_a_slot_may_take_five_minutes_to_load() {
+fn model_of_a_slot_may_take_ten_minutes_to_load() {
     let mut p = one_slot();
     p.submit(1, "a");
     p.submit(2, "nobody's");
     assert_eq!(p.pass(30.0).len(), 1, "only the one that no slot declares");
-    assert_eq!(p.pass(270.0), ["fail r1: ModelLoading { retry_after: None }", "demand w1:"]);
+    assert_eq!(p.pass(570.0), ["fail r1: ModelLoading { retry_after: None }", "demand w1:"]);
 }
 
 #[test]

@@ -16,6 +16,7 @@ pub(super) fn settings() -> Settings {
         max_queue_len: 100,
         max_queue_bytes: 1 << 20,
         queue_timeout: Duration::from_secs(30),
+        absent_timeout: None,
         cold_timeout: None,
         cold_models: HashSet::new(),
         request_timeout: Duration::from_secs(300),

@@ -83,6 +83,66 @@ async fn a_stream_that_runs_too_long_gets_an_error_frame_and_is_aborted() {
     assert_eq!(worker.expect_cancel(&job.id).await["reason"], "timeout");
 }
 
+async fn wary_of_silence() -> Relay {
+    Relay::builder().env("STREAM_IDLE_TIMEOUT_SECS", "1").start().await
+}
+
+#[tokio::test]
+async fn request_without_any_answer_ends_as_silent() {
+    let relay = wary_of_silence().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let start = Instant::now();
+    let pending = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    assert_eq!(worker.expect_cancel(&job.id).await["reason"], "timeout");
+    let message = openai_error(&pending.reply().await, 504, "timeout_error", "request_timeout");
+    assert!(message.contains("sent nothing for 1 s (STREAM_IDLE_TIMEOUT_SECS)"), "{message}");
+    assert!(start.elapsed() >= Duration::from_secs(1), "too early");
+    relay.log().wait_for_line("the worker sent nothing for 1 s").await;
+}
+
+#[tokio::test]
+async fn silent_stream_ends_with_an_error_frame() {
+    let relay = wary_of_silence().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let pending = relay.begin(chat_stream("m"));
+    let job = worker.expect_request().await;
+    worker.start_stream(&job, "data: 1\n\n").await;
+    let reply = pending.reply().await;
+    assert!(reply.aborted && reply.text().contains("STREAM_IDLE_TIMEOUT_SECS"), "{}", reply.text());
+    assert_eq!(worker.expect_cancel(&job.id).await["reason"], "timeout");
+}
+
+#[tokio::test]
+async fn stream_that_writes_outlasts_the_idle_timeout() {
+    let relay = wary_of_silence().await;
+    let mut worker = relay.worker(&["m"], 2).await;
+    let (writing, silent) = (relay.begin(chat_stream("m")), relay.begin(chat_stream("m")));
+    let jobs = [worker.expect_request().await, worker.expect_request().await];
+    worker.start_stream(&jobs[0], "data: 0\n\n").await;
+    let start = Instant::now();
+    let mut ticks = tokio::time::interval(Duration::from_millis(200));
+    while start.elapsed() < Duration::from_secs(2) {
+        ticks.tick().await;
+        worker.stream_on(&jobs[0], "data: 1\n\n").await;
+    }
+    worker.end_stream(&jobs[0]).await;
+    let _ = (writing.reply().await.with_status(200), silent);
+}
+
+#[tokio::test]
+async fn queued_request_is_not_silent() {
+    let relay = wary_of_silence().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let (first, second) = (relay.begin(chat("m")), relay.begin(chat("m")));
+    let job = worker.expect_request().await;
+    assert_eq!(worker.expect_cancel(&job.id).await["reason"], "timeout");
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let statuses = [first.reply().await.status, second.reply().await.status];
+    assert!(statuses == [504, 200] || statuses == [200, 504], "{statuses:?}");
+}
+
 #[tokio::test]
 async fn a_requeue_does_not_begin_the_request_timeout_anew() {
     let config = two_providers("  requestTimeout: 4s", "  requestTimeout: 2s");

@@ -43,7 +43,7 @@ impl Machine {
     fn turns_before(&self, model: &Model) -> Duration {
         let (models, candidates) = self.candidates();
         let Some(index) = models.iter().position(|candidate| candidate == model) else {
-            return self.swap_cost(model) + self.config.knobs.drain_timeout;
+            return self.swap_cost(model) + policy::usual_drain(&self.config.knobs);
         };
         policy::longest_wait(&self.config.knobs, true, &candidates, index).saturating_sub(candidates[index].age)
     }

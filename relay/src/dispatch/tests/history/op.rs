@@ -201,15 +201,17 @@ fn limits() -> impl Strategy<Value = Settings> {
         prop_oneof![3 => 0..8_usize, 1 => 10..13_usize],
         50..400_u64,
         seconds(&[0, 1, 2, 5, 30]),
+        prop::option::weighted(0.3, seconds(&[1, 3, 10])),
         prop::option::of(seconds(&[1, 3, 10])),
         any::<bool>(),
         seconds(&[1, 2, 4, 10, 60]),
     )
-        .prop_map(|(enabled, max_queue_len, max_queue_bytes, queue, cold, declared, request)| Settings {
+        .prop_map(|(enabled, max_queue_len, max_queue_bytes, queue, absent, cold, declared, request)| Settings {
             enabled,
             max_queue_len,
             max_queue_bytes,
             queue_timeout: queue,
+            absent_timeout: absent,
             cold_timeout: cold,
             cold_models: declared.then(|| MODELS[0].into()).into_iter().collect(),
             request_timeout: request,

@@ -331,8 +331,9 @@ impl Reference {
 impl Request {
     fn cold_timeout(&self) -> Option<Duration> {
         let declared = self.in_slot || self.limits.cold_models.contains(&self.new.model);
-        let default = self.limits.queue_timeout.max(Duration::from_secs(300));
-        self.limits.cold_timeout.or(declared.then_some(default))
+        let absent = self.limits.absent_timeout;
+        let default = absent.unwrap_or(self.limits.queue_timeout).max(Duration::from_secs(600));
+        self.limits.cold_timeout.or(declared.then_some(default)).or(absent)
     }
 
     /// How its wait ends.

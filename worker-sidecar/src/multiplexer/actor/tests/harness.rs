@@ -276,7 +276,9 @@ pub(super) struct Stage {
 
 /// A slot for these models, each with four requests at once.
 pub(super) fn config(models: &[&str]) -> SlotConfig {
-    SlotConfig::new("gpu0", models.iter().map(|id| ModelConfig::new(*id, 4)).collect())
+    let mut config = SlotConfig::new("gpu0", models.iter().map(|id| ModelConfig::new(*id, 4)).collect());
+    config.knobs.drain_timeout = Duration::from_secs(30);
+    config
 }
 
 pub(super) fn fake(config: &SlotConfig, owns_backends: bool) -> Arc<Fake> {

@@ -96,7 +96,6 @@ impl Provider {
             joined: Notify::new(),
         });
         tokio::spawn(Arc::clone(&provider).drive_timer());
-        tokio::spawn(Arc::clone(&provider).watch_silence());
         provider
     }
 
@@ -446,10 +445,12 @@ impl Provider {
     }
 
     async fn drive_timer(self: Arc<Self>) {
+        let mut looked_at = Instant::now();
         loop {
             let (next, done) = {
                 let mut state = self.lock();
-                let next = state.core.next_timeout();
+                let look = (!state.requests.is_empty()).then(|| looked_at + self.pause_between_looks());
+                let next = state.core.next_timeout().into_iter().chain(look).min();
                 state.armed = next;
                 (next, state.deleted && state.requests.is_empty() && state.links.is_empty())
             };
@@ -461,7 +462,10 @@ impl Provider {
                 continue;
             };
             tokio::select! {
-                () = tokio::time::sleep_until(next.into()) => self.apply(Event::Tick),
+                () = tokio::time::sleep_until(next.into()) => {
+                    self.apply(Event::Tick);
+                    self.end_silent(&mut looked_at, Instant::now());
+                }
                 () = self.timer.notified() => {}
             }
         }

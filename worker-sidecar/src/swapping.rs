@@ -100,7 +100,7 @@ impl Swapping {
             tracing::warn!(
                 relay = %link.relay, model, longest_wait_secs = wait.as_secs(), cold_timeout_secs = patience.as_secs(),
                 "a request may have to wait longer for its model than the relay lets it; raise the relay's cold timeout, or \
-                 lower maxWait or drainTimeout"
+                 lower maxWait or minResidency"
             );
         }
     }

@@ -1,6 +1,5 @@
 //! Answers that stand still: without a request timeout, only silence ends a running request.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use modelrelay_protocol::error::{ApiError, ErrorKind};
@@ -15,21 +14,17 @@ use crate::request::RequestRecord;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 impl Provider {
-    /// Looks at running answers now and then, until the provider is gone.
-    pub(super) async fn watch_silence(self: Arc<Self>) {
-        while !self.is_over() {
-            let pause = (self.config().stream_idle_timeout / 8).min(LONGEST_PAUSE);
-            tokio::time::sleep(pause).await;
-            self.end_silent(Instant::now());
+    /// How long running answers are not looked at.
+    pub(super) fn pause_between_looks(&self) -> Duration {
+        (self.config().stream_idle_timeout / 8).min(LONGEST_PAUSE)
+    }
+
+    /// Ends the answers that stand still for too long, if it is time to look.
+    pub(super) fn end_silent(&self, looked_at: &mut Instant, now: Instant) {
+        if now < *looked_at + self.pause_between_looks() {
+            return;
         }
-    }
-
-    fn is_over(&self) -> bool {
-        let state = self.lock();
-        state.deleted && state.requests.is_empty() && state.links.is_empty()
-    }
-
-    fn end_silent(&self, now: Instant) {
+        *looked_at = now;
         let limit = self.config().stream_idle_timeout;
         let mut state = self.lock();
         let still = |record: &RequestRecord| record.exchange.standstill(now).filter(|still| still.time >= limit);

@@ -31,7 +31,7 @@ async fn a_relay_that_knows_no_slots_is_told_of_none() {
 
 #[tokio::test]
 async fn a_relay_that_gives_up_before_a_model_can_have_its_turn_is_warned_of() {
-    let slow = Slot { knobs: "drainTimeout: 2m", ..Slot::default() };
+    let slow = Slot { knobs: "minResidency: 5m", ..Slot::default() };
     let rig = Rig::start(&slots1(), &slow).await;
     let warning = rig.worker.process.wait_for_line("raise the relay's cold timeout").await;
     assert!(warning.contains("cold_timeout_secs=300"), "{warning}");

@@ -18,7 +18,7 @@ async fn the_capability_is_acknowledged_with_core1_and_the_time_for_a_load() {
     message["capabilities"] = json!(["slots1"]);
     let ack = worker.register_with(message).await;
     assert_eq!(ack["capabilities"], json!(["core1", "slots1"]));
-    assert_eq!(ack["limits"]["cold_timeout_ms"], 300_000);
+    assert_eq!(ack["limits"]["cold_timeout_ms"], 600_000);
     let mut plain = relay.dial().open().await;
     let ack = plain.register_core1(&["a"], 1).await;
     assert_eq!(ack["capabilities"], json!(["core1"]));

@@ -252,7 +252,7 @@ async fn a_secret_whose_time_is_over_drains_and_closes_its_workers() {
     let pending = relay.begin(chat("m"));
     let job = old.expect_request().await;
     // Time for whatever runs, not only for a drain's 30 s: after a rotation this is every worker's end at once.
-    assert_eq!(old.expect("graceful_shutdown").await["drain_timeout_secs"], 300);
+    assert_eq!(old.expect("graceful_shutdown").await["drain_timeout_secs"], 86_400);
     old.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
     assert_eq!(old.expect_close().await, (1008, "worker authentication failed".to_owned()));

@@ -209,7 +209,7 @@ async fn an_expired_token_ends_its_link_later_and_with_time_for_what_runs() {
     worker.register(&["m"], 1).await;
     let pending = relay.begin(chat("m"));
     let job = worker.expect_request().await;
-    assert_eq!(worker.expect("graceful_shutdown").await["drain_timeout_secs"], 300);
+    assert_eq!(worker.expect("graceful_shutdown").await["drain_timeout_secs"], 86_400);
     worker.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
     assert_eq!(worker.expect_close().await, (1008, "worker authentication failed".to_owned()));

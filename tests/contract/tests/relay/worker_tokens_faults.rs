@@ -75,7 +75,7 @@ async fn a_worker_that_is_in_stays_while_nobody_can_be_asked() {
     let asked = kubernetes.reviewed().len();
     relay.eventually("many reviews went wrong", || async { kubernetes.reviewed().len() >= asked + 60 }).await;
     assert_eq!(relay.log().count_of("graceful shutdown"), 0, "{}", relay.log().dump());
-    assert_eq!(worker.expect("graceful_shutdown").await["drain_timeout_secs"], 300);
+    assert_eq!(worker.expect("graceful_shutdown").await["drain_timeout_secs"], 86_400);
 }
 
 #[tokio::test]

@@ -166,7 +166,7 @@ impl ProviderConfig {
         self.request_timeout.unwrap_or(LONGEST_REQUEST)
     }
 
-    /// How long something is waited for that no worker has, where nothing else is said.
+    /// The time that a request waits while no worker serves its model, unless a declaration or the cold timeout applies.
     pub fn absent_timeout(&self) -> Duration {
         self.queue_timeout.unwrap_or(ABSENT_TIMEOUT)
     }

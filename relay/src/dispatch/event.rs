@@ -34,7 +34,7 @@ pub struct Settings {
     pub max_queue_bytes: u64,
     /// How long a request may wait while a worker serves its model.
     pub queue_timeout: Duration,
-    /// How long a request may wait while no worker serves its model, where neither `cold_timeout` nor a declaration says it.
+    /// How long a request may wait while no worker serves its model, where neither `cold_timeout` nor a declaration applies.
     /// `None`: the queue timeout, on one waiting clock, warm or cold.
     pub absent_timeout: Option<Duration>,
     /// How long a request may wait while no worker serves its model. `None`: as `cold_models` and the slots of multiplexers
@@ -45,6 +45,13 @@ pub struct Settings {
     pub cold_models: HashSet<Model>,
     /// How long a request may take altogether, cold waiting excepted.
     pub request_timeout: Duration,
+}
+
+impl Settings {
+    /// The time that a request waits while no worker serves its model, unless a cold timeout or a declaration applies.
+    pub(super) fn absent(&self) -> Duration {
+        self.absent_timeout.unwrap_or(self.queue_timeout)
+    }
 }
 
 /// The least cold timeout of a model that is declared to be at zero workers at times.

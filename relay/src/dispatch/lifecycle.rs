@@ -130,7 +130,7 @@ impl Dispatch {
     }
 
     pub(super) fn retry_after_secs(&self, now: Moment) -> u32 {
-        let at_most = span(self.settings.absent_timeout.unwrap_or(self.settings.queue_timeout));
+        let at_most = span(self.settings.absent());
         self.drain_rate.retry_after_secs(self.queue.len, at_most, now)
     }
 

@@ -115,7 +115,7 @@ impl Limits {
     pub(super) fn new(settings: &Settings, model: &Model, in_slot: bool) -> Self {
         let declared = || {
             let declared = in_slot || settings.cold_models.contains(model);
-            declared.then(|| settings.absent_timeout.unwrap_or(settings.queue_timeout).max(DEFAULT_COLD_TIMEOUT))
+            declared.then(|| settings.absent().max(DEFAULT_COLD_TIMEOUT))
         };
         Self {
             queue: span(settings.queue_timeout),

@@ -162,9 +162,10 @@ pub fn bound(knobs: &Knobs, busy: bool, candidates: &[Candidate], index: usize) 
     other_turns(knobs, busy, candidates, index).sum::<Duration>() + own_swap(knobs, candidates, index)
 }
 
-/// How long a candidate waits at most, if all loads go well, no drain lasts longer than usual and no other has waited longer: its bound, the turn of another
-/// that had just begun by then, and its own swap. To look ahead, so that no turn is begun that ends beyond somebody's bound,
-/// was tried: it costs 7 to 10 % of the answers of a slot whose models are all wanted, for a promise that is a turn shorter.
+/// How long a candidate waits at most, if all loads go well, no drain lasts longer than usual and no other has waited longer:
+/// its bound, the turn of another that had just begun by then, and its own swap. To look ahead, so that no turn is begun that
+/// ends beyond somebody's bound, was tried: it costs 7 to 10 % of the answers of a slot whose models are all wanted, for a
+/// promise that is a turn shorter.
 pub fn longest_wait(knobs: &Knobs, busy: bool, candidates: &[Candidate], index: usize) -> Duration {
     let others = || other_turns(knobs, busy, candidates, index);
     let bound = bound(knobs, busy, candidates, index);

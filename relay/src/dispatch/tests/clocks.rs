@@ -231,7 +231,7 @@ fn declared_model_waits_ten_minutes_or_the_queue_timeout() {
 }
 
 #[test]
-fn absent_model_is_waited_for_shorter_than_a_busy_worker() {
+fn wait_for_absent_model_has_a_shorter_limit() {
     let day = Duration::from_secs(86_400);
     let absent = Some(Duration::from_secs(30));
     let mut p =

@@ -168,7 +168,7 @@ fn model_whose_gates_are_shut_waits_on_the_cold_clock() {
 }
 
 #[test]
-fn model_of_a_slot_may_take_ten_minutes_to_load() {
+fn slot_model_may_load_for_ten_minutes() {
     let mut p = one_slot();
     p.submit(1, "a");
     p.submit(2, "nobody's");

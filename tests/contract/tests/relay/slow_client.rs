@@ -94,6 +94,24 @@ async fn a_stalled_client_that_leaves_frees_its_stream() {
 }
 
 #[tokio::test]
+async fn stalled_client_loses_its_slot_after_the_idle_timeout() {
+    let relay = Relay::builder().env("STREAM_IDLE_TIMEOUT_SECS", "3").start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let slow = relay.begin(chat_stream("m").small_receive_buffer());
+    let job = worker.expect_request().await;
+    worker.response_start(&job, 200, &[("content-type", "text/event-stream")]).await;
+    let response = slow.response().await;
+    send_until_credit_ends(&mut worker, &job).await;
+    worker.expect_cancel(&job.id).await;
+    relay.log().wait_for_line("the client read nothing for 3 s (STREAM_IDLE_TIMEOUT_SECS)").await;
+    let next = relay.begin(chat("m"));
+    let job = worker.expect_request().await;
+    worker.answer(&job, &json!({})).await;
+    let _ = next.reply().await.with_status(200);
+    assert!(response.read_to_end().await.aborted);
+}
+
+#[tokio::test]
 async fn a_full_memory_budget_refuses_before_the_body_is_read() {
     let relay = Relay::builder().env("MAX_BUFFERED_BYTES", "1Mi").env("MAX_REQUEST_BYTES", "1Mi").start().await;
     let _waiting = relay

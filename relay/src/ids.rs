@@ -43,9 +43,9 @@ pub fn random_hex<const BYTES: usize>() -> String {
     text
 }
 
-/// A wire id of one sending of a request.
-pub fn request_id() -> String {
-    format!("r-{}", random_hex::<16>())
+/// A wire id of one sending of a request. It ends with the id that the client knows, so that a worker's log has that too.
+pub fn wire_id(client_request_id: &str) -> String {
+    format!("r-{}-{client_request_id}", random_hex::<16>())
 }
 
 /// A worker's id at this relay.

@@ -154,7 +154,7 @@ impl WorkerLink {
         let mut state = self.lock();
         let stream = state.next_stream;
         state.next_stream = stream.saturating_add(1);
-        let request_id: Arc<str> = ids::request_id().into();
+        let request_id: Arc<str> = ids::wire_id(&record.outline.id).into();
         let held =
             Held { record: Arc::clone(record), attempt, stream, started: false, request_id: Arc::clone(&request_id) };
         state.held.insert(stream, held);

@@ -10,6 +10,7 @@ mod concurrency;
 mod condition;
 mod health;
 mod list;
+mod silence;
 
 pub use condition::{Condition, Monitor};
 pub use health::{Listed, TIMEOUT, is_relay, look};
@@ -17,14 +18,16 @@ pub use health::{Listed, TIMEOUT, is_relay, look};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use modelrelay_protocol::message::WorkerError;
 use tokio::sync::{Notify, watch};
 
 use crate::backend::Backend;
 use crate::config::Models;
 use crate::metrics::Metrics;
-use crate::relay_link::LinkId;
+use crate::relay_link::{Link, LinkId};
 use crate::worker::{Links, Worker};
 use health::{Health, Listing};
+use silence::{Seen, Silence};
 
 /// Between looks for models at a backend that has not listed any yet.
 const FIRST_LIST_INTERVAL: Duration = Duration::from_secs(2);
@@ -63,6 +66,8 @@ struct State {
     served: bool,
     /// True once the backend's concurrency was compared with the settings.
     advised: bool,
+    /// Running requests of a backend that is gone.
+    silence: Silence,
 }
 
 /// A health check after a failed request.
@@ -83,6 +88,7 @@ impl State {
             asked: Vec::new(),
             served: false,
             advised: false,
+            silence: Silence::default(),
         }
     }
 
@@ -256,6 +262,7 @@ impl Catalogue {
             state.served |= state.backend.is_healthy();
         });
         self.note_listing(listing.as_ref());
+        self.break_off_silent(worker, Instant::now());
         let asked = std::mem::take(&mut self.lock().asked);
         if !changed {
             let advertised = self.advertised();
@@ -264,6 +271,30 @@ impl Catalogue {
             }
         }
         self.advise(worker, &backend, listing.as_ref()).await;
+    }
+
+    /// Breaks off the requests that wait in vain for a backend that is gone. Their relays send them to another worker, if
+    /// nothing of their answer has come.
+    fn break_off_silent(&self, worker: &Worker, now: Instant) {
+        let silent = {
+            let mut state = self.lock();
+            if state.backend.condition() != Condition::Gone {
+                return state.silence.clear();
+            }
+            let of = |link: Arc<Link>| {
+                let waiting = link.waiting_for_backend().into_iter();
+                waiting.map(move |(key, pieces)| Seen { link: link.id, key, pieces })
+            };
+            state.silence.observe(worker.links.all().into_iter().flat_map(of).collect(), now)
+        };
+        for Seen { link, key, .. } in silent {
+            let message = "the backend closed its port and sent nothing more";
+            let link = worker.links.find(link);
+            if link.is_some_and(|link| link.break_off(&key, WorkerError::BACKEND_RESET, message)) {
+                tracing::warn!(request_id = %key.id, "{message}");
+                self.metrics.backend_errors("reset");
+            }
+        }
     }
 
     /// Changes what is known and tells every link what differs. Gives whether anything does.

@@ -41,6 +41,7 @@ const BARRIER: &[u8] = b"drain";
 
 /// Numbers links in this process; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(test, derive(Default))]
 pub struct LinkId(u64);
 
 /// Names one request on its link, even when a relay uses an id again.
@@ -50,7 +51,7 @@ pub struct RequestKey {
     pub id: Arc<str>,
     /// The stream of its pieces; none towards a relay without `core1`.
     pub stream: Option<u32>,
-    serial: u64,
+    pub(crate) serial: u64,
 }
 
 /// A link, from `register_ack` to the end of its socket.

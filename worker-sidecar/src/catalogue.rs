@@ -6,12 +6,14 @@
 //!
 //! Locks: this one is taken before a link's, never after.
 
+mod advertised;
 mod concurrency;
 mod condition;
 mod health;
 mod list;
 mod silence;
 
+pub use advertised::{Advertised, Declared};
 pub use condition::{Condition, Monitor};
 pub use health::{Listed, TIMEOUT, is_relay, look};
 
@@ -53,7 +55,7 @@ pub struct Catalogue {
 struct State {
     backend: Monitor,
     /// What a healthy backend serves.
-    models: Vec<String>,
+    models: Advertised,
     /// When they were listed last.
     listed: Option<Instant>,
     /// Why the last list could not be read. Logged once.
@@ -81,7 +83,7 @@ impl State {
     fn new(now: Instant) -> Self {
         Self {
             backend: Monitor::new(now),
-            models: Vec::new(),
+            models: Advertised::default(),
             listed: None,
             list_error: None,
             list_warnings: Vec::new(),
@@ -92,13 +94,13 @@ impl State {
         }
     }
 
-    fn advertised(&self) -> &[String] {
-        if self.backend.is_healthy() { &self.models } else { &[] }
+    fn advertised(&self) -> Advertised {
+        if self.backend.is_healthy() { self.models.clone() } else { Advertised::default() }
     }
 
     /// The time between two lists.
     fn list_interval(&self) -> Duration {
-        if self.models.is_empty() { FIRST_LIST_INTERVAL } else { LIST_INTERVAL }
+        if self.models.models.is_empty() { FIRST_LIST_INTERVAL } else { LIST_INTERVAL }
     }
 
     fn is_list_due(&self, now: Instant) -> bool {
@@ -117,8 +119,8 @@ impl Catalogue {
     }
 
     /// What relays are told now.
-    pub fn advertised(&self) -> Vec<String> {
-        self.lock().advertised().to_vec()
+    pub fn advertised(&self) -> Advertised {
+        self.lock().advertised()
     }
 
     /// The backend's condition, its reason and its age.
@@ -144,10 +146,10 @@ impl Catalogue {
     }
 
     /// Runs `attach`, which makes a link known that registered with these models, and says to it what changed meanwhile.
-    pub fn attach(&self, registered: &[String], attach: impl FnOnce(Option<&[String]>)) {
+    pub fn attach(&self, registered: &Advertised, attach: impl FnOnce(Option<&Advertised>)) {
         let state = self.lock();
-        let changed = (state.advertised() != registered).then(|| state.advertised());
-        attach(changed);
+        let advertised = state.advertised();
+        attach((advertised != *registered).then_some(&advertised));
     }
 
     /// A connection to the backend failed: it gets no more requests.
@@ -198,7 +200,7 @@ impl Catalogue {
     pub fn reset(&self, links: &Links, load: u32) {
         self.change(links, load, |state| {
             state.backend.handle_replaced(Instant::now());
-            state.models.clear();
+            state.models = Advertised::default();
             state.listed = None;
             state.advised = false;
         });
@@ -231,7 +233,10 @@ impl Catalogue {
 
     async fn look(&self, worker: &Worker, is_woken: bool) {
         let backend = worker.backend.load_full();
-        let models = worker.live.load().models.clone();
+        let (models, declared) = {
+            let live = worker.live.load();
+            (live.models.clone(), live.model_details.clone())
+        };
         let began = Instant::now();
         let is_list_due = is_woken || self.lock().is_list_due(began);
         let health = health::probe(&backend).await;
@@ -250,10 +255,12 @@ impl Catalogue {
             let now = Instant::now();
             state.backend.handle_probe(&health, began, now);
             match (&models, listing.as_ref()) {
-                (Models::Fixed(fixed), _) => state.models.clone_from(fixed),
-                (Models::Ask, Some(Listing::Models { listed, odd, .. })) => {
+                (Models::Fixed(fixed), _) => {
+                    state.models = Advertised::new(fixed.clone(), &Declared::default(), &declared);
+                }
+                (Models::Ask, Some(Listing::Models { listed, details, odd, .. })) => {
                     let cleaned = list::clean(listed, *odd);
-                    state.models = cleaned.models;
+                    state.models = Advertised::new(cleaned.models, details, &declared);
                     state.listed = Some(now);
                     warn_of_new(&mut state.list_warnings, cleaned.warnings);
                 }
@@ -300,15 +307,20 @@ impl Catalogue {
     /// Changes what is known and tells every link what differs. Gives whether anything does.
     fn change(&self, links: &Links, load: u32, change: impl FnOnce(&mut State)) -> bool {
         let mut state = self.lock();
-        let (before, monitor) = (state.advertised().to_vec(), state.backend.clone());
+        let (before, monitor) = (state.advertised(), state.backend.clone());
         change(&mut state);
         self.report(&monitor, &state.backend);
-        if state.advertised() == before {
+        let advertised = state.advertised();
+        if advertised == before {
             return false;
         }
-        tracing::info!(models = state.advertised().len(), "advertised models changed");
+        if advertised.models == before.models {
+            tracing::info!("details of advertised models changed");
+        } else {
+            tracing::info!(models = advertised.models.len(), "advertised models changed");
+        }
         for link in links.all() {
-            link.announce(state.advertised(), load);
+            link.announce(&advertised, load);
         }
         true
     }
@@ -396,8 +408,13 @@ fn unlisted(why: &str) -> String {
 mod tests {
     use super::*;
 
+    fn named(models: &[&str]) -> Advertised {
+        let models = models.iter().map(|&model| model.to_owned()).collect();
+        Advertised::new(models, &Declared::default(), &Declared::default())
+    }
+
     fn healthy(catalogue: &Catalogue, models: &[&str]) {
-        let models: Vec<String> = models.iter().map(|&m| m.to_owned()).collect();
+        let models = named(models);
         catalogue.change(&Links::default(), 0, |state| {
             let now = Instant::now();
             state.backend.handle_probe(&Health::Alive, now, now);
@@ -409,12 +426,12 @@ mod tests {
     #[test]
     fn models_are_advertised_only_while_healthy() {
         let catalogue = Catalogue::new(Arc::new(Metrics::new()));
-        catalogue.lock().models = vec!["m".to_owned()];
-        assert!(catalogue.advertised().is_empty());
+        catalogue.lock().models = named(&["m"]);
+        assert_eq!(catalogue.advertised(), Advertised::default());
         healthy(&catalogue, &["m"]);
-        assert_eq!(catalogue.advertised(), ["m"]);
+        assert_eq!(catalogue.advertised(), named(&["m"]));
         catalogue.handle_unreachable("refused", &Links::default(), 0);
-        assert!(catalogue.advertised().is_empty() && !*catalogue.healthy().borrow());
+        assert!(catalogue.advertised() == Advertised::default() && !*catalogue.healthy().borrow());
     }
 
     #[test]
@@ -444,9 +461,9 @@ mod tests {
         let catalogue = Catalogue::new(Arc::new(Metrics::new()));
         healthy(&catalogue, &["m"]);
         let mut told = None;
-        catalogue.attach(&[], |changed| told = changed.map(<[String]>::to_vec));
-        assert_eq!(told, Some(vec!["m".to_owned()]));
-        catalogue.attach(&["m".to_owned()], |changed| told = changed.map(<[String]>::to_vec));
+        catalogue.attach(&named(&[]), |changed| told = changed.cloned());
+        assert_eq!(told, Some(named(&["m"])));
+        catalogue.attach(&named(&["m"]), |changed| told = changed.cloned());
         assert_eq!(told, None);
     }
 }

@@ -265,6 +265,7 @@ fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admis
         connected_at: SystemTime::now(),
     };
     let link = WorkerLink::new(info, register.models.clone());
+    link.set_details(register.model_details.clone());
     link.set_slots(accepted.slots.clone());
     link.set_meaningless(accepted.meaningless.clone());
     link

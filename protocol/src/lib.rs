@@ -13,6 +13,7 @@ pub mod grants;
 pub mod headers;
 pub mod limits;
 pub mod message;
+pub mod model_details;
 pub mod multipart;
 pub mod names;
 pub mod nearness;

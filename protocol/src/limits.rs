@@ -56,6 +56,12 @@ pub const MAX_ADVERTISED_MODELS: usize = 4096;
 /// The names of those models together, in bytes: half of what one message to a relay may have.
 pub const MAX_ADVERTISED_NAME_BYTES: usize = 512 << 10;
 
+/// Details of one model, in bytes of JSON: its limits and capabilities, several times as long as any server lists them.
+pub const MAX_DETAILS_BYTES_PER_MODEL: usize = 4096;
+
+/// The details of all models of one worker together, in bytes: beside their names they fit into one message.
+pub const MAX_DETAILS_BYTES: usize = 256 << 10;
+
 /// Slots of one multiplexer: as many as any machine has accelerators. What its file may have, a pool's resource may have,
 /// and a relay believes.
 pub const MAX_SLOTS_PER_WORKER: usize = 16;
@@ -99,4 +105,8 @@ const _: () = {
     assert!(MAX_OLD_WORKER_MESSAGE_BYTES > MAX_CONTROL_BYTES);
     let models = MAX_MODELS_PER_SLOT * (1 + MAX_ALIASES_PER_MODEL) * (MAX_MODEL_CHARS + MAX_ID_BYTES);
     assert!(MAX_CONTROL_BYTES > models, "a slot's models do not fit into one message");
+    assert!(
+        MAX_CONTROL_BYTES > MAX_ADVERTISED_NAME_BYTES + MAX_DETAILS_BYTES
+            && MAX_DETAILS_BYTES > MAX_DETAILS_BYTES_PER_MODEL
+    );
 };

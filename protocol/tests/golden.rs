@@ -282,6 +282,18 @@ mod worker_with_capabilities {
     }
 
     #[test]
+    fn details_of_models() {
+        golden::<WorkerToRelay>(
+            r#"{"type": "register", "worker_name": "gpu-box-1", "models": ["qwen"], "max_concurrent": 8, "current_load": 0,
+                "model_details": {"qwen": {"max_model_len": 40960, "capabilities": ["tools"]}}}"#,
+        );
+        golden::<WorkerToRelay>(
+            r#"{"type": "models_update", "models": ["qwen"], "current_load": 1,
+                "model_details": {"qwen": {"meta": {"n_ctx": 32768}}}}"#,
+        );
+    }
+
+    #[test]
     fn register_of_a_multiplexer() {
         golden::<WorkerToRelay>(&format!(
             r#"{{"type": "register", "worker_name": "gpu-box-1", "models": ["qwen"], "max_concurrent": 8,
@@ -512,6 +524,8 @@ mod odd_peers {
         let messages = [
             r#"{"type": "register", "worker_name": "w", "models": ["m"], "max_concurrent": 1}"#,
             r#"{"type": "models_update", "models": []}"#,
+            r#"{"type": "models_update", "models": ["m"], "model_details": null}"#,
+            r#"{"type": "register", "models": ["m"], "model_details": [{"m": 1}]}"#,
             r#"{"type": "pong"}"#,
             r#"{"type": "pong", "current_load": null, "timestamp_unix_ms": null}"#,
             r#"{"type": "response_complete", "request_id": "r", "status_code": 200, "headers": {}, "body": null,

@@ -16,6 +16,7 @@ use clap::Parser;
 use futures_util::{SinkExt, StreamExt};
 use http::{Request, StatusCode};
 use hyper::upgrade::OnUpgrade;
+use modelrelay_relay::budget::Budget;
 use modelrelay_relay::cli::Args;
 use modelrelay_relay::config::Config;
 use modelrelay_relay::metrics::Metrics;
@@ -51,16 +52,19 @@ async fn connect(mut request: Request<Body>) -> Response {
     };
     tokio::spawn(async move {
         let Ok(upgraded) = upgrading.await else { return };
-        if let Some((socket, _place)) = upgrade::open(upgraded, &Pulse::new()).await {
-            echo(socket).await;
+        let pulse = Pulse::new(Budget::new(u64::MAX));
+        pulse.unfinished.allow_bodies();
+        if let Some((socket, _place)) = upgrade::open(upgraded, &pulse).await {
+            echo(socket, &pulse).await;
         }
     });
     upgrade::switching(accept)
 }
 
 /// Pings and closes are answered below this.
-async fn echo(mut socket: Socket) {
+async fn echo(mut socket: Socket, pulse: &Pulse) {
     while let Some(Ok(message)) = socket.next().await {
+        pulse.unfinished.end();
         if (message.is_text() || message.is_binary()) && socket.send(message).await.is_err() {
             return;
         }

@@ -6,6 +6,7 @@
 //! lists for a warning; settings of the whole relay come from the environment, and `requireApiKeys` and `relayCount` from
 //! the file where it has them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -206,6 +207,7 @@ impl Config {
             worker_secrets: secret.map(|secret| WorkerSecret { secret, not_after: None }).into_iter().collect(),
             worker_accounts,
             models: None,
+            model_details: BTreeMap::new(),
             cold_models: Vec::new(),
             max_queue_len: args.max_queue_len,
             max_queue_bytes: args.max_queue_bytes,

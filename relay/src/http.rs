@@ -58,7 +58,8 @@ pub fn router(relay: Arc<Relay>, parts: Parts) -> Router {
             .route("/v1/responses/{id}", get(inference::by_response_id).options(browser::preflight))
             .route("/v1/responses/{id}/cancel", post(inference::by_response_id).options(browser::preflight))
             .route("/v1/models", get(models::list).options(browser::preflight))
-            .route("/v1/models/{*id}", get(models::one).options(browser::preflight));
+            .route("/v1/models/{*id}", get(models::one).options(browser::preflight))
+            .route("/props", get(models::props).options(browser::preflight));
     }
     if parts.workers {
         router = router.route("/v1/worker/connect", get(socket::connect));

@@ -2,6 +2,8 @@
 
 use std::cell::RefCell;
 
+use modelrelay_protocol::limits::MAX_ID_BYTES;
+
 /// Random bytes that are asked for at once: each request has two ids, and a system call for each shows.
 const POOL_BYTES: usize = 1024;
 
@@ -43,9 +45,14 @@ pub fn random_hex<const BYTES: usize>() -> String {
     text
 }
 
-/// A wire id of one sending of a request.
-pub fn request_id() -> String {
-    format!("r-{}", random_hex::<16>())
+/// A wire id of one sending of a request. It ends with the id that the client knows, so that a worker's log has that too: with
+/// the beginning of one that is too long for a wire id.
+pub fn wire_id(client_request_id: &str) -> String {
+    const RANDOM_BYTES: usize = 16;
+    const ROOM: usize = MAX_ID_BYTES - "r--".len() - 2 * RANDOM_BYTES;
+    // Shorter ones have no such part.
+    let client = client_request_id.get(..ROOM).unwrap_or(client_request_id);
+    format!("r-{}-{client}", random_hex::<RANDOM_BYTES>())
 }
 
 /// A worker's id at this relay.
@@ -74,6 +81,13 @@ mod tests {
         let ids: HashSet<String> = (0..10 * POOL_BYTES / 16).map(|_| random_hex::<16>()).collect();
         assert_eq!(ids.len(), 10 * POOL_BYTES / 16);
         assert!(ids.iter().all(|id| id.len() == 32 && id.bytes().all(|c| c.is_ascii_hexdigit())));
+    }
+
+    #[test]
+    fn wire_id_is_never_too_long() {
+        let (short, long) = (wire_id("req_1"), wire_id(&"x".repeat(128)));
+        assert!(short.len() == 35 + 5 && short.ends_with("-req_1"), "{short}");
+        assert!(long.len() == MAX_ID_BYTES && long.ends_with("xxx"), "{long}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! is what keeps a `cancel` behind its `request` on the socket; each of them only queues something, so the lock is held
 //! for microseconds and never over an await.
 
+mod details;
 mod effects;
 mod listed;
 mod multiplexer;
@@ -13,6 +14,7 @@ mod succession;
 #[cfg(test)]
 mod tests;
 
+pub use details::Details;
 pub use snapshot::{LiveRequest, ProviderState, WorkerState};
 
 use std::collections::HashMap;
@@ -225,6 +227,7 @@ impl Provider {
         let mut warnings = Vec::new();
         let mut state = self.lock();
         link.set_advertised(update.models);
+        link.set_details(update.model_details);
         let models = register::sanitize_models(&link.advertised(), &self.config.load(), &mut warnings);
         let count = models.len();
         let load = update.current_load;

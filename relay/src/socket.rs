@@ -12,6 +12,7 @@ mod read_ahead;
 pub mod register;
 pub mod session;
 pub mod slots;
+mod unfinished;
 pub mod upgrade;
 mod worker_info;
 
@@ -58,7 +59,7 @@ pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>
 }
 
 async fn serve(upgraded: Upgraded, provider: Arc<Provider>, admission: Admission) {
-    let pulse = Pulse::new();
+    let pulse = Pulse::new(Arc::clone(&provider.shared.budget));
     let Some((socket, _place)) = upgrade::open(upgraded, &pulse).await else {
         warn!("a worker's connection is of an unexpected kind");
         return;

@@ -193,7 +193,7 @@ def plain_type(rust):
         return "map of texts"
     if rust == "(String, String)":
         return "[name, value]"
-    return {"String": "text", "bool": "true or false", "u16": "number", "u32": "number", "u64": "number"}.get(rust, rust)
+    return {"String": "text", "bool": "true or false", "u16": "number", "u32": "number", "u64": "number", "DetailsByModel": "map of objects"}.get(rust, rust)
 
 
 def limits():

@@ -6,25 +6,30 @@
 //!
 //! Locks: this one is taken before a link's, never after.
 
+mod advertised;
 mod concurrency;
 mod condition;
 mod health;
 mod list;
+mod silence;
 
+pub use advertised::{Advertised, Declared};
 pub use condition::{Condition, Monitor};
 pub use health::{Listed, TIMEOUT, is_relay, look};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use modelrelay_protocol::message::WorkerError;
 use tokio::sync::{Notify, watch};
 
 use crate::backend::Backend;
 use crate::config::Models;
 use crate::metrics::Metrics;
-use crate::relay_link::LinkId;
+use crate::relay_link::{Link, LinkId};
 use crate::worker::{Links, Worker};
 use health::{Health, Listing};
+use silence::{Seen, Silence};
 
 /// Between looks for models at a backend that has not listed any yet.
 const FIRST_LIST_INTERVAL: Duration = Duration::from_secs(2);
@@ -50,7 +55,7 @@ pub struct Catalogue {
 struct State {
     backend: Monitor,
     /// What a healthy backend serves.
-    models: Vec<String>,
+    models: Advertised,
     /// When they were listed last.
     listed: Option<Instant>,
     /// Why the last list could not be read. Logged once.
@@ -63,6 +68,8 @@ struct State {
     served: bool,
     /// True once the backend's concurrency was compared with the settings.
     advised: bool,
+    /// Running requests of a backend that is gone.
+    silence: Silence,
 }
 
 /// A health check after a failed request.
@@ -76,23 +83,24 @@ impl State {
     fn new(now: Instant) -> Self {
         Self {
             backend: Monitor::new(now),
-            models: Vec::new(),
+            models: Advertised::default(),
             listed: None,
             list_error: None,
             list_warnings: Vec::new(),
             asked: Vec::new(),
             served: false,
             advised: false,
+            silence: Silence::default(),
         }
     }
 
-    fn advertised(&self) -> &[String] {
-        if self.backend.is_healthy() { &self.models } else { &[] }
+    fn advertised(&self) -> Advertised {
+        if self.backend.is_healthy() { self.models.clone() } else { Advertised::default() }
     }
 
     /// The time between two lists.
     fn list_interval(&self) -> Duration {
-        if self.models.is_empty() { FIRST_LIST_INTERVAL } else { LIST_INTERVAL }
+        if self.models.models.is_empty() { FIRST_LIST_INTERVAL } else { LIST_INTERVAL }
     }
 
     fn is_list_due(&self, now: Instant) -> bool {
@@ -111,8 +119,8 @@ impl Catalogue {
     }
 
     /// What relays are told now.
-    pub fn advertised(&self) -> Vec<String> {
-        self.lock().advertised().to_vec()
+    pub fn advertised(&self) -> Advertised {
+        self.lock().advertised()
     }
 
     /// The backend's condition, its reason and its age.
@@ -138,10 +146,10 @@ impl Catalogue {
     }
 
     /// Runs `attach`, which makes a link known that registered with these models, and says to it what changed meanwhile.
-    pub fn attach(&self, registered: &[String], attach: impl FnOnce(Option<&[String]>)) {
+    pub fn attach(&self, registered: &Advertised, attach: impl FnOnce(Option<&Advertised>)) {
         let state = self.lock();
-        let changed = (state.advertised() != registered).then(|| state.advertised());
-        attach(changed);
+        let advertised = state.advertised();
+        attach((advertised != *registered).then_some(&advertised));
     }
 
     /// A connection to the backend failed: it gets no more requests.
@@ -192,7 +200,7 @@ impl Catalogue {
     pub fn reset(&self, links: &Links, load: u32) {
         self.change(links, load, |state| {
             state.backend.handle_replaced(Instant::now());
-            state.models.clear();
+            state.models = Advertised::default();
             state.listed = None;
             state.advised = false;
         });
@@ -225,7 +233,10 @@ impl Catalogue {
 
     async fn look(&self, worker: &Worker, is_woken: bool) {
         let backend = worker.backend.load_full();
-        let models = worker.live.load().models.clone();
+        let (models, declared) = {
+            let live = worker.live.load();
+            (live.models.clone(), live.model_details.clone())
+        };
         let began = Instant::now();
         let is_list_due = is_woken || self.lock().is_list_due(began);
         let health = health::probe(&backend).await;
@@ -244,10 +255,12 @@ impl Catalogue {
             let now = Instant::now();
             state.backend.handle_probe(&health, began, now);
             match (&models, listing.as_ref()) {
-                (Models::Fixed(fixed), _) => state.models.clone_from(fixed),
-                (Models::Ask, Some(Listing::Models { listed, odd, .. })) => {
+                (Models::Fixed(fixed), _) => {
+                    state.models = Advertised::new(fixed.clone(), &Declared::default(), &declared);
+                }
+                (Models::Ask, Some(Listing::Models { listed, details, odd, .. })) => {
                     let cleaned = list::clean(listed, *odd);
-                    state.models = cleaned.models;
+                    state.models = Advertised::new(cleaned.models, details, &declared);
                     state.listed = Some(now);
                     warn_of_new(&mut state.list_warnings, cleaned.warnings);
                 }
@@ -256,6 +269,7 @@ impl Catalogue {
             state.served |= state.backend.is_healthy();
         });
         self.note_listing(listing.as_ref());
+        self.break_off_silent(worker, Instant::now());
         let asked = std::mem::take(&mut self.lock().asked);
         if !changed {
             let advertised = self.advertised();
@@ -266,18 +280,47 @@ impl Catalogue {
         self.advise(worker, &backend, listing.as_ref()).await;
     }
 
+    /// Breaks off the requests that wait in vain for a backend that is gone. Their relays send them to another worker, if
+    /// nothing of their answer has come.
+    fn break_off_silent(&self, worker: &Worker, now: Instant) {
+        let silent = {
+            let mut state = self.lock();
+            if state.backend.condition() != Condition::Gone {
+                return state.silence.clear();
+            }
+            let of = |link: Arc<Link>| {
+                let waiting = link.waiting_for_backend().into_iter();
+                waiting.map(move |(key, pieces)| Seen { link: link.id, key, pieces })
+            };
+            state.silence.observe(worker.links.all().into_iter().flat_map(of).collect(), now)
+        };
+        for Seen { link, key, .. } in silent {
+            let message = "the backend closed its port and sent nothing more";
+            let link = worker.links.find(link);
+            if link.is_some_and(|link| link.break_off(&key, WorkerError::BACKEND_RESET, message)) {
+                tracing::warn!(request_id = %key.id, "{message}");
+                self.metrics.backend_errors("reset");
+            }
+        }
+    }
+
     /// Changes what is known and tells every link what differs. Gives whether anything does.
     fn change(&self, links: &Links, load: u32, change: impl FnOnce(&mut State)) -> bool {
         let mut state = self.lock();
-        let (before, monitor) = (state.advertised().to_vec(), state.backend.clone());
+        let (before, monitor) = (state.advertised(), state.backend.clone());
         change(&mut state);
         self.report(&monitor, &state.backend);
-        if state.advertised() == before {
+        let advertised = state.advertised();
+        if advertised == before {
             return false;
         }
-        tracing::info!(models = state.advertised().len(), "advertised models changed");
+        if advertised.models == before.models {
+            tracing::info!("details of advertised models changed");
+        } else {
+            tracing::info!(models = advertised.models.len(), "advertised models changed");
+        }
         for link in links.all() {
-            link.announce(state.advertised(), load);
+            link.announce(&advertised, load);
         }
         true
     }
@@ -365,8 +408,13 @@ fn unlisted(why: &str) -> String {
 mod tests {
     use super::*;
 
+    fn named(models: &[&str]) -> Advertised {
+        let models = models.iter().map(|&model| model.to_owned()).collect();
+        Advertised::new(models, &Declared::default(), &Declared::default())
+    }
+
     fn healthy(catalogue: &Catalogue, models: &[&str]) {
-        let models: Vec<String> = models.iter().map(|&m| m.to_owned()).collect();
+        let models = named(models);
         catalogue.change(&Links::default(), 0, |state| {
             let now = Instant::now();
             state.backend.handle_probe(&Health::Alive, now, now);
@@ -378,12 +426,12 @@ mod tests {
     #[test]
     fn models_are_advertised_only_while_healthy() {
         let catalogue = Catalogue::new(Arc::new(Metrics::new()));
-        catalogue.lock().models = vec!["m".to_owned()];
-        assert!(catalogue.advertised().is_empty());
+        catalogue.lock().models = named(&["m"]);
+        assert_eq!(catalogue.advertised(), Advertised::default());
         healthy(&catalogue, &["m"]);
-        assert_eq!(catalogue.advertised(), ["m"]);
+        assert_eq!(catalogue.advertised(), named(&["m"]));
         catalogue.handle_unreachable("refused", &Links::default(), 0);
-        assert!(catalogue.advertised().is_empty() && !*catalogue.healthy().borrow());
+        assert!(catalogue.advertised() == Advertised::default() && !*catalogue.healthy().borrow());
     }
 
     #[test]
@@ -413,9 +461,9 @@ mod tests {
         let catalogue = Catalogue::new(Arc::new(Metrics::new()));
         healthy(&catalogue, &["m"]);
         let mut told = None;
-        catalogue.attach(&[], |changed| told = changed.map(<[String]>::to_vec));
-        assert_eq!(told, Some(vec!["m".to_owned()]));
-        catalogue.attach(&["m".to_owned()], |changed| told = changed.map(<[String]>::to_vec));
+        catalogue.attach(&named(&[]), |changed| told = changed.cloned());
+        assert_eq!(told, Some(named(&["m"])));
+        catalogue.attach(&named(&["m"]), |changed| told = changed.cloned());
         assert_eq!(told, None);
     }
 }

@@ -24,10 +24,12 @@ use std::time::Duration;
 
 use http::HeaderMap;
 use modelrelay_platform::files;
+use modelrelay_protocol::model_details::ModelDetails;
 use modelrelay_protocol::secret::Secret;
 use modelrelay_traces::{ENDPOINT, Target};
 use url::Url;
 
+use crate::catalogue::Declared;
 use crate::cli::Args;
 use crate::telemetry::{LogFilter, LogFormat};
 use file::File;
@@ -125,6 +127,8 @@ pub struct Live {
     pub backend: BackendSettings,
     /// What is advertised.
     pub models: Models,
+    /// Details of models, in the place of those that the backend lists.
+    pub model_details: Declared,
     /// Requests at once.
     pub max_concurrency: u32,
     /// True unless the settings name that number.
@@ -253,6 +257,7 @@ impl Live {
         let credential = mistakes.of(credential::source(args, file));
         let backend = mistakes.of(backend(args, file));
         let models = mistakes.of(models(args, file));
+        let model_details = mistakes.all(model_details(file));
         let max_concurrency = mistakes.of(max_concurrency(args, file));
         let slots = mistakes.all(multiplexer::slots(args, file));
         let live = || {
@@ -262,6 +267,7 @@ impl Live {
                 credential: credential?,
                 backend: backend?,
                 models: models?,
+                model_details: model_details?,
                 max_concurrency: max_concurrency?,
                 is_default_concurrency: args.max_concurrency.is_none() && file.max_concurrency.is_none(),
                 slots: slots?,
@@ -371,6 +377,15 @@ fn models(args: &Args, file: &File) -> Result<Models, SettingError> {
         Some(list) => parse::models("models", list.iter().map(String::as_str)),
         None => Ok(Models::Ask),
     }
+}
+
+fn model_details(file: &File) -> Result<Declared, Vec<SettingError>> {
+    let declared = file.model_details.iter().flatten().map(|(model, fields)| {
+        let setting = || format!("modelDetails.{}", model.escape_debug());
+        let details = ModelDetails::declared(fields).map_err(|why| SettingError::hidden(setting(), why))?;
+        Ok((model.clone(), details))
+    });
+    Ok(mistakes::collect(declared)?.into_iter().collect())
 }
 
 fn max_concurrency(args: &Args, file: &File) -> Result<u32, SettingError> {

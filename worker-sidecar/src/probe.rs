@@ -98,7 +98,7 @@ async fn healthz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
         "version": env!("CARGO_PKG_VERSION"),
         "name": worker.settings.name,
         "provider": worker.settings.provider,
-        "models": worker.advertised(),
+        "models": worker.advertised().models,
         "running": worker.load(),
         "max_concurrency": worker.max_concurrency(),
         "links": links,

@@ -30,6 +30,7 @@ use modelrelay_protocol::outbox::{Latest, Outbox};
 use modelrelay_protocol::version::{Capabilities, Capability};
 use tokio::sync::Notify;
 
+use crate::catalogue::Advertised;
 use crate::config::Credential;
 use crate::multiplexer::board::Peer;
 use crate::multiplexer::event::RelayKey;
@@ -41,6 +42,7 @@ const BARRIER: &[u8] = b"drain";
 
 /// Numbers links in this process; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(test, derive(Default))]
 pub struct LinkId(u64);
 
 /// Names one request on its link, even when a relay uses an id again.
@@ -50,7 +52,7 @@ pub struct RequestKey {
     pub id: Arc<str>,
     /// The stream of its pieces; none towards a relay without `core1`.
     pub stream: Option<u32>,
-    serial: u64,
+    pub(crate) serial: u64,
 }
 
 /// A link, from `register_ack` to the end of its socket.
@@ -193,9 +195,12 @@ impl Link {
         self.work.notify_one();
     }
 
-    /// Tells the relay which models are served, unless the link is muted.
-    pub fn announce(&self, models: &[String], load: u32) {
-        let update = WorkerToRelay::ModelsUpdate(ModelsUpdate { models: models.to_vec(), current_load: Some(load) });
+    /// Tells the relay which models are served, unless the link is muted. Only a `core1` relay is sent their details.
+    pub fn announce(&self, advertised: &Advertised, load: u32) {
+        let Advertised { models, mut details } = advertised.clone();
+        details.retain(|_| self.core1);
+        let update =
+            WorkerToRelay::ModelsUpdate(ModelsUpdate { models, current_load: Some(load), model_details: details });
         let mut state = self.lock();
         if !state.muted {
             state.outbox.set_latest(Latest::ModelsUpdate, encode(&update));
@@ -206,7 +211,7 @@ impl Link {
 
     /// Takes all models back for good: how a relay without `core1` is asked for no more requests.
     pub fn mute(&self) {
-        self.announce(&[], 0);
+        self.announce(&Advertised::default(), 0);
         self.lock().muted = true;
     }
 

@@ -9,6 +9,7 @@ use modelrelay_protocol::message::{Command, CommandResult, Demand, Grant, Slots,
 use modelrelay_protocol::outbox::Latest;
 
 use crate::backend::Backend;
+use crate::catalogue::{Advertised, Declared};
 use crate::config::{BackendSettings, Engine, SettingError, SlotSettings};
 use crate::multiplexer::Model;
 use crate::multiplexer::actor::{Arriving, Lease, Suspicion};
@@ -36,6 +37,8 @@ pub struct Swapping {
     started: Vec<SlotSettings>,
     /// What drives each.
     drivers: Vec<Arc<SlotDriver>>,
+    /// The declared details of all models, by each of their names. Never held over an await.
+    details: Mutex<Declared>,
     /// The latest first. Never held over an await.
     backends: Mutex<Vec<Arc<Backend>>>,
     running: AtomicU32,
@@ -54,7 +57,11 @@ pub struct Leased {
 
 impl Swapping {
     /// Starts the slots; within a runtime.
-    pub fn start(slots: Vec<SlotSettings>, metrics: &crate::metrics::Metrics) -> Result<Arc<Self>, SettingError> {
+    pub fn start(
+        slots: Vec<SlotSettings>,
+        declared: &Declared,
+        metrics: &crate::metrics::Metrics,
+    ) -> Result<Arc<Self>, SettingError> {
         metrics.forget_backend();
         let supervisor = std::env::current_exe()
             .map_err(|error| SettingError::hidden("multiplexer", format!("this program is not found: {error}")))?;
@@ -68,6 +75,7 @@ impl Swapping {
         let seed = (random() * 9_007_199_254_740_992.0) as u64;
         Ok(Arc::new(Self {
             multiplexer: Multiplexer::start(driven, Arc::new(Metrics::new(metrics.registry())), seed),
+            details: Mutex::new(with_aliases(declared, &slots)),
             started: slots,
             drivers,
             backends: Mutex::default(),
@@ -82,13 +90,23 @@ impl Swapping {
     }
 
     /// A link has registered with these models.
-    pub fn attach(self: &Arc<Self>, link: &Arc<Link>, registered: &[String]) {
-        let models = self.multiplexer.models();
-        if models != registered {
-            link.announce(&models, self.running());
+    pub fn attach(self: &Arc<Self>, link: &Arc<Link>, registered: &Advertised) {
+        let advertised = self.advertised();
+        if advertised != *registered {
+            link.announce(&advertised, self.running());
         }
         let sink = Arc::new(LinkSink { link: Arc::downgrade(link), swapping: Arc::downgrade(self) });
         link.take_seat(self.multiplexer.join(link.peer(), sink));
+    }
+
+    /// The models of all slots, with their declared details.
+    pub fn advertised(&self) -> Advertised {
+        self.with_details(self.multiplexer.models())
+    }
+
+    fn with_details(&self, models: Vec<String>) -> Advertised {
+        let details = self.details.lock().unwrap_or_else(PoisonError::into_inner);
+        Advertised::new(models, &Declared::default(), &details)
     }
 
     /// Warns where a relay gives requests up that would still have had their turn.
@@ -194,7 +212,8 @@ impl Swapping {
     }
 
     /// The slots' settings were written anew. What only a driver knows stays, and the log says so.
-    pub fn reconfigure(self: &Arc<Self>, slots: &[SlotSettings], links: &Arc<Links>) {
+    pub fn reconfigure(self: &Arc<Self>, slots: &[SlotSettings], declared: &Declared, links: &Arc<Links>) {
+        *self.details.lock().unwrap_or_else(PoisonError::into_inner) = with_aliases(declared, slots);
         for slot in slots {
             let started =
                 self.started.iter().zip(&self.drivers).find(|(started, _)| started.config.id == slot.config.id);
@@ -219,9 +238,9 @@ impl Swapping {
         tokio::spawn(async move {
             // A slot that reports has taken its new settings in.
             let _ = swapping.multiplexer.reports().await;
-            let models = swapping.multiplexer.models();
+            let advertised = swapping.advertised();
             for link in links.all() {
-                link.announce(&models, swapping.running());
+                link.announce(&advertised, swapping.running());
             }
         });
     }
@@ -245,6 +264,16 @@ impl Swapping {
         backends.truncate(MAX_BACKENDS);
         backend
     }
+}
+
+/// Declared details, for the aliases of their models too. An alias may have details of its own.
+fn with_aliases(declared: &Declared, slots: &[SlotSettings]) -> Declared {
+    let models = slots.iter().flat_map(|slot| &slot.config.models);
+    let of_aliases = models.filter_map(|model| Some((&model.aliases, declared.get(&*model.id)?)));
+    let of_aliases =
+        of_aliases.flat_map(|(names, details)| names.iter().map(|name| (name.to_string(), details.clone())));
+    let own = declared.iter().map(|(name, details)| (name.clone(), details.clone()));
+    of_aliases.chain(own).collect()
 }
 
 fn backend_of(lease: &Lease) -> Backend {
@@ -315,7 +344,7 @@ impl RelaySink for LinkSink {
     fn models(&self, names: &[Model]) {
         if let (Some(link), Some(swapping)) = (self.link.upgrade(), self.swapping.upgrade()) {
             let names: Vec<_> = names.iter().map(ToString::to_string).collect();
-            link.announce(&names, swapping.running());
+            link.announce(&swapping.with_details(names), swapping.running());
         }
     }
 

@@ -17,7 +17,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::backend::Backend;
 use crate::capacity::Capacity;
-use crate::catalogue::Catalogue;
+use crate::catalogue::{Advertised, Catalogue};
 use crate::cli::Args;
 use crate::config::{self, Credential, Live, SettingError, Settings};
 use crate::demo::{self, DemoArgs};
@@ -145,7 +145,7 @@ impl Worker {
         let trust = ArcSwap::from_pointee(trust(settings.live.relay_ca_file.as_ref())?);
         let metrics = Arc::new(Metrics::new());
         let live = settings.live.clone();
-        let start = |slots| Swapping::start(slots, &metrics);
+        let start = |slots| Swapping::start(slots, &live.model_details, &metrics);
         let instance_id = instance_id()?;
         let traces = settings.traces.as_ref().map(|target| start_traces(target, &instance_id, &metrics)).transpose()?;
         Ok(Self {
@@ -257,35 +257,35 @@ impl Worker {
     }
 
     /// A link has registered with these models.
-    pub fn attach(&self, link: &Arc<Link>, models: &[String]) {
+    pub fn attach(&self, link: &Arc<Link>, registered: &Advertised) {
         if let Some(swapping) = &self.swapping {
             self.links.insert(link);
-            swapping.attach(link, models);
+            swapping.attach(link, registered);
         } else {
-            self.attach_to_capacity(link, models);
+            self.attach_to_capacity(link, registered);
         }
         // The published ModelRelay dispatches what waits when a list of models comes, and not when a worker registers.
-        let models = self.advertised();
-        if !link.core1 && !models.is_empty() {
-            link.announce(&models, self.load());
+        let advertised = self.advertised();
+        if !link.core1 && !advertised.models.is_empty() {
+            link.announce(&advertised, self.load());
         }
         self.metrics.connected.with_label_values(&[&*link.relay]).inc();
     }
 
-    fn attach_to_capacity(&self, link: &Arc<Link>, models: &[String]) {
-        self.catalogue.attach(models, |changed| {
+    fn attach_to_capacity(&self, link: &Arc<Link>, registered: &Advertised) {
+        self.catalogue.attach(registered, |changed| {
             self.links.insert(link);
-            if let Some(models) = changed {
-                link.announce(models, self.capacity.load());
+            if let Some(advertised) = changed {
+                link.announce(advertised, self.capacity.load());
             }
         });
         self.capacity.join(link);
     }
 
     /// What relays are told to be served here.
-    pub fn advertised(&self) -> Vec<String> {
+    pub fn advertised(&self) -> Advertised {
         match &self.swapping {
-            Some(swapping) => swapping.multiplexer.models(),
+            Some(swapping) => swapping.advertised(),
             None => self.catalogue.advertised(),
         }
     }
@@ -309,7 +309,7 @@ impl Worker {
     /// A relay asks for the models anew.
     pub fn refresh(&self, link: &Link) {
         match &self.swapping {
-            Some(swapping) => link.announce(&swapping.multiplexer.models(), swapping.running()),
+            Some(swapping) => link.announce(&swapping.advertised(), swapping.running()),
             None => self.catalogue.refresh(link.id),
         }
     }
@@ -406,7 +406,9 @@ impl Worker {
         self.live.store(Arc::new(new.clone()));
         self.reloaded.notify_one();
         match (&self.swapping, &new.slots) {
-            (Some(swapping), Some(slots)) if new.slots != old.slots => swapping.reconfigure(slots, &self.links),
+            (Some(swapping), Some(slots)) if new.slots != old.slots || new.model_details != old.model_details => {
+                swapping.reconfigure(slots, &new.model_details, &self.links);
+            }
             (Some(_), Some(_)) | (None, None) => {}
             (Some(_), None) | (None, Some(_)) => {
                 tracing::warn!("worker.yaml gained or lost its multiplexer; that needs a restart");
@@ -423,7 +425,7 @@ impl Worker {
         }
         if new.backend.url != old.backend.url || new.backend.engine != old.backend.engine {
             self.catalogue.reset(&self.links, self.capacity.load());
-        } else if new.backend != old.backend || new.models != old.models {
+        } else if new.backend != old.backend || new.models != old.models || new.model_details != old.model_details {
             self.catalogue.look_again();
         }
         tracing::info!("worker.yaml applied");

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::MAX_CONTROL_BYTES;
+use crate::model_details::DetailsByModel;
 
 use super::{Credit, MessageError, ModelGrant, Parsed, TokenCounts, read, type_of};
 
@@ -108,6 +109,9 @@ pub struct Register {
     /// What the slots hold (`slots1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<Vec<Slot>>,
+    /// Limits and capabilities of the models, by name. Absent where none are known.
+    #[serde(default, skip_serializing_if = "DetailsByModel::is_empty")]
+    pub model_details: DetailsByModel,
 }
 
 /// Bounds that the worker tells.
@@ -126,6 +130,9 @@ pub struct ModelsUpdate {
     /// Requests that run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_load: Option<u32>,
+    /// Limits and capabilities of the models, anew (`core1`).
+    #[serde(default, skip_serializing_if = "DetailsByModel::is_empty")]
+    pub model_details: DetailsByModel,
 }
 
 /// A part of a streamed answer, ready to be written.

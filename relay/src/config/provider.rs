@@ -1,8 +1,10 @@
 //! One provider's settings, and whom they let in.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use modelrelay_protocol::limits;
+use modelrelay_protocol::model_details::ModelDetails;
 use modelrelay_protocol::secret::{Secret, bare};
 
 use crate::dispatch::DEFAULT_COLD_TIMEOUT;
@@ -34,6 +36,8 @@ pub struct ProviderConfig {
     pub worker_accounts: Vec<ServiceAccount>,
     /// The catalogue; `None` takes whatever workers advertise. Never an empty list.
     pub models: Option<Vec<CatalogueModel>>,
+    /// Limits and capabilities by model name, in the place of those that workers state.
+    pub model_details: BTreeMap<String, ModelDetails>,
     /// Models that no worker may serve yet but that a pool would be started for: known, on the cold clock, no catalogue.
     pub cold_models: Vec<String>,
     /// Requests that may wait.
@@ -92,6 +96,7 @@ impl ProviderConfig {
             worker_secrets: Vec::new(),
             worker_accounts: Vec::new(),
             models: None,
+            model_details: BTreeMap::new(),
             cold_models: Vec::new(),
             max_queue_len: MAX_QUEUE_LEN,
             max_queue_bytes: 256 << 20,

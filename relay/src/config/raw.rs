@@ -1,7 +1,10 @@
 //! `relay.yaml` as it is written: every field optional that has a default, unknown ones an error.
 
+use std::collections::BTreeMap;
+
 use modelrelay_protocol::units::{ByteSize, HumanDuration};
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -23,6 +26,7 @@ pub(super) struct RawProvider {
     pub(super) worker_secrets: Option<Vec<RawSecret>>,
     pub(super) worker_service_accounts: Option<Vec<String>>,
     pub(super) models: Option<Vec<RawModel>>,
+    pub(super) model_details: Option<BTreeMap<String, Map<String, Value>>>,
     pub(super) queue: Option<RawQueue>,
     pub(super) request_timeout: Option<HumanDuration>,
     pub(super) stream_idle_timeout: Option<HumanDuration>,

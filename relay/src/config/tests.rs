@@ -87,6 +87,8 @@ providers:
   models:
   - id: meta-llama/Llama-3.1-8B-Instruct
     aliases: [llama3, claude-sonnet-4-5]
+  modelDetails:
+    llama3: {context_length: 8192, capabilities: [tools]}
   queue: {maxLength: 7, maxBytes: 1Mi, timeout: 1m30s, coldTimeout: 10m}
   requestTimeout: 1h
   maxModelsPerWorker: 5
@@ -106,6 +108,7 @@ providers:
     );
     assert_eq!(provider.request_timeout, Some(Duration::from_secs(3600)));
     assert_eq!(provider.cold_models, ["big"]);
+    assert_eq!(provider.model_details["llama3"].context_length(), Some(8192));
     assert_eq!(provider.resolve("llama3"), Some("meta-llama/Llama-3.1-8B-Instruct"));
     assert_eq!(provider.resolve("big"), None);
     let before = humantime::parse_rfc3339("2026-11-30T23:59:59Z").expect("a time");
@@ -150,6 +153,11 @@ fn a_refusal_names_the_place_the_value_and_what_is_allowed() {
         ),
         ("providers: [{name: a, coldModels: [m, m]}]", "providers[0].coldModels[1]: \"m\" is not allowed"),
         ("providers: [{name: a, models: [{id: ''}]}]", "providers[0].models[0].id: \"\" is not allowed: 1 to 256"),
+        (
+            "providers: [{name: a, modelDetails: {m: {context_length: many}}}]",
+            "providers[0].modelDetails.m: context_length is unknown or has a value of the wrong type",
+        ),
+        ("providers: [{name: a, modelDetails: {'': {}}}]", "providers[0].modelDetails: \"\" is not allowed: 1 to 256"),
         ("providers: [{name: a, maxModelsPerWorker: 0}]", "providers[0].maxModelsPerWorker: \"0\" is not allowed"),
         ("relayCount: 0\nproviders: []", "relayCount: \"0\" is not allowed"),
         (

@@ -1,10 +1,12 @@
 //! From what is written to what is meant: bounds, names, duplicates. Every refusal names its place.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::time::SystemTime;
 
 use modelrelay_protocol::limits::MAX_MODEL_CHARS;
+use modelrelay_protocol::model_details::ModelDetails;
 use modelrelay_protocol::names::is_model_name;
+use serde_json::{Map, Value};
 
 use super::credentials;
 use super::raw::{RawModel, RawProvider, RawQueue, RawSecret};
@@ -69,6 +71,7 @@ fn provider(place: &str, raw: &RawProvider, sources: &Sources) -> Result<Provide
             raw.worker_service_accounts.as_deref(),
         )?,
         models: catalogue(&format!("{place}.models"), raw.models.as_deref())?,
+        model_details: model_details(&format!("{place}.modelDetails"), raw.model_details.as_ref())?,
         cold_models: cold_models(&format!("{place}.coldModels"), raw.cold_models.as_deref())?,
         request_timeout: raw.request_timeout.map(|timeout| timeout.0),
         stream_idle_timeout: raw.stream_idle_timeout.map_or(default.stream_idle_timeout, |timeout| timeout.0),
@@ -149,6 +152,21 @@ fn catalogue(place: &str, raw: Option<&[RawModel]>) -> Result<Option<Vec<Catalog
         models.push(CatalogueModel { id: entry.id.clone(), aliases: aliases.to_vec() });
     }
     Ok((!models.is_empty()).then_some(models))
+}
+
+fn model_details(
+    place: &str,
+    raw: Option<&BTreeMap<String, Map<String, Value>>>,
+) -> Result<BTreeMap<String, ModelDetails>, ConfigError> {
+    bounded(place, raw.map_or(0, BTreeMap::len), MAX_MODELS)?;
+    let mut models = BTreeMap::new();
+    for (model, fields) in raw.into_iter().flatten() {
+        unique_model(place, model, &mut HashSet::new())?;
+        let details = ModelDetails::declared(fields);
+        let details = details.map_err(|why| ConfigError::new(format!("{place}.{model}: {why}")))?;
+        models.insert(model.clone(), details);
+    }
+    Ok(models)
 }
 
 fn cold_models(place: &str, raw: Option<&[String]>) -> Result<Vec<String>, ConfigError> {

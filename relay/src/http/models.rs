@@ -1,21 +1,26 @@
-//! `GET /v1/models`, answered by the relay: one object that both APIs' SDKs can list.
+//! `GET /v1/models`, answered by the relay: one object that both APIs' SDKs can list. Beside its name a model has the limits and
+//! capabilities that its workers state, from which agents configure themselves; `GET /props` has the context length alone.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
 use axum::response::Response;
 use http::Request;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::model_details::ModelDetails;
 use modelrelay_protocol::paths::Endpoint;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::auth::Caller;
 use super::browser;
 use super::respond::Client;
 use crate::metrics::Outcome;
-use crate::provider::Provider;
+use crate::provider::{Details, Provider};
 use crate::relay::Relay;
 
 /// `GET /v1/models`
@@ -23,7 +28,11 @@ pub async fn list(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Re
     respond(&relay, &request, |caller, anthropic| {
         let created = created(&relay);
         let names = allowed_names(&relay, caller);
-        let data: Vec<Value> = names.iter().map(|(name, owner)| entry(name, &owner.name, created, anthropic)).collect();
+        let mut known = Known::default();
+        let entry = |(name, owner): &(Arc<str>, Arc<Provider>)| {
+            entry(name, &owner.name, created, &known.details(name, owner), anthropic)
+        };
+        let data: Vec<Value> = names.iter().map(entry).collect();
         let mut body = json!({ "object": "list", "data": data });
         if anthropic {
             body["has_more"] = json!(false);
@@ -39,11 +48,54 @@ pub async fn one(State(relay): State<Arc<Relay>>, Path(id): Path<String>, reques
     respond(&relay, &request, |caller, anthropic| {
         let names = allowed_names(&relay, caller);
         let found = names.iter().find(|(name, _)| **name == *id);
-        found.map(|(name, owner)| entry(name, &owner.name, created(&relay), anthropic)).ok_or_else(|| {
-            let shown: String = id.chars().take(256).collect();
-            ApiError::new(ErrorKind::ModelNotFound, format!("no provider for model {shown}"))
-        })
+        let (name, owner) = found.ok_or_else(|| not_found(&id))?;
+        Ok(entry(name, &owner.name, created(&relay), &owner.details().of(name), anthropic))
     })
+}
+
+/// The query of `GET /props`.
+#[derive(Deserialize)]
+pub struct PropsQuery {
+    model: Option<String>,
+}
+
+/// `GET /props`, as a llama-server with several models answers it. Without `model` the context length is the smallest of all.
+pub async fn props(
+    State(relay): State<Arc<Relay>>,
+    wanted: Result<Query<PropsQuery>, QueryRejection>,
+    request: Request<Body>,
+) -> Response {
+    let wanted = wanted.map(|Query(query)| query.model).unwrap_or_default();
+    respond(&relay, &request, |caller, _| {
+        let mut names = allowed_names(&relay, caller);
+        if let Some(model) = &wanted {
+            names.retain(|(name, _)| **name == **model);
+            names.first().ok_or_else(|| not_found(model))?;
+        }
+        let mut known = Known::default();
+        let lengths = names.iter().filter_map(|(name, owner)| known.details(name, owner).context_length());
+        let mut settings = json!({ "params": {} });
+        if let Some(smallest) = lengths.min() {
+            settings["n_ctx"] = json!(smallest);
+        }
+        let alias = wanted.as_deref().unwrap_or("modelrelay");
+        Ok(json!({ "model_alias": alias, "default_generation_settings": settings }))
+    })
+}
+
+/// The details of each provider, read once per answer.
+#[derive(Default)]
+struct Known(HashMap<Arc<str>, Details>);
+
+impl Known {
+    fn details(&mut self, name: &str, owner: &Provider) -> ModelDetails {
+        self.0.entry(Arc::clone(&owner.name)).or_insert_with(|| owner.details()).of(name)
+    }
+}
+
+fn not_found(model: &str) -> ApiError {
+    let shown: String = model.chars().take(256).collect();
+    ApiError::new(ErrorKind::ModelNotFound, format!("no provider for model {shown}"))
 }
 
 /// Answers with the JSON that is made for the caller, in Anthropic's dialect or not.
@@ -78,8 +130,13 @@ pub(super) fn allowed_names(relay: &Relay, caller: &Caller) -> Vec<(Arc<str>, Ar
     names
 }
 
-fn entry(name: &str, owner: &str, created: u64, anthropic: bool) -> Value {
-    let mut entry = json!({ "id": name, "object": "model", "created": created, "owned_by": owner });
+/// The relay's own fields come last: nothing that a worker states can replace them.
+fn entry(name: &str, owner: &str, created: u64, details: &ModelDetails, anthropic: bool) -> Value {
+    let mut entry = Value::Object(details.fields().clone());
+    entry["id"] = json!(name);
+    entry["object"] = json!("model");
+    entry["created"] = json!(created);
+    entry["owned_by"] = json!(owner);
     if anthropic {
         let at = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(created)).to_string();
         entry["type"] = json!("model");

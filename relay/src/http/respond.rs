@@ -91,6 +91,7 @@ fn route_of(path: &str) -> Option<&'static str> {
     let fixed = POST_PATHS.iter().map(|(route, _)| *route).find(|route| *route == path);
     fixed.or_else(|| match path {
         "/v1/models" => Some("/v1/models"),
+        "/props" => Some("/props"),
         _ if path.starts_with("/v1/models/") => Some("/v1/models/{id}"),
         _ if path.starts_with("/v1/responses/") => Some("/v1/responses/{id}"),
         _ => None,

@@ -46,7 +46,7 @@ pub fn meant(path: &str) -> Option<&'static str> {
 
 fn is_route(path: &str) -> bool {
     ["POST", "GET"].iter().any(|method| endpoint(method, path).is_some())
-        || path == "/v1/models"
+        || matches!(path, "/v1/models" | "/props")
         || path.strip_prefix("/v1/models/").is_some_and(|id| !id.is_empty())
 }
 
@@ -72,6 +72,7 @@ mod tests {
             ("/chat/completions", "/v1/chat/completions"),
             ("/v1/v1/messages", "/v1/messages"),
             ("/models", "/v1/models"),
+            ("/v1/props", "/props"),
             ("/v1/rerank/", "/v1/rerank"),
             ("//rerank", "/v1/rerank"),
             ("/v1/tokenize", "/tokenize"),

@@ -185,6 +185,10 @@ label! {
         ProtocolError => "protocol_error",
         /// A message over the limit.
         MessageTooLarge => "message_too_large",
+        /// A message for which the budget has no room.
+        MemoryFull => "memory_full",
+        /// A large message that comes too slowly.
+        SlowMessage => "slow_message",
         /// The same worker dialled anew.
         Replaced => "replaced",
         /// The same worker has another link here.

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::unfinished::Unfinished;
+use crate::budget::Budget;
+
 /// No output waits, so none can be stuck.
 const NOTHING_WAITS: u64 = u64::MAX;
 
@@ -21,12 +24,15 @@ pub struct Pulse {
     epoch: Instant,
     read_ms: AtomicU64,
     written_ms: AtomicU64,
+    /// What the peer is sending.
+    pub unfinished: Unfinished,
 }
 
 impl Pulse {
     /// Everything moved just now.
-    pub fn new() -> Arc<Self> {
-        Arc::new(Self { epoch: Instant::now(), read_ms: AtomicU64::new(0), written_ms: AtomicU64::new(NOTHING_WAITS) })
+    pub fn new(budget: Arc<Budget>) -> Arc<Self> {
+        let (read_ms, written_ms) = (AtomicU64::new(0), AtomicU64::new(NOTHING_WAITS));
+        Arc::new(Self { epoch: Instant::now(), read_ms, written_ms, unfinished: Unfinished::new(budget) })
     }
 
     /// When the peer's last byte came.
@@ -83,8 +89,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for PulsedIo<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let result = Pin::new(&mut self.inner).poll_read(cx, buf);
-        if buf.filled().len() > before {
+        let read = buf.filled().len() - before;
+        if read > 0 {
             self.pulse.mark_read();
+            self.pulse.unfinished.receive(read as u64, Instant::now)?;
         }
         result
     }

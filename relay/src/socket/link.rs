@@ -3,7 +3,7 @@
 //! The link owns the map from its own streams and request ids to exchanges. An answer for a request that this worker
 //! does not hold finds nothing there, so it can reach nobody; and a chunk takes no lock that another worker takes.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -14,6 +14,7 @@ use modelrelay_protocol::limits::ANSWER_WINDOW_BYTES;
 use modelrelay_protocol::message::{
     self as wire, Cancel, Credit, Demand, GracefulShutdown, RelayToWorker, Slot, encode,
 };
+use modelrelay_protocol::model_details::DetailsByModel;
 use modelrelay_protocol::outbox::{Frame, Outbox};
 use tokio::sync::Notify;
 
@@ -81,6 +82,8 @@ struct State {
     next_stream: u32,
     /// What the worker last said it serves, before it was cleaned; the catalogue may change.
     advertised: Vec<String>,
+    /// Limits and capabilities of those models.
+    details: Arc<DetailsByModel>,
     /// What a multiplexer last said about its slots that made sense, and when.
     slots: (Arc<[Slot]>, Instant),
     failures: Failures,
@@ -128,6 +131,7 @@ impl WorkerLink {
             by_key: HashMap::new(),
             next_stream: 1,
             advertised,
+            details: Arc::default(),
             slots: (Arc::from([]), Instant::now()),
             failures: Failures::default(),
             slots_refused: Lines::of_nonsense(),
@@ -154,7 +158,7 @@ impl WorkerLink {
         let mut state = self.lock();
         let stream = state.next_stream;
         state.next_stream = stream.saturating_add(1);
-        let request_id: Arc<str> = ids::request_id().into();
+        let request_id: Arc<str> = ids::wire_id(&record.outline.id).into();
         let held =
             Held { record: Arc::clone(record), attempt, stream, started: false, request_id: Arc::clone(&request_id) };
         state.held.insert(stream, held);
@@ -367,6 +371,19 @@ impl WorkerLink {
         let mut state = self.lock();
         state.advertised = models;
         state.leave_out_meaningless();
+    }
+
+    /// Stores the limits and capabilities of the models that the worker advertises; those of other models are left out.
+    pub fn set_details(&self, mut details: DetailsByModel) {
+        let mut state = self.lock();
+        let advertised: HashSet<&str> = state.advertised.iter().map(|model| model.trim()).collect();
+        details.retain(|model| advertised.contains(model));
+        state.details = Arc::new(details);
+    }
+
+    /// Limits and capabilities of the models that the worker advertises.
+    pub fn details(&self) -> Arc<DetailsByModel> {
+        Arc::clone(&self.lock().details)
     }
 
     /// What a multiplexer last said about its slots, and how long ago.

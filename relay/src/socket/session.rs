@@ -33,6 +33,7 @@ use super::io::{Pulse, PulsedIo};
 use super::link::{Close, Output, WorkerInfo, WorkerLink};
 use super::read_ahead::ReadAhead;
 use super::register::{self, Accepted};
+use super::unfinished::{Refusal, Unfinished};
 use crate::dispatch::LossCause;
 use crate::ids;
 use crate::metrics::{ConnectionResult, DisconnectReason};
@@ -50,6 +51,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 const PROTOCOL_ERROR: Close = Close { code: 1002, reason: "worker registration protocol error" };
 const NO_UTF8: Close = Close { code: 1007, reason: "text that is no UTF-8" };
 const TOO_LARGE: Close = Close { code: 1009, reason: "message too large" };
+const MEMORY_FULL: Close = Close { code: 1013, reason: "no memory for the message (MAX_BUFFERED_BYTES)" };
+const SLOW_MESSAGE: Close = Close { code: 1008, reason: "the message comes too slowly" };
 const HEARTBEAT_LOST: Close = Close { code: 1000, reason: "worker heartbeat timed out" };
 /// In answer to the worker's own close, whose code the library sends back in the place of this one.
 const GOODBYE: Close = Close { code: 1000, reason: "" };
@@ -88,20 +91,21 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     // On the heap and gone once it is done: what a registration needs would otherwise be a part of each idle worker.
-    let Some((socket, link)) = Box::pin(admit(socket, &provider, admission)).await else { return };
+    let Some((socket, link)) = Box::pin(admit(socket, &pulse, &provider, admission)).await else { return };
     run(socket, pulse, &provider, &link).await;
 }
 
 /// Waits for the registration and lets the worker in; `None` where the connection ended instead.
 async fn admit<S>(
     mut socket: Socket<S>,
+    pulse: &Pulse,
     provider: &Arc<Provider>,
     admission: Admission,
 ) -> Option<(Socket<S>, Arc<WorkerLink>)>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let first = tokio::time::timeout(REGISTER_TIMEOUT, first_message(&mut socket)).await;
+    let first = tokio::time::timeout(REGISTER_TIMEOUT, first_message(&mut socket, &pulse.unfinished)).await;
     let register = match first {
         Ok(Ok(Some(register))) => register,
         Ok(Ok(None)) => {
@@ -129,6 +133,9 @@ where
         }
         provider.series.worker_disconnected(DisconnectReason::Duplicate);
         return None;
+    }
+    if !link.info.core1 {
+        pulse.unfinished.allow_bodies();
     }
     provider.series.worker_connected(ConnectionResult::Accepted);
     info!(
@@ -158,7 +165,7 @@ where
     let _lost = LostOnDrop { provider, link };
     let (mut sink, mut source) = socket.split();
     let end = tokio::select! {
-        end = read_loop(&mut source, provider, link) => end,
+        end = read_loop(&mut source, &pulse.unfinished, provider, link) => end,
         end = write_loop(&mut sink, &pulse, link) => end,
         end = heart_loop(&pulse, provider, link) => end,
     };
@@ -196,15 +203,20 @@ impl Drop for LostOnDrop<'_> {
 }
 
 /// The registration; none from a peer that takes its leave, such as `modelrelay-worker connect`, which only tries its secret.
-async fn first_message<S>(socket: &mut Socket<S>) -> Result<Option<Register>, Close>
+async fn first_message<S>(socket: &mut Socket<S>, unfinished: &Unfinished) -> Result<Option<Register>, Close>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     loop {
-        let text = match socket.next().await {
+        let message = socket.next().await;
+        if matches!(message, Some(Ok(_))) {
+            unfinished.end();
+        }
+        let text = match message {
             Some(Ok(Message::Text(text))) => text,
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
             Some(Err(WsError::Capacity(_))) => return Err(TOO_LARGE),
+            Some(Err(_)) if unfinished.refusal() == Some(Refusal::TooLarge) => return Err(TOO_LARGE),
             Some(Err(WsError::Utf8(_))) => return Err(NO_UTF8),
             Some(Ok(Message::Close(Some(frame)))) if frame.code == CloseCode::Normal => return Ok(None),
             Some(Ok(Message::Binary(_) | Message::Close(_) | Message::Frame(_)) | Err(_)) | None => {
@@ -253,6 +265,7 @@ fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admis
         connected_at: SystemTime::now(),
     };
     let link = WorkerLink::new(info, register.models.clone());
+    link.set_details(register.model_details.clone());
     link.set_slots(accepted.slots.clone());
     link.set_meaningless(accepted.meaningless.clone());
     link
@@ -286,12 +299,21 @@ fn acknowledge(provider: &Provider, link: &WorkerLink, register: &Register, acce
     }
 }
 
-async fn read_loop<S>(source: &mut Source<S>, provider: &Arc<Provider>, link: &Arc<WorkerLink>) -> End
+async fn read_loop<S>(
+    source: &mut Source<S>,
+    unfinished: &Unfinished,
+    provider: &Arc<Provider>,
+    link: &Arc<WorkerLink>,
+) -> End
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     loop {
-        let handled = match source.next().await {
+        let message = source.next().await;
+        if matches!(message, Some(Ok(_))) {
+            unfinished.end();
+        }
+        let handled = match message {
             Some(Ok(Message::Text(text))) => {
                 if link.info.core1 && text.len() > MAX_CONTROL_BYTES {
                     return End::closing(TOO_LARGE, DisconnectReason::MessageTooLarge);
@@ -313,6 +335,9 @@ where
                 return End::closing(PROTOCOL_ERROR, DisconnectReason::ProtocolError);
             }
             Some(Err(error)) => {
+                if let Some(refusal) = unfinished.refusal() {
+                    return refused(refusal, provider, link);
+                }
                 debug!(worker = %link.info.name, %error, "worker connection lost");
                 return End::gone(DisconnectReason::ConnectionLost);
             }
@@ -327,6 +352,17 @@ where
         // Messages that were read ahead cost no system call, and would hold up all others on this thread.
         tokio::task::coop::consume_budget().await;
     }
+}
+
+/// The link ends because of what its worker sends.
+fn refused(refusal: Refusal, provider: &Provider, link: &WorkerLink) -> End {
+    let (close, reason) = match refusal {
+        Refusal::TooLarge => (TOO_LARGE, DisconnectReason::MessageTooLarge),
+        Refusal::NoMemory => (MEMORY_FULL, DisconnectReason::MemoryFull),
+        Refusal::TooSlow => (SLOW_MESSAGE, DisconnectReason::SlowMessage),
+    };
+    warn!(provider = %provider.name, worker = %link.info.name, reason = close.reason, "a worker's message is refused");
+    End::closing(close, reason)
 }
 
 async fn write_loop<S>(sink: &mut Sink<S>, pulse: &Pulse, link: &WorkerLink) -> End

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use serde_json::json;
+use serde_json::{Value, json};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -55,6 +55,7 @@ struct Shared {
 
 struct State {
     models: Vec<String>,
+    details: Value,
     healthy: bool,
     lists: bool,
     handler: Option<Handler>,
@@ -81,6 +82,7 @@ impl FakeBackend {
         let (sender, calls) = mpsc::unbounded_channel();
         let state = State {
             models: models.iter().map(ToString::to_string).collect(),
+            details: json!({}),
             healthy: true,
             lists: true,
             handler: None,
@@ -115,6 +117,11 @@ impl FakeBackend {
     /// Lists these models from now on.
     pub fn set_models(&self, models: &[&str]) {
         self.shared.lock().models = models.iter().map(ToString::to_string).collect();
+    }
+
+    /// Lists each model with these fields from now on.
+    pub fn set_details(&self, details: &Value) {
+        self.shared.lock().details = details.clone();
     }
 
     /// With `false`, health and models are answered with 503.
@@ -291,7 +298,12 @@ fn housekeeping(head: &Head, shared: &Shared) -> Option<Answer> {
         "/health" => Answer::new(200, &[], b""),
         "/v1/models" if !state.lists => Answer::json(500, &json!({"error": {"message": "no list"}})),
         "/v1/models" => {
-            let data: Vec<_> = state.models.iter().map(|id| json!({"id": id, "object": "model"})).collect();
+            let entry = |id: &String| {
+                let mut entry = state.details.clone();
+                (entry["id"], entry["object"]) = (json!(id), json!("model"));
+                entry
+            };
+            let data: Vec<_> = state.models.iter().map(entry).collect();
             Answer::json(200, &json!({"object": "list", "data": data}))
         }
         _ => Answer::json(404, &json!({"error": {"message": "not found"}})),

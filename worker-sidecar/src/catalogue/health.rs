@@ -1,9 +1,12 @@
 //! Asking the backend: is it alive, and what does it serve.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use http::StatusCode;
+use modelrelay_protocol::model_details::ModelDetails;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::backend::{Backend, BackendError};
 use crate::config::Engine;
@@ -36,8 +39,8 @@ pub(super) enum Health {
 /// What asking for models gave.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Listing {
-    /// Their ids, the number of entries without one, and the owner of the first.
-    Models { listed: Vec<String>, odd: usize, owner: Option<String> },
+    /// Their ids, their details by id, the number of entries without one, and the owner of the first.
+    Models { listed: Vec<String>, details: BTreeMap<String, ModelDetails>, odd: usize, owner: Option<String> },
     /// No list.
     Failed(String),
 }
@@ -65,7 +68,8 @@ pub(super) async fn list(backend: &Backend) -> Listing {
     match read(backend).await {
         Ok((entries, odd)) => {
             let owner = owner(&entries);
-            Listing::Models { listed: entries.into_iter().map(|entry| entry.id).collect(), odd, owner }
+            let details = entries.iter().map(|entry| (entry.id.trim().to_owned(), entry.details.clone())).collect();
+            Listing::Models { listed: entries.into_iter().map(|entry| entry.id).collect(), details, odd, owner }
         }
         Err(why) => Listing::Failed(why),
     }
@@ -133,7 +137,7 @@ pub async fn is_relay(backend: &Backend) -> bool {
 
 /// True for what the `/health` of a relay returns.
 fn is_relays(body: &[u8]) -> bool {
-    let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let body: Value = serde_json::from_slice(body).unwrap_or_default();
     body.get("workers_connected").is_some()
 }
 
@@ -160,7 +164,10 @@ fn is_alive(engine: Engine, status: StatusCode) -> bool {
 struct List {
     // Required: an object without it is no list. With this attribute an `Option` may no longer be left out.
     #[serde(deserialize_with = "Option::deserialize")]
-    data: Option<Vec<serde_json::Value>>,
+    data: Option<Vec<Value>>,
+    /// llama-server's second list, which has what its first one lacks.
+    #[serde(default)]
+    models: Value,
 }
 
 #[derive(Deserialize)]
@@ -168,7 +175,29 @@ struct Entry {
     id: String,
     // Whatever it is: nothing of the catalogue depends on it.
     #[serde(default)]
-    owned_by: serde_json::Value,
+    owned_by: Value,
+    #[serde(skip)]
+    details: ModelDetails,
+}
+
+impl Entry {
+    fn parse(mut entry: Value, others: &Value) -> Option<Self> {
+        let id = entry.get("id")?.as_str()?;
+        if entry.get("capabilities").is_none()
+            && let Some(capabilities) = capabilities(others, id)
+        {
+            entry["capabilities"] = capabilities;
+        }
+        let details = ModelDetails::listed(&entry);
+        Some(Self { details, ..serde_json::from_value(entry).ok()? })
+    }
+}
+
+/// The capabilities that a second list has of a model.
+fn capabilities(others: &Value, id: &str) -> Option<Value> {
+    let of_model =
+        |other: &&Value| other.get("name").or_else(|| other.get("model")).and_then(Value::as_str) == Some(id);
+    others.as_array()?.iter().find(of_model)?.get("capabilities").cloned()
 }
 
 /// Parses a list: its entries, and the number of those without an id. Ollama says null where it has no model.
@@ -177,7 +206,7 @@ fn parse(body: &[u8]) -> Result<(Vec<Entry>, usize), String> {
         serde_json::from_slice(body).map_err(|error| format!("/v1/models is no list of models: {error}"))?;
     let listed = list.data.unwrap_or_default();
     let count = listed.len();
-    let entries: Vec<Entry> = listed.into_iter().filter_map(|entry| serde_json::from_value(entry).ok()).collect();
+    let entries: Vec<Entry> = listed.into_iter().filter_map(|entry| Entry::parse(entry, &list.models)).collect();
     let odd = count - entries.len();
     Ok((entries, odd))
 }
@@ -189,6 +218,7 @@ mod tests {
     use axum::Router;
     use axum::routing::{get, post};
     use http::HeaderMap;
+    use serde_json::json;
 
     use super::*;
     use crate::config::BackendSettings;
@@ -226,6 +256,31 @@ mod tests {
         let (entries, odd) = parse(br#"{"data":[{"id":"a"},{"name":"b"},"c",{"id":4},null,{"id":"d"}]}"#).unwrap();
         let ids: Vec<_> = entries.into_iter().map(|entry| entry.id).collect();
         assert_eq!((ids, odd), (vec!["a".to_owned(), "d".to_owned()], 4));
+    }
+
+    fn details_of(body: &Value) -> Vec<Value> {
+        let details = |entry: Entry| Value::Object(entry.details.fields().clone());
+        parse(body.to_string().as_bytes()).unwrap().0.into_iter().map(details).collect()
+    }
+
+    #[test]
+    fn list_yields_the_details_of_its_models() {
+        let body = json!({"data": [
+            {"id": "a", "max_model_len": 40960, "owned_by": "vllm", "root": "x"},
+            {"id": "b", "max_model_len": "many", "meta": 5},
+        ]});
+        assert_eq!(details_of(&body), [json!({"max_model_len": 40960}), json!({})]);
+    }
+
+    #[test]
+    fn capabilities_of_the_second_list_are_found() {
+        let body = json!({
+            "models": [{"name": "a", "model": "a", "capabilities": ["completion", "multimodal"]}, 7],
+            "data": [{"id": "a", "meta": {"n_ctx": 4096}}, {"id": "b"}],
+        });
+        let expected = json!({"capabilities": ["completion", "multimodal"], "meta": {"n_ctx": 4096}});
+        assert_eq!(details_of(&body), [expected, json!({})]);
+        assert_eq!(details_of(&json!({"models": "a", "data": [{"id": "a"}]})), [json!({})]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use modelrelay_protocol::secret::Secret;
 use modelrelay_protocol::units::HumanDuration;
 use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
 
 use super::SettingError;
 use super::multiplexer::FileMultiplexer;
@@ -23,6 +24,7 @@ pub(super) struct File {
     pub(super) pool: Option<String>,
     pub(super) backend: Option<FileBackend>,
     pub(super) models: Option<Vec<String>>,
+    pub(super) model_details: Option<BTreeMap<String, Map<String, Value>>>,
     pub(super) max_concurrency: Option<i64>,
     pub(super) shutdown_timeout: Option<HumanDuration>,
     pub(super) probe_listen: Option<String>,

@@ -17,6 +17,7 @@ use super::liveness::Traffic;
 use super::session::Session;
 use super::writer::WebSocket;
 use super::{EndKind, Link};
+use crate::catalogue::Advertised;
 use crate::config::Credential;
 use crate::shutdown::DrainState;
 use crate::worker::Worker;
@@ -125,8 +126,8 @@ async fn dial_and_register(
         }
     };
     let _turn = turn.await;
-    let models = worker.advertised();
-    let registering = register(worker, &mut socket, version, &models, older);
+    let advertised = worker.advertised();
+    let registering = register(worker, &mut socket, version, &advertised, older);
     let ack = tokio::time::timeout(REGISTER_TIMEOUT, registering)
         .await
         .unwrap_or_else(|_| Err(End::new(EndKind::Failed, "register_timeout", "no register_ack within 10 s")))?;
@@ -152,7 +153,7 @@ async fn dial_and_register(
         swapping.check_patience(&link, Duration::from_millis(limits.cold_timeout_ms));
     }
     let heartbeat = ack.limits.map_or(HEARTBEAT_INTERVAL, |limits| Duration::from_millis(limits.heartbeat_ms.max(10)));
-    worker.attach(&link, &models);
+    worker.attach(&link, &advertised);
     if let Some(older) = older {
         older.succeed();
     }
@@ -192,12 +193,12 @@ async fn register(
     worker: &Arc<Worker>,
     socket: &mut WebSocket,
     version: &str,
-    models: &[String],
+    advertised: &Advertised,
     older: Option<&Link>,
 ) -> Result<RegisterAck, End> {
     let register = WorkerToRelay::Register(Register {
         worker_name: worker.settings.name.clone(),
-        models: models.to_vec(),
+        models: advertised.models.clone(),
         max_concurrent: worker.max_concurrency(),
         protocol_version: Some(version.to_owned()),
         current_load: worker.load(),
@@ -209,6 +210,7 @@ async fn register(
         capabilities: capabilities(worker).names(),
         limits: Some(WorkerLimits { stream_window_bytes: STREAM_WINDOW_BYTES }),
         slots: worker.swapping.as_ref().map(|swapping| swapping.multiplexer.slots().slots),
+        model_details: advertised.details.clone(),
     });
     let lost = |reason: String| End::new(EndKind::Failed, "unreachable", reason);
     socket.send(Message::text(encode(&register))).await.map_err(|error| lost(error.to_string()))?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use modelrelay_protocol::message::{WorkerToRelay, encode};
+use modelrelay_protocol::message::{WorkerError, WorkerToRelay, encode};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
@@ -24,6 +24,8 @@ pub(super) struct Running {
     key: RequestKey,
     task: Option<AbortHandle>,
     taken: Option<Taken>,
+    /// Pieces of its answer that the backend has sent.
+    pieces: u64,
 }
 
 /// What a request takes until it ends: given back in the moment in which its cancel is read, before the next message.
@@ -68,7 +70,7 @@ impl Link {
         }
         // The task takes this lock before it can say anything, so it always finds itself known.
         let task = Some(start(key.clone()));
-        state.requests.insert(id, Running { key, task, taken });
+        state.requests.insert(id, Running { key, task, taken, pieces: 0 });
         Some(())
     }
 
@@ -128,9 +130,8 @@ impl Link {
     pub fn send_body(&self, key: &RequestKey, bytes: Bytes) -> bool {
         let Some(number) = key.stream else { return false };
         let mut state = self.lock();
-        if state.running(key).is_none() {
-            return false;
-        }
+        let Some(running) = state.running(key) else { return false };
+        running.pieces += 1;
         let waiting = state.outbox.push_body(number, bytes);
         drop(state);
         self.work.notify_one();
@@ -217,6 +218,29 @@ impl Link {
         running.end();
         self.tell_changed();
         true
+    }
+
+    /// The requests that wait for their backend, with the pieces that it has sent of each: those with a slot, and with nothing
+    /// here that the relay has not taken. An older relay gets whole answers, of which nothing can be said.
+    pub fn waiting_for_backend(&self) -> Vec<(RequestKey, u64)> {
+        let state = self.lock();
+        let waits = |running: &&Running| {
+            let taken = |number: u32| state.outbox.waiting_bytes(number) == 0;
+            matches!(running.taken, Some(Taken::Slot(_))) && running.key.stream.is_some_and(taken)
+        };
+        state.requests.values().filter(waits).map(|running| (running.key.clone(), running.pieces)).collect()
+    }
+
+    /// Ends a request, and says so to its relay. `false` when it is not known any more.
+    pub fn break_off(&self, key: &RequestKey, code: &str, message: &str) -> bool {
+        let is_known = self.lock().running(key).is_some();
+        let ended = is_known && self.cancel(&key.id);
+        if ended {
+            let (code, message) = (code.to_owned(), message.to_owned());
+            let request_id = Some(key.id.to_string());
+            self.push(&WorkerToRelay::Error(WorkerError { request_id, code, message, retry_after_ms: None }));
+        }
+        ended
     }
 
     /// Ends all requests: the socket is gone, or the process is. Gives their number.

@@ -5,18 +5,18 @@ use std::time::Duration;
 use axum::routing::get;
 use axum::{Json, Router};
 use modelrelay_backends::fake::{Fake, Kind};
-use modelrelay_backends::server::{Server, free_port, is_listening, post, until};
+use modelrelay_backends::server::{Server, free_port, get as fetch, is_listening, post, until};
 use modelrelay_backends::worker_program;
 use modelrelay_worker::multiplexer::driver::http::Client;
 use modelrelay_worker::multiplexer::driver::launch::{Launch, PORT};
 use modelrelay_worker::multiplexer::driver::llama_router::LlamaRouter;
 use modelrelay_worker::multiplexer::driver::served::{Served, gauges};
 use modelrelay_worker::multiplexer::driver::vllm_sleep::{Level, SleeperModel, VllmSleep};
-use modelrelay_worker::multiplexer::driver::{Driver, DriverError};
+use modelrelay_worker::multiplexer::driver::{Driver, DriverError, Probed};
 use modelrelay_worker::multiplexer::error::LoadFailure;
 use modelrelay_worker::multiplexer::estimate::LoadKind;
 use modelrelay_worker::multiplexer::event::Left;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::rig::{FAKE, on_port};
 
@@ -38,24 +38,117 @@ fn port(server: &Server) -> u16 {
     server.url.port().expect("it has one")
 }
 
-#[tokio::test]
-async fn the_fake_dies_of_what_the_real_one_dies_of() {
-    let (server, driver) = foreign(&[]).await;
-    driver.evict(&"m".into()).await.unwrap();
-    let asked = post(&server.url, "/v1/completions", &json!({"model": "m", "prompt": "Hi"})).await;
-    assert_eq!(asked, None, "a request to a sleeping engine");
-    until("the engine is dead", async || !is_listening(port(&server)).await).await;
+/// A request that runs for as long as a test takes.
+fn endless() -> Value {
+    json!({"model": "m", "prompt": "Hi", "max_tokens": 1000, "stream": true})
+}
 
-    let (server, _) = foreign(&[]).await;
-    let long = json!({"model": "m", "prompt": "Hi", "max_tokens": 100});
-    let running = post(&server.url, "/v1/completions", &long);
-    let careless = async {
+async fn is_paused(server: &Server) -> bool {
+    fetch(&server.url, "/is_sleeping").await.is_some_and(|(_, answer)| answer.contains("true"))
+}
+
+async fn holds_memory(server: &Server) -> bool {
+    let page = fetch(&server.url, "/metrics").await.map(|(_, page)| page).unwrap_or_default();
+    page.lines().any(|line| line.contains("sleep_state=\"awake\"") && line.ends_with(" 1.0"))
+}
+
+#[tokio::test]
+async fn sleeping_fake_queues_requests_until_it_wakes() {
+    let (server, driver) = foreign(&[]).await;
+    let model = "m".into();
+    driver.evict(&model).await.unwrap();
+    let body = json!({"model": "m", "prompt": "Hi"});
+    let queued = post(&server.url, "/v1/completions", &body);
+    let (answer, _) = tokio::join!(queued, async {
+        until("a probe finds it asleep", async || driver.probe(&model).await.unwrap().gone).await;
+        driver.load(&model, LoadKind::Wake).await.unwrap();
+    });
+    assert_eq!(answer.map(|(status, _)| status), Some(200));
+}
+
+#[tokio::test]
+async fn aborted_request_looks_complete_to_its_client() {
+    let (server, driver) = foreign(&[]).await;
+    let body = endless();
+    let (answer, ended) = tokio::join!(post(&server.url, "/v1/completions", &body), async {
         until("it is busy", async || is_busy(&server).await).await;
-        post(&server.url, "/sleep?level=1", &json!({})).await.map(|(status, _)| status)
+        driver.force_evict(&"m".into()).await
+    });
+    let (status, answer) = answer.expect("it answers");
+    assert!(status == 200 && answer.contains("\"finish_reason\":\"abort\"") && answer.contains("[DONE]"), "{answer}");
+    assert_eq!(ended, Ok(()));
+    assert!(!holds_memory(&server).await);
+}
+
+/// A server that a former worker told to sleep, and that still waits for a request. `while_it_waits` runs beside both.
+async fn while_sleep_waits<T>(server: &Server, while_it_waits: impl Future<Output = T>) -> T {
+    let body = endless();
+    let request = post(&server.url, "/v1/completions", &body);
+    let sleep = async {
+        until("it is busy", async || is_busy(server).await).await;
+        post(&server.url, "/sleep?level=1&mode=wait", &Value::Null).await
     };
-    let (_, slept) = tokio::join!(running, careless);
-    assert_eq!(slept, Some(200), "it says that it sleeps");
-    until("and is dead", async || !is_listening(port(&server)).await).await;
+    let then = async {
+        until("it claims to sleep", async || is_paused(server).await).await;
+        while_it_waits.await
+    };
+    let ((_, _), outcome) = tokio::join!(async { tokio::join!(request, sleep) }, then);
+    outcome
+}
+
+#[tokio::test]
+async fn waiting_sleep_is_no_proof_until_it_ends() {
+    for defects in [&[][..], &["no-sleep-state"]] {
+        let (server, driver) = foreign(defects).await;
+        let model = "m".into();
+        let (probed, evicted, forced) = while_sleep_waits(&server, async {
+            let (probed, evicted) = (driver.probe(&model).await, driver.evict(&model).await);
+            (probed, evicted, driver.force_evict(&model).await)
+        })
+        .await;
+        assert_eq!(probed, Ok(Probed::default()), "{defects:?}");
+        assert_eq!((evicted, forced), (Err(DriverError::Busy { requests: 1 }), Ok(())), "{defects:?}");
+        assert_eq!(driver.probe(&model).await, Ok(Probed::gone()), "{defects:?}");
+    }
+}
+
+#[tokio::test]
+async fn load_during_waiting_sleep_ends_awake() {
+    let (server, driver) = foreign(&[]).await;
+    let model = "m".into();
+    let body = json!({"model": "m", "prompt": "Hi", "max_tokens": 10});
+    let (_, _, loaded) = tokio::join!(
+        post(&server.url, "/v1/completions", &body),
+        async {
+            until("it is busy", async || is_busy(&server).await).await;
+            post(&server.url, "/sleep?level=1&mode=wait", &Value::Null).await
+        },
+        async {
+            until("it claims to sleep", async || is_paused(&server).await).await;
+            driver.load(&model, LoadKind::Wake).await
+        }
+    );
+    assert_eq!(loaded, Ok(()));
+    assert!(driver.probe(&model).await.unwrap().ready);
+}
+
+#[tokio::test]
+async fn server_whose_wake_was_interrupted_releases_everything() {
+    for is_forced in [false, true] {
+        let (server, driver) = foreign(&[]).await;
+        let model = "m".into();
+        driver.evict(&model).await.unwrap();
+        let woken = post(&server.url, "/wake_up?tags=weights", &Value::Null).await.expect("it answers").1;
+        assert!(woken.contains("\"sleeping\""), "{woken}");
+        if is_forced {
+            driver.force_evict(&model).await.unwrap();
+        } else {
+            driver.evict(&model).await.unwrap();
+        }
+        // Weights that were still there would make this the whole server.
+        let woken = post(&server.url, "/wake_up?tags=kv_cache", &Value::Null).await.expect("it answers").1;
+        assert!(woken.contains("\"sleeping\""), "{woken}");
+    }
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ mod bodies;
 mod cancel;
 mod dialects;
 mod keep_alive;
+mod model_details;
 mod relays;
 mod rotation;
 mod secrecy;

@@ -8,4 +8,5 @@ mod lying_worker;
 mod neighbour;
 mod slow_crowds;
 mod smuggling;
+mod unfinished;
 mod websocket;

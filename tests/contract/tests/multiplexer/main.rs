@@ -17,4 +17,5 @@ mod probe;
 mod registration;
 mod reload;
 mod rig;
+mod sleepers;
 mod swap;

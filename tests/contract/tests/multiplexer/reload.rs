@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::rig::{LONG, Rig, Slot, ask_once_loaded, chat, demand, gate, granted, slots1};
 
@@ -21,6 +21,18 @@ async fn a_model_that_leaves_the_file_is_advertised_no_more_and_capacities_chang
     assert!(fewer.is_some(), "{}", rig.worker.log());
     let asked = rig.link.ask(&chat("a"));
     assert_eq!(rig.link.reply(&asked).await.status, 200);
+}
+
+#[tokio::test]
+async fn declared_details_are_advertised_for_unloaded_models() {
+    let slot = Slot::default().yaml().replace("\"id\":\"b\"", "\"id\":\"b\",\"aliases\":[\"fast\"]");
+    let mut rig = Rig::with(&slots1(), &format!("{slot}modelDetails: {{b: {{context_length: 4096}}}}\n")).await;
+    let declared = |length: u32| json!({"b": {"context_length": length}, "fast": {"context_length": length}});
+    assert_eq!(rig.link.registration["model_details"], declared(4096));
+    rig.rewrite(&format!("{slot}modelDetails: {{b: {{context_length: 2048}}}}\n"));
+    let is_new = |update: &Value| update["model_details"] == declared(2048);
+    let update = rig.link.message_within(LONG, "models_update", is_new).await;
+    assert!(update.is_some(), "{}", rig.worker.log());
 }
 
 #[tokio::test]

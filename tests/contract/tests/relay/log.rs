@@ -26,11 +26,12 @@ async fn refused_requests_leave_a_line() {
 }
 
 #[tokio::test]
-async fn worker_side_id_is_in_the_log() {
+async fn worker_side_id_is_logged_and_has_the_clients() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
     let _pending = relay.begin(chat("m").header("x-request-id", "q-1"));
     let job = worker.expect_request().await;
+    assert!(job.id.starts_with("r-") && job.id.ends_with("-q-1"), "{}", job.id);
     let line = relay.log().wait_for_line(&format!("wire_id=\"{}\"", job.id)).await;
     assert!(line.contains("request dispatched request_id=\"q-1\""), "{line}");
 }

@@ -25,6 +25,7 @@ mod keys_secret;
 mod keys_secret_faults;
 mod kubernetes;
 mod log;
+mod model_details;
 mod models;
 mod noisy_worker;
 mod parsing;

@@ -151,7 +151,6 @@ async fn a_backends_admin_paths_are_never_reachable() {
         "/sleep",
         "/wake_up",
         "/slots",
-        "/props",
         "/v1/load_lora_adapter",
         "/models/load",
         "/collective_rpc",
@@ -163,6 +162,8 @@ async fn a_backends_admin_paths_are_never_reachable() {
         let reply = relay.fetch(Request::post(path, &json!({"model": "m"}))).await;
         assert_eq!(reply.status, 404, "{path}");
     }
+    // A GET of it is answered by the relay.
+    assert_eq!(relay.fetch(Request::post("/props", &json!({"model": "m"}))).await.status, 405);
     worker.expect_quiet().await;
 }
 

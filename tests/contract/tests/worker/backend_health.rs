@@ -253,3 +253,40 @@ async fn default_concurrency_beside_vllm_is_warned_of() {
     worker.process.wait_for_line("MAX_CONCURRENCY is 1, its default, and vLLM runs").await;
     assert!(!silent.log().contains("MAX_CONCURRENCY"), "{}", silent.log());
 }
+
+#[tokio::test]
+async fn silent_streams_of_a_closed_backend_are_broken_off() {
+    let mut backend = FakeBackend::start().await;
+    let (_worker, _relay, mut link) = registered(&backend, |worker| worker.env("MAX_CONCURRENCY", "3")).await;
+    link.ready(&["m"], 3).await;
+    let silent = link.ask(&Ask::chat("m"));
+    let _held = backend.call().await;
+    link.ask(&Ask::chat("m"));
+    let mut call = backend.call().await;
+    call.start_stream().await;
+    backend.refuse().await;
+    // It is refused, which tells at once that the backend is gone.
+    link.ask(&Ask::chat("m"));
+    let broken = async {
+        let error = link.message_within(RECOVERY, "error", |error| error["request_id"] == *silent.id).await;
+        error.expect("a request was broken off")
+    };
+    let writes = async {
+        let mut ticks = tokio::time::interval(Duration::from_millis(500));
+        loop {
+            ticks.tick().await;
+            call.chunk(b"data: 1\n\n").await;
+        }
+    };
+    let error = tokio::select! {
+        error = broken => error,
+        () = writes => unreachable!("it writes for ever"),
+    };
+    assert_eq!(
+        (error["request_id"].as_str(), &error["code"]),
+        (Some(&*silent.id), &json!("backend_reset")),
+        "{error:?}"
+    );
+    assert!(error["message"].as_str().is_some_and(|message| message.contains("closed its port")), "{error:?}");
+    call.end_stream().await;
+}

@@ -213,6 +213,15 @@ async fn a_waiting_request_that_is_cancelled_is_completed_without_reaching_the_b
 }
 
 #[tokio::test]
+async fn old_relay_is_sent_no_details_of_models() {
+    let mut rig = Rig::with(&Ack::old(), 1, |worker| worker.models("*")).await;
+    rig.backend.set_details(&json!({"max_model_len": 40960}));
+    rig.link.send(&json!({"type": "models_refresh", "reason": "periodic"}));
+    let update = rig.link.expect("models_update").await;
+    assert_eq!((&update["models"], update.body.get("model_details")), (&json!(["m"]), None));
+}
+
+#[tokio::test]
 async fn a_whole_life_needs_only_messages_of_the_seeds() {
     let mut rig = Rig::old().await;
     rig.still_serves().await;

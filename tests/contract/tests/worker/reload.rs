@@ -53,6 +53,19 @@ async fn changed_models_are_advertised_on_the_same_link() {
 }
 
 #[tokio::test]
+async fn declared_details_are_advertised_on_the_same_link() {
+    let mut watched = Watched::start("modelDetails: {m: {context_length: 4096}}").await;
+    watched.backend.set_details(&json!({"context_length": 8192, "max_tokens": 512}));
+    watched.link.models(&["m"]).await;
+    watched.change("modelDetails: {m: {context_length: 2048}}");
+    let expected = json!({"m": {"context_length": 2048, "max_tokens": 512}});
+    let update = watched.link.expect_where("models_update", |update| update["model_details"] == expected).await;
+    assert_eq!(update["models"], json!(["m"]));
+    watched.change("modelDetails: {m: {contextLength: 2048}}");
+    watched.worker.process.wait_for_line("modelDetails.m: contextLength is unknown").await;
+}
+
+#[tokio::test]
 async fn changed_capacity_is_granted_on_the_same_link() {
     let mut watched = Watched::start("models: [m]\nmaxConcurrency: 2").await;
     watched.link.ready(&["m"], 2).await;

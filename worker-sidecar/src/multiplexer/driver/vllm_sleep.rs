@@ -1,10 +1,13 @@
 //! vLLM that is put to sleep instead of ended: waking takes seconds where starting takes minutes.
 //!
 //! It needs vLLM 0.17 or newer with `--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`. What shapes this file:
-//! - A sleeping server answers `/health` with 200 and crashes or hangs on a request: only `/is_sleeping` tells.
-//! - `/sleep` under a running request may kill the engine and answer 200 all the same: `/metrics` is read first, and
-//!   `/is_sleeping` is the only proof afterwards.
-//! - All parameters are in the query; `mode` is `abort` unless it is said.
+//! - A sleeping server answers `/health` with 200 and queues requests until it wakes.
+//! - `/is_sleeping` is true from the first moment of `/sleep`, while a running request still holds all memory: it proves nothing
+//!   alone. Proof is the gauge `vllm:engine_sleep_state`; in a server without it, that no request runs.
+//! - `/sleep` with `mode=wait` answers once memory is released. Called again, it waits with the first call, and releases what an
+//!   interrupted wake had taken back.
+//! - `mode=abort` ends running requests with status 200, `finish_reason: "abort"` and `[DONE]`, which looks complete. It is the
+//!   default, and is only used on a server that cannot be killed. All parameters are in the query.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,7 +33,13 @@ const RETURNS: Returns = Returns { residual: 3 << 29, percent: 90 };
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(250);
 
-const COUNTED: [&str; 2] = ["vllm:num_requests_running", "vllm:num_requests_waiting"];
+const RUNNING: &str = "vllm:num_requests_running";
+const WAITING: &str = "vllm:num_requests_waiting";
+
+/// A gauge for each state of sleep, 1 for the one that holds. Other than `/is_sleeping`, it changes when memory is released.
+const SLEEP_STATE: &str = "vllm:engine_sleep_state{";
+const AWAKE: &str = "sleep_state=\"awake\"";
+const RELEASED: [&str; 2] = ["sleep_state=\"weights_offloaded\"", "sleep_state=\"discard_all\""];
 
 /// What goes to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +48,17 @@ pub enum Level {
     One,
     /// Nothing is kept: they are read again from disk.
     Two,
+}
+
+/// What a server holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// It serves requests.
+    Awake,
+    /// It serves none, and may hold its memory: a sleep waits for running requests, or a wake is under way.
+    Paused,
+    /// It has released its memory.
+    Asleep,
 }
 
 /// A model and its server.
@@ -82,7 +102,12 @@ impl VllmSleep {
 
     async fn wake_and_wait(&self, server: &Arc<Server<()>>) -> Result<(), DriverError> {
         server.orders.settled().await;
-        if is_asleep(&server.client).await.unwrap_or(false) {
+        let rest = rest(&server.client).await.unwrap_or(Rest::Awake);
+        if rest == Rest::Paused {
+            // A wake would be overtaken by the sleep that is under way.
+            self.tell_to_sleep(server).await?;
+        }
+        if rest != Rest::Awake {
             let (level, woken) = (self.level, Arc::clone(server));
             server.orders.run(async move { wake(&woken.client, level).await }).await?;
             confirm_awake(&server.client).await?;
@@ -98,19 +123,24 @@ impl VllmSleep {
         }
         let client = &server.client;
         server.orders.settled().await;
-        if is_asleep(client).await? {
-            return Ok(self.leaves());
+        if rest(client).await? != Rest::Asleep {
+            wait_until_idle(client).await?;
         }
-        wait_until_idle(client).await?;
-        let (path, put_to_sleep) = (self.sleep_path("wait"), Arc::clone(server));
-        server.orders.run(async move { put_to_sleep.client.tell(&path, None).await?.accepted().map(|_| ()) }).await?;
-        if is_asleep(client).await? {
+        // Also where it sleeps: an interrupted wake may have taken some of its memory back.
+        self.tell_to_sleep(server).await?;
+        if rest(client).await? == Rest::Asleep {
             return Ok(self.leaves());
         }
         Err(DriverError::Unexpected {
             url: client.base().to_string(),
             why: "it does not sleep, after having been put to sleep".to_owned(),
         })
+    }
+
+    /// Returns when the server has answered, which it does once its memory is released.
+    async fn tell_to_sleep(&self, server: &Arc<Server<()>>) -> Result<(), DriverError> {
+        let (path, server_asked) = (self.sleep_path("wait"), Arc::clone(server));
+        server.orders.run(async move { server_asked.client.tell(&path, None).await?.accepted().map(|_| ()) }).await
     }
 
     fn sleep_path(&self, mode: &str) -> String {
@@ -128,14 +158,10 @@ impl VllmSleep {
         }
         // Not ours to kill. Cutting its requests off and putting it to sleep is what is left.
         server.orders.settled().await;
-        match is_asleep(&server.client).await {
-            Ok(true) | Err(DriverError::Unreachable { .. }) => return Ok(()),
-            Ok(false) | Err(_) => {}
-        }
         drop(server.client.tell_once(&self.sleep_path("abort"), None).await);
-        match is_asleep(&server.client).await {
-            Ok(true) | Err(DriverError::Unreachable { .. }) => Ok(()),
-            Ok(false) | Err(_) => Err(DriverError::NotOurs(format!(
+        match rest(&server.client).await {
+            Ok(Rest::Asleep) | Err(DriverError::Unreachable { .. }) => Ok(()),
+            Ok(Rest::Awake | Rest::Paused) | Err(_) => Err(DriverError::NotOurs(format!(
                 "{} does not go to sleep, and no command of ours started it: restart it, or give the model a command",
                 server.client.base()
             ))),
@@ -162,7 +188,25 @@ async fn obeyed(client: &Client, path: &str) -> Result<(), DriverError> {
     client.tell(path, None).await?.accepted().map(|_| ())
 }
 
-async fn is_asleep(client: &Client) -> Result<bool, DriverError> {
+async fn rest(client: &Client) -> Result<Rest, DriverError> {
+    if !is_paused(client).await? {
+        return Ok(Rest::Awake);
+    }
+    let page = client.look("/metrics").await?.text();
+    Ok(if has_released_memory(&page) { Rest::Asleep } else { Rest::Paused })
+}
+
+/// Whether a server that serves no requests has released its memory: all its engines, where there are several.
+fn has_released_memory(page: &str) -> bool {
+    let states: Vec<_> = page.lines().filter(|line| line.starts_with(SLEEP_STATE)).collect();
+    if states.is_empty() {
+        return served::gauges(page, &[RUNNING]).is_some_and(|running| running == 0.0);
+    }
+    let is_one = |state: &str| states.iter().any(|line| line.contains(state) && !line.ends_with(" 0.0"));
+    RELEASED.into_iter().any(is_one) && !is_one(AWAKE)
+}
+
+async fn is_paused(client: &Client) -> Result<bool, DriverError> {
     let reply = client.look("/is_sleeping").await?;
     if reply.status.as_u16() == 404 {
         let why = "404: start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1".to_owned();
@@ -174,7 +218,7 @@ async fn is_asleep(client: &Client) -> Result<bool, DriverError> {
 
 /// Also finds a server that could never be put to sleep, while that is still a failed load and not a stuck slot.
 async fn confirm_awake(client: &Client) -> Result<(), DriverError> {
-    if is_asleep(client).await? {
+    if is_paused(client).await? {
         let why = "it sleeps still, after having been woken".to_owned();
         return Err(DriverError::Unexpected { url: client.base().to_string(), why });
     }
@@ -199,7 +243,7 @@ async fn wait_until_idle(client: &Client) -> Result<(), DriverError> {
 async fn busy(client: &Client) -> Result<u32, DriverError> {
     let reply = client.look("/metrics").await?.accepted()?;
     // Whole numbers, written as floats.
-    served::gauges(&reply.text(), &COUNTED)
+    served::gauges(&reply.text(), &[RUNNING, WAITING])
         .map(|requests| requests as u32)
         .ok_or_else(|| reply.unexpected("no count of running and waiting requests"))
 }
@@ -224,7 +268,7 @@ impl Driver for VllmSleep {
             if self.servers.owns(model) {
                 return Ok(());
             }
-            match is_asleep(&self.servers.find(model)?.client).await {
+            match is_paused(&self.servers.find(model)?.client).await {
                 // It could never make room again.
                 Err(error @ DriverError::Unexpected { .. }) => Err(error),
                 // The engine itself answers, and has other things to do while it wakes or is busy.
@@ -236,10 +280,14 @@ impl Driver for VllmSleep {
     fn probe<'a>(&'a self, model: &'a Model) -> Call<'a, Result<Probed, DriverError>> {
         Box::pin(async {
             let server = self.servers.find(model)?;
-            if self.servers.is_absent(server) || is_asleep(&server.client).await? {
+            if self.servers.is_absent(server) {
                 return Ok(Probed::gone());
             }
-            server.served.look(&server.client).await
+            match rest(&server.client).await? {
+                Rest::Asleep => Ok(Probed::gone()),
+                Rest::Paused => Ok(Probed::default()),
+                Rest::Awake => server.served.look(&server.client).await,
+            }
         })
     }
 
@@ -292,5 +340,46 @@ mod tests {
         assert_eq!(checked(StatusCode::INTERNAL_SERVER_ERROR, json!({})).await, Ok(()));
         let error = checked(StatusCode::NOT_FOUND, json!({"detail": "Not Found"})).await.unwrap_err().to_string();
         assert!(error.contains("VLLM_SERVER_DEV_MODE=1"), "{error}");
+    }
+
+    /// A page of metrics: running requests, and the gauges `awake`, `weights_offloaded` and `discard_all` where there are any.
+    fn metrics(running: u32, states: Option<[u32; 3]>) -> String {
+        let names = ["awake", "weights_offloaded", "discard_all"];
+        let state =
+            |(name, value)| format!("vllm:engine_sleep_state{{engine=\"0\",sleep_state=\"{name}\"}} {value}.0\n");
+        let states: String = names.into_iter().zip(states.into_iter().flatten()).map(state).collect();
+        format!("vllm:num_requests_running{{engine=\"0\"}} {running}.0\n{states}")
+    }
+
+    async fn paused_with(metrics: String) -> Probed {
+        let router = Router::new()
+            .route("/health", get(async || "ok"))
+            .route("/is_sleeping", get(async || Json(json!({"is_sleeping": true}))))
+            .route("/metrics", get(move || std::future::ready(metrics)));
+        let model = SleeperModel { served: Served::new("m"), url: serve(router).await, launch: None };
+        VllmSleep::new([model], Level::One, "worker".into()).probe(&"m".into()).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn paused_server_that_holds_memory_is_not_gone() {
+        let pages = [
+            metrics(1, Some([1, 0, 0])),
+            metrics(1, None),
+            // Paused, and idle by now.
+            metrics(0, Some([1, 0, 0])),
+            // Asleep at level 0.
+            metrics(0, Some([0, 0, 0])),
+            String::new(),
+        ];
+        for page in pages {
+            assert_eq!(paused_with(page.clone()).await, Probed::default(), "{page}");
+        }
+    }
+
+    #[tokio::test]
+    async fn sleeping_server_with_proof_is_gone() {
+        for page in [metrics(0, Some([0, 1, 0])), metrics(0, Some([0, 0, 1])), metrics(0, None)] {
+            assert_eq!(paused_with(page.clone()).await, Probed::gone(), "{page}");
+        }
     }
 }

@@ -2,7 +2,8 @@
 //! failing, each with where it is documented. No model: a completion is one word.
 //!
 //! Defects: `fails-to-start` (exit code 3 after a line), `never-ready`, `deaf` (does not sleep, and says that it did),
-//! `no-dev-mode`, `slow-wake` (half a second), `no-backup` (SGLang without `--enable-weights-cpu-backup`).
+//! `no-dev-mode`, `no-sleep-state` (vLLM without that gauge), `slow-wake` (half a second), `no-backup` (SGLang without
+//! `--enable-weights-cpu-backup`).
 
 mod sglang;
 mod vllm;
@@ -13,6 +14,8 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 /// What both fakes are made of.
@@ -21,6 +24,8 @@ struct Engine {
     model: String,
     defects: Vec<String>,
     running: AtomicU32,
+    /// Counts the calls that abort all running requests.
+    aborts: AtomicU32,
     memory: Mutex<Memory>,
 }
 
@@ -31,6 +36,14 @@ struct Memory {
     /// Whether the weights are those of the model.
     weights_are_good: bool,
     is_paused: bool,
+    /// The level at which vLLM sleeps.
+    sleep_level: Option<u8>,
+}
+
+impl Memory {
+    fn is_resident(&self) -> bool {
+        self.has_weights && self.has_cache
+    }
 }
 
 impl Engine {
@@ -50,20 +63,45 @@ impl Engine {
         Json(json!({"object": "list", "data": [{"id": self.model, "object": "model"}]}))
     }
 
-    /// As many pauses of 100 ms as tokens were asked for.
-    async fn complete(&self, body: &Value) -> (StatusCode, Json<Value>) {
+    /// Takes a pause of 100 ms for each token that was asked for.
+    async fn complete(&self, body: &Value) -> Response {
         if body["model"] != self.model.as_str() {
-            return (StatusCode::NOT_FOUND, Json(json!({"error": {"message": "no such model"}})));
+            let error = json!({"message": "The model does not exist.", "type": "NotFoundError", "code": 404});
+            return (StatusCode::NOT_FOUND, Json(json!({"error": error}))).into_response();
         }
         let _one_more = Counted::new(&self.running);
+        let aborts = self.aborts.load(Ordering::SeqCst);
+        let mut finish_reason = "length";
         for _ in 1..body["max_tokens"].as_u64().unwrap_or(1) {
             #[expect(clippy::disallowed_methods, reason = "the pace of the engine that is played")]
             tokio::time::sleep(Duration::from_millis(100)).await;
+            if self.aborts.load(Ordering::SeqCst) != aborts {
+                finish_reason = "abort";
+                break;
+            }
         }
         if !self.memory().weights_are_good {
-            return (StatusCode::INTERNAL_SERVER_ERROR, Json(json!({"error": {"message": "garbage"}})));
+            let error = json!({"error": {"message": "garbage"}});
+            return (StatusCode::INTERNAL_SERVER_ERROR, Json(error)).into_response();
         }
-        (StatusCode::OK, Json(json!({"choices": [{"text": "word"}]})))
+        let answer = json!({"choices": [{"index": 0, "text": "word", "finish_reason": finish_reason}]});
+        if body["stream"] == true {
+            return ([(CONTENT_TYPE, "text/event-stream")], format!("data: {answer}\n\ndata: [DONE]\n\n"))
+                .into_response();
+        }
+        Json(answer).into_response()
+    }
+
+    /// Ends all running requests. To their clients the answers look complete: status 200, a finish reason, `[DONE]`.
+    fn abort(&self) {
+        self.aborts.fetch_add(1, Ordering::SeqCst);
+    }
+
+    async fn wait_until_scheduling(&self) {
+        while self.memory().is_paused {
+            #[expect(clippy::disallowed_methods, reason = "the pace of the engine that is played")]
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     async fn wait_until_idle(&self) {
@@ -109,9 +147,10 @@ async fn main() {
         eprintln!("fake-engine vllm|sglang MODEL PORT [DEFECT…]");
         std::process::exit(2);
     };
-    let memory = Memory { has_weights: true, has_cache: true, weights_are_good: true, is_paused: false };
-    let engine =
-        Arc::new(Engine { model, defects: args.collect(), running: AtomicU32::new(0), memory: Mutex::new(memory) });
+    let memory =
+        Memory { has_weights: true, has_cache: true, weights_are_good: true, is_paused: false, sleep_level: None };
+    let (running, aborts, memory) = (AtomicU32::new(0), AtomicU32::new(0), Mutex::new(memory));
+    let engine = Arc::new(Engine { model, defects: args.collect(), running, aborts, memory });
     if engine.has("fails-to-start") {
         eprintln!("torch.OutOfMemoryError: CUDA out of memory");
         std::process::exit(3);

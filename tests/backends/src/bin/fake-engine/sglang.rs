@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::Value;
@@ -75,7 +76,7 @@ async fn update_weights(State(engine): State<Arc<Engine>>, Json(body): Json<Valu
 }
 
 /// Generation that is paused does not begin, and without memory it is the end of the scheduler.
-async fn complete(State(engine): State<Arc<Engine>>, Json(body): Json<Value>) -> (StatusCode, Json<Value>) {
+async fn complete(State(engine): State<Arc<Engine>>, Json(body): Json<Value>) -> Response {
     let (has_memory, is_paused) = {
         let memory = engine.memory();
         (memory.has_weights, memory.is_paused)

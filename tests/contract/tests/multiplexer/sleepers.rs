@@ -1,0 +1,83 @@
+//! Engines that other programs started, in a state that a former worker left them in.
+
+use modelrelay_harness::fake_relay::FakeRelay;
+use modelrelay_harness::process::{Process, Spawn};
+use modelrelay_harness::{PATIENCE, poll_for};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::rig::{LONG, demand, gate, slots1, worker_with};
+
+/// A running fake of vLLM.
+struct Engine {
+    port: u16,
+    _process: Process,
+}
+
+impl Engine {
+    async fn start(model: &str) -> Self {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("an address").port();
+        drop(listener);
+        let process = Spawn::program("fake-engine").arg("vllm").arg(model).arg(port.to_string()).start();
+        let engine = Self { port, _process: process };
+        let is_up = poll_for(PATIENCE, async || exchange(port, "GET", "/health", "").await).await;
+        assert!(is_up.is_some(), "the engine of {model} listens");
+        engine
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// Sends a request in the background.
+    fn begin(&self, path: &'static str, body: &Value) {
+        let (port, body) = (self.port, body.to_string());
+        drop(tokio::spawn(async move { exchange(port, "POST", path, &body).await }));
+    }
+
+    async fn page(&self, path: &str) -> String {
+        exchange(self.port, "GET", path, "").await.unwrap_or_default()
+    }
+
+    async fn until_page(&self, path: &str, part: &str) {
+        let came = poll_for(PATIENCE, async || self.page(path).await.contains(part).then_some(())).await;
+        assert!(came.is_some(), "{path} shows {part}");
+    }
+}
+
+async fn exchange(port: u16, method: &str, path: &str, body: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: engine\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    );
+    stream.write_all((head + body).as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    Some(answer)
+}
+
+#[tokio::test]
+async fn model_loads_only_after_waiting_sleep_has_ended() {
+    let (a, b) = (Engine::start("a").await, Engine::start("b").await);
+    a.begin("/sleep", &json!({}));
+    a.until_page("/is_sleeping", "true").await;
+    b.begin("/v1/completions", &json!({"model": "b", "prompt": "Hi", "max_tokens": 1000}));
+    b.until_page("/metrics", "vllm:num_requests_running{engine=\"0\",model_name=\"b\"} 1.0").await;
+    b.begin("/sleep?level=1&mode=wait", &json!({}));
+    b.until_page("/is_sleeping", "true").await;
+
+    let models = [("a", &a), ("b", &b)].map(|(id, engine)| json!({"id": id, "url": engine.url(), "maxConcurrency": 4}));
+    let slots = json!([{"id": "gpu0", "driver": "vllm-sleep", "models": models}]);
+    let block = json!({"multiplexer": {"minResidency": "1ms", "linger": "off", "slots": slots}});
+    let mut relay = FakeRelay::start().await;
+    let (_config, builder) = worker_with(&block.to_string());
+    let _worker = builder.relay(relay.url()).start().await;
+    let mut link = relay.accept_with(&slots1()).await;
+    demand(&link, "a", 1);
+    assert!(tokio::time::timeout(LONG, gate(&mut link, "a")).await.is_ok(), "a is loaded");
+    let metrics = b.page("/metrics").await;
+    assert!(metrics.contains("sleep_state=\"weights_offloaded\"} 1.0"), "b holds its memory: {metrics}");
+}

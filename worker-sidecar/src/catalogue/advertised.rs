@@ -1,0 +1,51 @@
+//! The models that a worker advertises, and their details.
+
+use std::collections::BTreeMap;
+
+use modelrelay_protocol::model_details::{DetailsByModel, ModelDetails};
+
+/// The content of `register` and `models_update` about models.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Advertised {
+    /// The names, in order.
+    pub models: Vec<String>,
+    /// The details of those models of which any are known.
+    pub details: DetailsByModel,
+}
+
+/// Details that `worker.yaml` declares, by model name.
+pub type Declared = BTreeMap<String, ModelDetails>;
+
+impl Advertised {
+    /// Models with the details that their backend lists, in which declared fields replace listed ones.
+    pub fn new(models: Vec<String>, listed: &Declared, declared: &Declared) -> Self {
+        let details_of = |model: &String| {
+            let mut details = listed.get(model).cloned().unwrap_or_default();
+            if let Some(declared) = declared.get(model) {
+                details.replace(declared);
+            }
+            (model.clone(), details)
+        };
+        let details = models.iter().map(details_of).collect();
+        Self { models, details }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn declared_details_replace_listed_ones() {
+        let details = |entry| ModelDetails::listed(&entry);
+        let listed = [("a", json!({"max_model_len": 9, "context_length": 8})), ("gone", json!({"n_ctx": 7}))];
+        let listed = listed.map(|(model, entry)| (model.to_owned(), details(entry))).into();
+        let declared = [("a", json!({"context_length": 5})), ("b", json!({"n_ctx": 6}))];
+        let declared = declared.map(|(model, entry)| (model.to_owned(), details(entry))).into();
+        let advertised = Advertised::new(vec!["a".to_owned(), "b".to_owned(), "c".to_owned()], &listed, &declared);
+        assert_eq!(advertised.details.of("a"), Some(&details(json!({"max_model_len": 9, "context_length": 5}))));
+        assert_eq!(advertised.details.of("b"), Some(&details(json!({"n_ctx": 6}))));
+        assert!(advertised.details.of("c").is_none() && advertised.details.of("gone").is_none());
+    }
+}

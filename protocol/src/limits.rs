@@ -34,7 +34,7 @@ pub const MAX_REQUEST_BYTES: u64 = 32 << 20;
 /// A streamed answer at most (`MAX_STREAM_BYTES`).
 pub const MAX_STREAM_BYTES: u64 = 1 << 30;
 
-/// Bodies held in the relay's memory at once at most (`MAX_BUFFERED_BYTES`).
+/// Bytes of peers held in the relay's memory at once at most (`MAX_BUFFERED_BYTES`).
 pub const MAX_BUFFERED_BYTES: u64 = 1 << 30;
 
 /// Ids on the wire.

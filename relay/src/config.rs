@@ -16,6 +16,7 @@ use modelrelay_protocol::config_hash::content_hash;
 use modelrelay_protocol::secret::{Secret, bare};
 use modelrelay_traces::{ENDPOINT, SettingError, Target};
 
+use crate::budget::Purpose;
 use crate::cli::{Args, OptionalAddr, OptionalPath, OptionalText};
 use crate::cluster_api::ClusterApi;
 use crate::keys::secret::ClusterAccess;
@@ -237,9 +238,10 @@ impl Config {
         if credentials::ignores_worker_secret(args) {
             warnings.push("WORKER_SECRET is ignored: WORKER_SECRET_FILE is given".to_owned());
         }
-        if self.max_buffered_bytes < self.max_request_bytes {
+        if Purpose::of_body(self.max_request_bytes).room_in(self.max_buffered_bytes) < self.max_request_bytes {
             warnings.push(
-                "MAX_BUFFERED_BYTES is less than MAX_REQUEST_BYTES: the largest requests can never be taken".to_owned(),
+                "seven eighths of MAX_BUFFERED_BYTES are less than MAX_REQUEST_BYTES: the largest requests can never be taken"
+                    .to_owned(),
             );
         }
         for provider in &self.providers {

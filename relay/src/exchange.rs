@@ -16,12 +16,21 @@ use http::{HeaderMap, StatusCode};
 use modelrelay_protocol::credit::ReceiveWindow;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Purpose};
 use crate::socket::link::WorkerLink;
 
 /// Below this, a piece that arrives behind unread bytes is copied to their end, into blocks of this size: a backlog of tiny
 /// pieces then costs what its bytes cost, and is written to the client in few writes.
 const COALESCE_BYTES: usize = 16 << 10;
+
+/// A piece or a head up to this size may use all of the memory when the client has read everything before it.
+const PASSING_BYTES: u64 = 16 << 10;
+
+/// A larger piece is counted until the client's connection has written it; smaller ones are within what a connection may buffer.
+const BUFFERED_BYTES: usize = 64 << 10;
+
+/// What a header field costs beside its name and value.
+const FIELD_BYTES: usize = 64;
 
 /// The head of an answer.
 #[derive(Clone, Debug)]
@@ -39,6 +48,12 @@ impl Head {
     pub fn is_all(&self) -> bool {
         self.content_length == Some(0) || matches!(self.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
     }
+
+    /// The memory that it takes.
+    fn bytes(&self) -> u64 {
+        let fields = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES);
+        fields.sum::<usize>() as u64
+    }
 }
 
 /// Why a push was refused; the caller fails the request and tells the worker to stop.
@@ -52,6 +67,8 @@ pub enum PushError {
     StreamLimit,
     /// An old worker's client left too much unread.
     SlowClient,
+    /// The relay's memory is full.
+    NoMemory,
 }
 
 /// What an attempt had come to when it was taken away.
@@ -105,6 +122,8 @@ struct State {
     chunks: VecDeque<Bytes>,
     tail: BytesMut,
     unread: u64,
+    /// What the head takes of the budget, until the exchange is over: the connection keeps it until it is written.
+    head_bytes: u64,
     received: u64,
     expected: Option<u64>,
     window: Option<ReceiveWindow>,
@@ -161,6 +180,11 @@ impl Exchange {
         if !matches!(state.head, HeadState::Awaited) {
             return Err(PushError::Broken("a second response head"));
         }
+        let bytes = head.bytes();
+        if !self.budget.take_unread(bytes, purpose(&state, bytes)) {
+            return Err(PushError::NoMemory);
+        }
+        state.head_bytes = bytes;
         state.expected = head.content_length;
         state.moved_at = Some(Instant::now());
         state.head = HeadState::Ready(head);
@@ -231,7 +255,7 @@ impl Exchange {
         state.attempt = 0;
         state.credit = None;
         state.waker = None;
-        self.budget.sub_unread(std::mem::take(&mut state.unread));
+        self.give_back(&mut state);
         state.chunks = VecDeque::new();
         state.tail = BytesMut::new();
     }
@@ -284,7 +308,12 @@ impl Exchange {
         if let Some(chunk) = (!early).then(|| next_chunk(&mut state)).flatten() {
             let len = chunk.len() as u64;
             state.unread -= len;
-            self.budget.sub_unread(len);
+            let chunk = if chunk.len() > BUFFERED_BYTES {
+                self.budget.adopt_unread(len).hold(chunk)
+            } else {
+                self.budget.give_back_unread(len);
+                chunk
+            };
             let tight = self.budget.is_tight();
             let now = Instant::now();
             state.moved_at = Some(now);
@@ -330,14 +359,21 @@ impl Exchange {
         if len == 0 {
             return Ok(());
         }
+        if !self.budget.take_unread(len, purpose(&state, len)) {
+            return Err(PushError::NoMemory);
+        }
         state.received = received;
         let now = Instant::now();
         state.first_byte_at.get_or_insert(now);
         state.moved_at = Some(now);
-        self.budget.add_unread(len);
         store(&mut state, bytes);
         wake(state);
         Ok(())
+    }
+
+    fn give_back(&self, state: &mut State) {
+        let bytes = std::mem::take(&mut state.unread) + std::mem::take(&mut state.head_bytes);
+        self.budget.give_back_unread(bytes);
     }
 
     /// Guards one answer; held for moments, never over an await.
@@ -348,9 +384,14 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        let unread = std::mem::take(&mut self.lock().unread);
-        self.budget.sub_unread(unread);
+        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.give_back(&mut state);
     }
+}
+
+/// What the memory of the next bytes is for.
+fn purpose(state: &State, bytes: u64) -> Purpose {
+    if state.unread == 0 && bytes <= PASSING_BYTES { Purpose::Passing } else { Purpose::Bulk }
 }
 
 fn store(state: &mut State, bytes: Bytes) {

@@ -39,4 +39,5 @@ pub mod socket;
 pub mod stats;
 pub mod telemetry;
 pub mod tls;
+pub mod unfinished;
 pub mod unix_time;

@@ -79,7 +79,8 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
         let _ = phase.wait_for(|phase| *phase == Phase::Stopping).await;
     };
     let mut stopping = std::pin::pin!(stopping);
-    let io = ClientIo::new(stream, WRITE_PATIENCE, place);
+    let io = ClientIo::new(stream, WRITE_PATIENCE, Arc::clone(&shared.budget), place);
+    let heads = io.heads();
     let flushed = io.flushed();
     let io = match tls {
         None => Connection::Plain(io),
@@ -95,8 +96,9 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(Peer(peer));
         request.extensions_mut().insert(flushed.clone());
+        let request = request.map(|body| Body::new(heads.end_with(body)));
         let mut router = router.clone();
-        async move { Ok::<_, Infallible>(http::answer(&mut router, request.map(Body::new)).await) }
+        async move { Ok::<_, Infallible>(http::answer(&mut router, request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

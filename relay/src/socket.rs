@@ -12,7 +12,6 @@ mod read_ahead;
 pub mod register;
 pub mod session;
 pub mod slots;
-mod unfinished;
 pub mod upgrade;
 mod worker_info;
 

@@ -251,6 +251,8 @@ pub enum CancelReason {
     SlowClient,
     /// The answer grew past the stream ceiling.
     StreamLimit,
+    /// The relay had no memory for the answer.
+    NoMemory,
     /// An admin said so; the client is told.
     Admin,
     /// The worker broke the rules of this one request (wrong length, overrun); the shell tells the client.

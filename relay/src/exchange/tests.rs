@@ -183,3 +183,55 @@ fn unread_bytes_are_given_back_when_the_client_goes() {
     assert_eq!(exchange.budget.unread(), 0);
     assert_eq!(exchange.push_piece(1, Bytes::from_static(b"abc")), Err(PushError::Stale));
 }
+
+#[test]
+fn response_that_does_not_fit_fails_alone() {
+    let budget = Budget::new(64 << 10);
+    let [waiting, passing] = [1, 2].map(|_| Exchange::new(Arc::clone(&budget), 1 << 20, 1 << 20));
+    for exchange in [&waiting, &passing] {
+        exchange.begin(1, None);
+        exchange.push_head(1, head(None)).unwrap();
+    }
+    let piece = Bytes::from(vec![b'x'; 8 << 10]);
+    (0..7).for_each(|_| waiting.push_piece(1, piece.clone()).unwrap());
+    assert_eq!(waiting.push_piece(1, piece.clone()), Err(PushError::NoMemory));
+    for _ in 0..20 {
+        passing.push_piece(1, piece.clone()).unwrap();
+        assert_eq!(all(&passing).0.len(), 8 << 10);
+    }
+    drop(waiting);
+    assert_eq!(budget.used(), 0);
+}
+
+#[test]
+fn head_is_counted_until_the_exchange_ends() {
+    let budget = Budget::new(64 << 10);
+    let exchange = Exchange::new(Arc::clone(&budget), 1_000, 100);
+    exchange.begin(1, None);
+    let large = |bytes: usize| {
+        let headers = HeaderMap::from_iter([(http::header::ETAG, "x".repeat(bytes).parse().unwrap())]);
+        Head { headers, ..head(None) }
+    };
+    assert_eq!(exchange.push_head(1, large(60 << 10)), Err(PushError::NoMemory));
+    exchange.push_head(1, large(40 << 10)).unwrap();
+    assert!(matches!(exchange.poll_head(&Context::from_waker(Waker::noop())), Poll::Ready(Ok(_))));
+    assert!(budget.used() > 40 << 10);
+    exchange.close();
+    assert_eq!(budget.used(), 0);
+}
+
+#[test]
+fn whole_response_is_counted_until_it_is_written() {
+    let budget = Budget::new(1 << 20);
+    let exchange = Exchange::new(Arc::clone(&budget), 1 << 20, 100);
+    exchange.begin(1, None);
+    exchange.push_head(1, head(None)).unwrap();
+    exchange.push_whole(1, vec![b'x'; 500_000].into()).unwrap();
+    let Poll::Ready(Some(Ok(chunk))) = exchange.poll_chunk(&Context::from_waker(Waker::noop())) else {
+        panic!("nothing came");
+    };
+    drop(exchange);
+    assert_eq!((budget.used(), budget.unread()), (500_000, 0));
+    drop(chunk);
+    assert_eq!(budget.used(), 0);
+}

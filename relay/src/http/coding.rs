@@ -10,7 +10,7 @@ use http::header::CONTENT_ENCODING;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use ruzstd::decoding::StreamingDecoder;
 
-use super::intake::{grow, overloaded, too_large};
+use super::intake::{grow, too_large};
 use crate::blocking;
 use crate::budget::Budget;
 
@@ -72,7 +72,7 @@ impl Coding {
     }
 
     fn read(mut reader: impl Read, budget: &Arc<Budget>, limit: u64) -> Result<Bytes, ApiError> {
-        let mut reservation = budget.reserve(0).ok_or_else(overloaded)?;
+        let mut reservation = budget.open();
         let (mut decoded, mut piece) = (BytesMut::new(), [0; PIECE_BYTES]);
         loop {
             let read = reader.read(&mut piece).map_err(|_| broken())?;

@@ -24,6 +24,7 @@ use super::ticket::Ticket;
 use super::{browser, intake, models, parse, spelling, text_header};
 use crate::affinity::Origin;
 use crate::blocking;
+use crate::budget::Purpose;
 use crate::dispatch::WorkerKey;
 use crate::exchange::Exchange;
 use crate::metrics::{ClientKind, Outcome};
@@ -235,8 +236,8 @@ async fn read_route(content_type: Option<&str>, body: &Bytes) -> Result<parse::R
 
 /// Replaces an alias; the copy is charged to the budget like the original, which is dropped.
 fn rename(relay: &Relay, body: &Bytes, routed: &parse::Routed, model: &str) -> Result<Bytes, ApiError> {
-    let full = || ApiError::new(ErrorKind::Overloaded, "the relay's memory for request bodies is full; try again");
-    let reservation = relay.shared.budget.reserve(body.len() as u64).ok_or_else(full)?;
+    let bytes = body.len() as u64;
+    let reservation = relay.shared.budget.reserve(bytes, Purpose::of_body(bytes)).ok_or_else(intake::overloaded)?;
     Ok(reservation.hold(parse::with_model(body, routed, model)))
 }
 

@@ -16,7 +16,7 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use tokio::time::Instant;
 
 use super::coding::Coding;
-use crate::budget::{Budget, Reservation};
+use crate::budget::{Budget, Purpose, Reservation};
 
 /// A client that sends nothing at all of its body for so long is not waited for.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,9 +34,6 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How much is reserved at a time.
 const GROWTH_BYTES: u64 = 64 << 10;
-
-/// A larger body leaves room for others: an eighth of the budget is for bodies up to this size.
-const SMALL_BODY_BYTES: u64 = 1 << 20;
 
 /// Reads the whole body. The budget is charged until the last clone of the bytes is gone.
 pub async fn read(headers: &HeaderMap, body: &mut Body, budget: &Arc<Budget>, limit: u64) -> Result<Bytes, ApiError> {
@@ -102,13 +99,14 @@ pub fn discard(headers: &HeaderMap, mut body: Body) {
 
 /// What a body of so many bytes has reserved before it comes.
 fn begin(announced: u64, budget: &Arc<Budget>) -> Result<Reservation, ApiError> {
-    if announced <= SMALL_BODY_BYTES {
-        return budget.reserve(announced).ok_or_else(overloaded);
+    let purpose = Purpose::of_body(announced);
+    if purpose == Purpose::SmallBody {
+        return budget.reserve(announced, purpose).ok_or_else(overloaded);
     }
-    if budget.used().saturating_add(announced) > room(announced, budget) {
+    if budget.used().saturating_add(announced) > budget.room(purpose) {
         return Err(overloaded());
     }
-    budget.reserve(0).ok_or_else(overloaded)
+    Ok(budget.open())
 }
 
 /// Reserves what a body of so many bytes needs.
@@ -119,18 +117,8 @@ pub(super) fn grow(reservation: &mut Reservation, total: u64) -> Result<(), ApiE
     }
     // Little by little at first: most bodies are small.
     let step = missing.max(reservation.bytes().min(GROWTH_BYTES));
-    let room = room(total, reservation.budget());
-    if reservation.grow_within(step, room) || reservation.grow_within(missing, room) {
-        Ok(())
-    } else {
-        Err(overloaded())
-    }
-}
-
-/// The part of the budget that a body of this size may use.
-fn room(bytes: u64, budget: &Budget) -> u64 {
-    let limit = budget.limit();
-    if bytes > SMALL_BODY_BYTES { limit - limit / 8 } else { limit }
+    let purpose = Purpose::of_body(total);
+    if reservation.grow(step, purpose) || reservation.grow(missing, purpose) { Ok(()) } else { Err(overloaded()) }
 }
 
 fn announced_length(headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
@@ -147,7 +135,7 @@ pub(super) fn too_large(limit: u64) -> ApiError {
 }
 
 pub(super) fn overloaded() -> ApiError {
-    ApiError::new(ErrorKind::Overloaded, "the relay's memory for request bodies is full; try again")
+    ApiError::new(ErrorKind::Overloaded, "the relay's memory is full (MAX_BUFFERED_BYTES); try again")
 }
 
 #[cfg(test)]

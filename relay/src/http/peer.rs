@@ -6,13 +6,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
 
+use crate::budget::Budget;
 use crate::net::TcpStream;
+use crate::unfinished::Unfinished;
 
 /// How long a client may take no byte of what is there for it.
 pub const WRITE_PATIENCE: Duration = Duration::from_secs(120);
@@ -32,6 +37,68 @@ impl Flushed {
     }
 }
 
+/// The heads of a connection's requests: what has come of one is in the budget until it is whole. Bodies are counted where they are
+/// read.
+#[derive(Clone, Debug)]
+pub struct Heads(Arc<HeadsState>);
+
+#[derive(Debug)]
+struct HeadsState {
+    unfinished: Unfinished,
+    /// A body comes, no head.
+    in_body: AtomicBool,
+}
+
+impl Heads {
+    fn new(budget: Arc<Budget>) -> Self {
+        Self(Arc::new(HeadsState { unfinished: Unfinished::head(budget), in_body: AtomicBool::new(false) }))
+    }
+
+    fn receive(&self, bytes: usize) -> io::Result<()> {
+        if self.0.in_body.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.0.unfinished.receive(bytes as u64, Instant::now)
+    }
+
+    /// A head is whole. The next begins when its body is dropped.
+    pub fn end_with(&self, body: Incoming) -> RequestBody {
+        self.0.in_body.store(true, Ordering::Relaxed);
+        self.0.unfinished.end();
+        RequestBody { body, heads: self.clone() }
+    }
+}
+
+/// A request's body as it comes.
+#[derive(Debug)]
+pub struct RequestBody {
+    body: Incoming,
+    heads: Heads,
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        self.heads.0.in_body.store(false, Ordering::Relaxed);
+    }
+}
+
+impl http_body::Body for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 /// A client's connection that says whether its output is stuck, and breaks when it is for too long: nothing else would
 /// ever end an answer that is complete here and that nobody reads.
 #[derive(Debug)]
@@ -41,19 +108,25 @@ pub struct ClientIo {
     patience: Duration,
     /// Runs while the output is stuck.
     giving_up: Option<Pin<Box<Sleep>>>,
+    heads: Heads,
     place: OwnedSemaphorePermit,
 }
 
 impl ClientIo {
     /// Watches `inner`, which takes one place of its listener, and breaks when its output is stuck for longer than
     /// `patience`.
-    pub fn new(inner: TcpStream, patience: Duration, place: OwnedSemaphorePermit) -> Self {
-        Self { inner, blocked: Flushed::default(), patience, giving_up: None, place }
+    pub fn new(inner: TcpStream, patience: Duration, budget: Arc<Budget>, place: OwnedSemaphorePermit) -> Self {
+        Self { inner, blocked: Flushed::default(), patience, giving_up: None, heads: Heads::new(budget), place }
     }
 
     /// A view on whether the output is stuck.
     pub fn flushed(&self) -> Flushed {
         self.blocked.clone()
+    }
+
+    /// The heads of its requests.
+    pub fn heads(&self) -> Heads {
+        self.heads.clone()
     }
 
     /// The first bytes that the client sent, left where they are.
@@ -87,7 +160,13 @@ impl ClientIo {
 
 impl AsyncRead for ClientIo {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buf)
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.inner).poll_read(cx, buf);
+        let read = buf.filled().len() - before;
+        if read > 0 {
+            self.heads.receive(read)?;
+        }
+        polled
     }
 }
 
@@ -135,7 +214,7 @@ mod tests {
         let silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (accepted, _) = listener.accept().await.unwrap();
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        let mut io = ClientIo::new(accepted, Duration::from_millis(20), place);
+        let mut io = ClientIo::new(accepted, Duration::from_millis(20), Budget::new(0), place);
         let flushed = io.flushed();
         let broke = io.write_all(&vec![0; 64 << 20]).await.unwrap_err();
         assert_eq!((broke.kind(), flushed.is_flushed()), (io::ErrorKind::TimedOut, false));

@@ -131,13 +131,21 @@ impl StateGauges {
                 &["provider", "worker"],
             ),
             grants: gauge("worker_grants", "Slots that workers granted to this relay.", &["provider"]),
-            buffered_bytes: int_gauge(registry, "buffered_bytes", "Bytes of bodies in memory."),
+            buffered_bytes: int_gauge(
+                registry,
+                "buffered_bytes",
+                "Bytes of requests, unread responses and unfinished messages in memory.",
+            ),
             keys_ok: int_gauge(
                 registry,
                 "api_keys_last_reload_successful",
                 "Whether the API keys as they are stored now could be used.",
             ),
-            buffered_bytes_limit: int_gauge(registry, "buffered_bytes_limit", "Bytes of bodies that may be in memory."),
+            buffered_bytes_limit: int_gauge(
+                registry,
+                "buffered_bytes_limit",
+                "Bytes that may be in memory (MAX_BUFFERED_BYTES).",
+            ),
         }
     }
 

@@ -234,6 +234,7 @@ impl Provider {
             CancelReason::ClientDisconnect
             | CancelReason::SlowClient
             | CancelReason::StreamLimit
+            | CancelReason::NoMemory
             | CancelReason::Admin
             | CancelReason::WorkerFault => wire::CancelReason::ClientDisconnect,
             CancelReason::Timeout => wire::CancelReason::Timeout,

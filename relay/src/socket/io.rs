@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::unfinished::Unfinished;
 use crate::budget::Budget;
+use crate::unfinished::Unfinished;
 
 /// No output waits, so none can be stuck.
 const NOTHING_WAITS: u64 = u64::MAX;
@@ -32,7 +32,7 @@ impl Pulse {
     /// Everything moved just now.
     pub fn new(budget: Arc<Budget>) -> Arc<Self> {
         let (read_ms, written_ms) = (AtomicU64::new(0), AtomicU64::new(NOTHING_WAITS));
-        Arc::new(Self { epoch: Instant::now(), read_ms, written_ms, unfinished: Unfinished::new(budget) })
+        Arc::new(Self { epoch: Instant::now(), read_ms, written_ms, unfinished: Unfinished::message(budget) })
     }
 
     /// When the peer's last byte came.

@@ -522,6 +522,7 @@ fn on_the_wire(reason: CancelReason) -> (wire::CancelReason, Option<&'static str
         CancelReason::ClientDisconnect => (wire::CancelReason::ClientDisconnect, None),
         CancelReason::SlowClient => (wire::CancelReason::ClientDisconnect, Some("slow client")),
         CancelReason::StreamLimit => (wire::CancelReason::ClientDisconnect, Some("stream ceiling")),
+        CancelReason::NoMemory => (wire::CancelReason::ClientDisconnect, Some("the relay's memory is full")),
         CancelReason::Admin => (wire::CancelReason::ClientDisconnect, Some("cancelled by an admin")),
         CancelReason::WorkerFault => (wire::CancelReason::ClientDisconnect, Some("the answer broke the protocol")),
         CancelReason::Timeout => (wire::CancelReason::Timeout, None),

@@ -33,12 +33,12 @@ use super::io::{Pulse, PulsedIo};
 use super::link::{Close, Output, WorkerInfo, WorkerLink};
 use super::read_ahead::ReadAhead;
 use super::register::{self, Accepted};
-use super::unfinished::{Refusal, Unfinished};
 use crate::dispatch::LossCause;
 use crate::ids;
 use crate::metrics::{ConnectionResult, DisconnectReason};
 use crate::provider::Provider;
 use crate::shared::Phase;
+use crate::unfinished::{Refusal, Unfinished};
 use crate::unix_time::unix_millis;
 
 /// Frames and bytes of one batch; then what was written is flushed, so that a long queue cannot hold back its first frame.

@@ -184,6 +184,10 @@ fn push_failed(provider: &Provider, link: &WorkerLink, held: &Held, error: PushE
             let message = "the client left too much of the answer unread (MAX_UNREAD_BYTES)";
             (CancelReason::SlowClient, ApiError::new(ErrorKind::SlowClient, message))
         }
+        PushError::NoMemory => {
+            let message = "the relay's memory is full (MAX_BUFFERED_BYTES); try again";
+            (CancelReason::NoMemory, ApiError::new(ErrorKind::Overloaded, message))
+        }
     };
     held.exchange().fail(error);
     provider.cancel(held.record.key, reason);

@@ -5,6 +5,7 @@
 mod disconnects;
 mod floods;
 mod lying_worker;
+mod memory;
 mod neighbour;
 mod slow_crowds;
 mod smuggling;

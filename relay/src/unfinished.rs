@@ -1,6 +1,7 @@
-//! What a worker has begun to send and not ended: counted from its first byte, bounded, and in time.
+//! What a peer has begun to send and not ended, a worker's message or the head of a client's request: counted from its first
+//! byte, bounded, and in time.
 //!
-//! A message is held in memory until its last byte comes. Small ones cost nothing more than the socket; of larger ones each byte
+//! It is held in memory until its last byte comes. Small ones cost nothing more than the socket; of larger ones each byte
 //! is taken from the budget of the relay before it is kept.
 
 use std::io;
@@ -10,16 +11,19 @@ use std::time::{Duration, Instant};
 
 use modelrelay_protocol::limits::{MAX_CONTROL_BYTES, MAX_MESSAGE_BYTES};
 
-use crate::budget::{Budget, Reservation};
+use crate::budget::{Budget, Purpose, Reservation};
 
 /// So much of a message is not counted, for each worker may have it: the largest piece of a response and what was read ahead.
 const UNCOUNTED_BYTES: u64 = 128 << 10;
 
-/// How long a message may take beyond this, and at which rate it has to come.
+/// So much of a request's head is not counted, for each connection may have it.
+const UNCOUNTED_HEAD_BYTES: u64 = 8 << 10;
+
+/// How long what is counted may take, and at which rate it has to come.
 const PATIENCE: Duration = Duration::from_secs(30);
 const MIN_BYTES_PER_SEC: u64 = 16 << 10;
 
-/// Why no more of a message is read.
+/// Why no more is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// It is longer than its sender may send.
@@ -30,13 +34,14 @@ pub enum Refusal {
     TooSlow,
 }
 
-/// The message that a worker is sending.
+/// The message or head that a peer is sending.
 #[derive(Debug)]
 pub struct Unfinished {
     budget: Arc<Budget>,
+    uncounted: u64,
     limit: AtomicU64,
     received: AtomicU64,
-    /// Of a message that is larger than [`UNCOUNTED_BYTES`].
+    /// Of one that is larger than what is not counted.
     large: Mutex<Option<Large>>,
     refused: Mutex<Option<Refusal>>,
 }
@@ -48,10 +53,19 @@ struct Large {
 }
 
 impl Unfinished {
-    /// Nothing was sent. Until [`Self::allow_bodies`], a message is a control message.
-    pub fn new(budget: Arc<Budget>) -> Self {
-        let limit = AtomicU64::new(MAX_CONTROL_BYTES as u64 + UNCOUNTED_BYTES);
-        Self { budget, limit, received: AtomicU64::new(0), large: Mutex::default(), refused: Mutex::default() }
+    /// A worker's message. Until [`Self::allow_bodies`], it is a control message.
+    pub fn message(budget: Arc<Budget>) -> Self {
+        Self::new(budget, UNCOUNTED_BYTES, MAX_CONTROL_BYTES as u64 + UNCOUNTED_BYTES)
+    }
+
+    /// The head of a request, which the HTTP library bounds.
+    pub fn head(budget: Arc<Budget>) -> Self {
+        Self::new(budget, UNCOUNTED_HEAD_BYTES, u64::MAX)
+    }
+
+    fn new(budget: Arc<Budget>, uncounted: u64, limit: u64) -> Self {
+        let (limit, received) = (AtomicU64::new(limit), AtomicU64::new(0));
+        Self { budget, uncounted, limit, received, large: Mutex::default(), refused: Mutex::default() }
     }
 
     /// The worker has no streams: a message may hold a whole response.
@@ -66,12 +80,12 @@ impl Unfinished {
     /// Nothing more may be read; [`Self::refusal`] says why.
     pub fn receive(&self, bytes: u64, now: impl FnOnce() -> Instant) -> io::Result<()> {
         let received = self.received.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if received <= UNCOUNTED_BYTES {
+        if received <= self.uncounted {
             return Ok(());
         }
         self.receive_large(received, now()).map_err(|refusal| {
             *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
-            io::Error::other("the rest of a message is refused")
+            io::Error::other("no more is read of what the peer has begun to send")
         })
     }
 
@@ -82,14 +96,9 @@ impl Unfinished {
         let mut large = self.large();
         let large = match &mut *large {
             Some(large) => large,
-            none @ None => {
-                let reservation = self.budget.reserve(0).ok_or(Refusal::NoMemory)?;
-                none.insert(Large { reservation, since: now })
-            }
+            none @ None => none.insert(Large { reservation: self.budget.open(), since: now }),
         };
-        // The rest is for the bodies of small requests.
-        let limit = self.budget.limit() / 8 * 7;
-        if !large.reservation.grow_within(received - large.reservation.bytes(), limit) {
+        if !large.reservation.grow(received - large.reservation.bytes(), Purpose::Bulk) {
             return Err(Refusal::NoMemory);
         }
         let allowed = PATIENCE + Duration::from_secs(received / MIN_BYTES_PER_SEC);
@@ -99,9 +108,9 @@ impl Unfinished {
         Ok(())
     }
 
-    /// A message has come to its end.
+    /// It has come to its end.
     pub fn end(&self) {
-        if self.received.swap(0, Ordering::Relaxed) > UNCOUNTED_BYTES {
+        if self.received.swap(0, Ordering::Relaxed) > self.uncounted {
             *self.large() = None;
         }
     }
@@ -124,7 +133,7 @@ mod tests {
 
     fn unfinished(budget: u64) -> (Unfinished, Arc<Budget>) {
         let budget = Budget::new(budget);
-        (Unfinished::new(Arc::clone(&budget)), budget)
+        (Unfinished::message(Arc::clone(&budget)), budget)
     }
 
     /// Receives so much in pieces, all of them now.

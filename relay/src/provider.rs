@@ -37,6 +37,7 @@ use crate::request::RequestRecord;
 use crate::shared::Shared;
 use crate::socket::Credential;
 use crate::socket::link::{Close, Held, WorkerLink};
+use crate::socket::places::Places;
 use crate::socket::register;
 use crate::socket::session::{DRAINED, SECRET_REMOVED};
 use listed::Listed;
@@ -52,6 +53,8 @@ pub struct Provider {
     pub shared: Arc<Shared>,
     /// What it counts.
     pub series: Arc<ProviderSeries>,
+    /// Its workers' links.
+    pub places: Arc<Places>,
     config: ArcSwap<ProviderConfig>,
     /// The core and what its keys stand for. Held for one event and its effects.
     state: Mutex<State>,
@@ -92,6 +95,7 @@ impl Provider {
             name: config.name.as_str().into(),
             series: shared.metrics.provider(&config.name),
             shared,
+            places: Arc::default(),
             config: ArcSwap::from_pointee(config),
             state: Mutex::new(state),
             timer: Notify::new(),

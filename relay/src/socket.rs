@@ -1,13 +1,14 @@
 //! The door for workers: who may come in, and the upgrade.
 //!
 //! Checked in this order, so that a stranger learns nothing: a proper WebSocket handshake (400, 426), the lockout (429),
-//! the secret or token (401, compared for an unknown provider too), the provider (404, 403).
+//! the secret or token (401, compared for an unknown provider too), the provider (404, 403), its links (503).
 
 mod admission;
 pub mod failures;
 pub mod io;
 pub mod link;
 pub mod pace;
+pub mod places;
 mod read_ahead;
 pub mod register;
 pub mod session;
@@ -27,6 +28,7 @@ use tracing::{debug, warn};
 use admission::Visitor;
 pub use admission::{Admission, Credential};
 
+use crate::metrics::ConnectionResult;
 use crate::provider::Provider;
 use crate::relay::Relay;
 use crate::shared::Phase;
@@ -48,7 +50,13 @@ pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>
     let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
         return refuse(StatusCode::BAD_REQUEST, "this connection cannot be upgraded");
     };
+    let Some(place) = provider.places.take(admission.address, relay.shared.config.load().max_connections) else {
+        provider.series.worker_connected(ConnectionResult::TooManyLinks);
+        warn!(provider = %provider.name, address = %admission.address, "too many links: a worker is refused");
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many links of this provider or address (MAX_CONNECTIONS)");
+    };
     tokio::spawn(async move {
+        let _place = place;
         match upgrade.await {
             Ok(upgraded) => serve(upgraded, provider, admission).await,
             Err(error) => debug!(%error, "worker upgrade failed"),

@@ -165,6 +165,8 @@ label! {
         ProviderDisabled => "provider_disabled",
         /// No such provider.
         ProviderNotFound => "provider_not_found",
+        /// Its provider, or its address, has too many links.
+        TooManyLinks => "too_many_links",
         /// The relay is shutting down.
         Draining => "draining",
     }

@@ -154,6 +154,19 @@ async fn a_worker_that_is_asked_for_its_models_is_asked_over_the_socket() {
 }
 
 #[tokio::test]
+async fn address_with_too_many_links_is_refused() {
+    let relay = Relay::builder().env("MAX_CONNECTIONS", "200").start().await;
+    let mut workers = Vec::new();
+    for _ in 0..64 {
+        workers.push(relay.dial().open().await);
+    }
+    let refusal = relay.dial().refused().await.with_status(503);
+    assert!(refusal.text().contains("MAX_CONNECTIONS"), "{}", refusal.text());
+    workers.pop();
+    relay.eventually("a link is free", async || relay.send(relay.dial().handshake()).await.status == 101).await;
+}
+
+#[tokio::test]
 async fn workers_count_among_the_connections_of_a_listener() {
     let relay = Relay::builder().env("MAX_CONNECTIONS", "2").env("ADMIN_LISTEN_ADDR", "127.0.0.1:0").start().await;
     let _worker = relay.worker(&["m"], 1).await;

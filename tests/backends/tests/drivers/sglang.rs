@@ -5,6 +5,7 @@ use std::time::Duration;
 use modelrelay_backends::fake::{Fake, Kind};
 use modelrelay_backends::server::{Server, free_port, get, is_listening, post, until};
 use modelrelay_backends::worker_program;
+use modelrelay_harness::PATIENCE;
 use modelrelay_worker::multiplexer::driver::launch::{Launch, PORT};
 use modelrelay_worker::multiplexer::driver::served::Served;
 use modelrelay_worker::multiplexer::driver::sglang::{SaverModel, Sglang};
@@ -14,14 +15,26 @@ use serde_json::json;
 
 use crate::rig::{FAKE, on_port};
 
-async fn foreign(defects: &[&str], reload_from: Option<&str>) -> (Server, Sglang) {
+/// Seconds after which the fake gives its health check up.
+const HEALTH_TIMEOUT: &str = "SGLANG_HEALTH_CHECK_TIMEOUT";
+
+async fn started(words: &[&str], env: &[(&str, String)]) -> Server {
     let port = free_port();
     let fake = Fake::new(FAKE, Kind::Sglang, "m", &port.to_string());
-    let fake = defects.iter().fold(fake, |fake, defect| fake.with(defect));
-    let server = Server::start(&fake.command(), &[], port).await;
+    Server::start(&words.iter().fold(fake, |fake, word| fake.with(word)).command(), env, port).await
+}
+
+/// A driver that knows nothing of the server yet.
+fn driver_of(server: &Server, reload_from: Option<&str>) -> Sglang {
     let reload_from = reload_from.map(str::to_owned);
     let model = SaverModel { served: Served::new("m"), url: server.url.clone(), launch: None, reload_from };
-    (server, Sglang::new([model], worker_program()))
+    Sglang::new([model], worker_program())
+}
+
+async fn foreign(defects: &[&str], reload_from: Option<&str>) -> (Server, Sglang) {
+    let server = started(defects, &[]).await;
+    let driver = driver_of(&server, reload_from);
+    (server, driver)
 }
 
 #[tokio::test]
@@ -54,8 +67,8 @@ async fn weights_that_were_not_kept_are_found_to_be_garbage_or_read_again() {
 async fn successor() -> (Server, Sglang) {
     let (server, before) = foreign(&[], None).await;
     before.evict(&"m".into()).await.unwrap();
-    let model = SaverModel { served: Served::new("m"), url: server.url.clone(), launch: None, reload_from: None };
-    (server, Sglang::new([model], worker_program()))
+    let driver = driver_of(&server, None);
+    (server, driver)
 }
 
 #[tokio::test]
@@ -98,6 +111,17 @@ async fn released_server_is_probed_and_checked_at_once() {
 }
 
 #[tokio::test]
+async fn health_check_in_sleep_does_not_prevent_waking() {
+    let server = started(&[], &[(HEALTH_TIMEOUT, "1".to_owned())]).await;
+    let (driver, model) = (driver_of(&server, None), "m".into());
+    driver.evict(&model).await.unwrap();
+    assert_eq!(get(&server.url, "/health").await.map(|(status, _)| status), Some(503));
+    let load = tokio::time::timeout(PATIENCE, driver.load(&model, LoadKind::Wake)).await;
+    assert_eq!(load, Ok(Ok(())));
+    assert!(driver.probe(&model).await.unwrap().ready);
+}
+
+#[tokio::test]
 async fn server_without_ready_sleeps_and_wakes() {
     let (_server, driver) = foreign(&["no-ready"], None).await;
     let model = "m".into();
@@ -132,22 +156,22 @@ async fn admin_key_of_the_command_is_shown() {
 
 #[tokio::test]
 async fn refused_key_names_the_admin_key() {
-    let port = free_port();
-    let command = Fake::new(FAKE, Kind::Sglang, "m", &port.to_string()).with("--admin-api-key").with("a").command();
-    let server = Server::start(&command, &[], port).await;
-    let model = SaverModel { served: Served::new("m"), url: server.url.clone(), launch: None, reload_from: None };
-    let error = Sglang::new([model], worker_program()).evict(&"m".into()).await.unwrap_err();
+    let (_server, driver) = foreign(&["--admin-api-key", "a"], None).await;
+    let error = driver.evict(&"m".into()).await.unwrap_err();
     assert!(matches!(error, DriverError::Unexpected { .. }), "{error}");
     assert!(error.to_string().contains("--admin-api-key"), "{error}");
 }
 
 #[tokio::test]
 async fn load_of_paused_foreign_server_fails_soon() {
-    for defects in [&[][..], &["no-ready"]] {
+    let load = async |defects: &[&str]| {
         let (server, driver) = foreign(defects, None).await;
         post(&server.url, "/pause_generation", &json!({})).await.expect("it answers");
         let load = tokio::time::timeout(Duration::from_secs(20), driver.load(&"m".into(), LoadKind::Cold)).await;
-        let failure = load.expect("it fails soon").unwrap_err().to_string();
+        load.expect("it fails soon").unwrap_err().to_string()
+    };
+    let (with, without) = tokio::join!(load(&[]), load(&["no-ready"]));
+    for failure in [with, without] {
         assert!(failure.contains("released its memory") && failure.contains("restart it"), "{failure}");
     }
 }

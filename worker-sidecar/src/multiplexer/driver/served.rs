@@ -26,7 +26,7 @@ pub struct Served {
     pub expect: String,
     /// Answers 200 once the model is loaded.
     pub health_path: String,
-    /// A path that costs the server nothing, asked before the health path; older servers have none and answer 404.
+    /// A path that costs the server nothing and answers 200 once it is ready. The health path decides after any other answer.
     pub ready_path: Option<&'static str>,
     /// What the server wants to be shown.
     pub key: Key,
@@ -67,11 +67,10 @@ impl Served {
     }
 
     async fn health(&self, client: &Client) -> Result<Health, DriverError> {
-        if let Some(path) = self.ready_path {
-            let health = check(client, path).await?;
-            if health != Health::NoPath {
-                return Ok(health);
-            }
+        if let Some(path) = self.ready_path
+            && check(client, path).await? == Health::Passed
+        {
+            return Ok(Health::Passed);
         }
         check(client, &self.health_path).await
     }

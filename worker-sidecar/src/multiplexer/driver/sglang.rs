@@ -8,8 +8,10 @@
 //!   server that others started may have been released before this worker began, and looks well all the same: one token
 //!   proves that it serves. Where it was released, that is its end; it could not have been used again anyway.
 //! - A paused server generates nothing until `/continue_generation`.
-//! - `/health` generates a token: it takes a second at least, and a paused server does not answer it for 20 s and counts as
-//!   unhealthy afterwards. `/ready` costs nothing and is asked first; older versions have no such path.
+//! - `/health` generates a token: it takes a second at least, and a paused server does not answer it for 20 s. `/ready` costs
+//!   nothing and is asked first; older versions have no such path.
+//! - A server whose health check failed, as that of any paused one does, is not ready until another one succeeds: where
+//!   `/ready` fails, `/health` is asked too.
 //! - A request for memory without tags means all of them: the cache, the weights, and in newer versions the CUDA graphs.
 //! - With `--admin-api-key` the endpoints of memory and pauses accept that key only, and not the one of `--api-key`.
 
@@ -155,13 +157,9 @@ impl Server<Memory> {
         if self.launch.is_some() || self.state.is_proven.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let answer = match self.served.look(&self.client).await {
-            Ok(probed) if !probed.ready => self.client.look(&self.served.health_path).await.map(|_| ()),
-            looked => looked.map(|_| ()),
-        };
-        match answer {
+        match self.served.look(&self.client).await {
             Err(error @ DriverError::Silent { .. }) => Err(self.unproven(&error.to_string())),
-            Ok(()) | Err(_) => Ok(()),
+            Ok(_) | Err(_) => Ok(()),
         }
     }
 

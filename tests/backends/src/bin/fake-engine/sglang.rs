@@ -16,9 +16,8 @@ use serde_json::{Value, json};
 
 use crate::{Engine, crash};
 
-/// `/health` looks for an answer once a second, and gives up in the end (`SGLANG_HEALTH_CHECK_TIMEOUT`).
+/// `/health` looks for an answer once a second, and gives up in the end.
 const HEALTH_PAUSE: Duration = Duration::from_secs(1);
-const HEALTH_TIMEOUT: Duration = Duration::from_secs(20);
 
 const ALL_TAGS: [&str; 3] = ["kv_cache", "weights", "cuda_graph"];
 
@@ -57,7 +56,7 @@ async fn check_key(key: Option<&str>, request: Request, next: Next) -> Response 
     next.run(request).await
 }
 
-/// Costs nothing. A paused server is not ready.
+/// Costs nothing. A paused server is not ready, and none whose last health check failed.
 async fn ready(State(engine): State<Arc<Engine>>) -> StatusCode {
     let memory = engine.memory();
     if engine.has("never-ready") || memory.is_paused || memory.is_unhealthy {
@@ -66,19 +65,28 @@ async fn ready(State(engine): State<Arc<Engine>>) -> StatusCode {
     StatusCode::OK
 }
 
-/// Generates a token, which a paused server does not: it then answers after 20 s, and the server counts as unhealthy.
+/// Generates a token, which a paused server does not: it then answers after 20 s, and the server counts as unhealthy. That
+/// happens without the client too.
 async fn health(State(engine): State<Arc<Engine>>) -> StatusCode {
     if engine.has("never-ready") {
         return StatusCode::SERVICE_UNAVAILABLE;
     }
-    let token = async {
-        #[expect(clippy::disallowed_methods, reason = "the pace of the engine that is played")]
-        tokio::time::sleep(HEALTH_PAUSE).await;
-        until_scheduled(&engine).await;
-    };
-    let is_unhealthy = tokio::time::timeout(HEALTH_TIMEOUT, token).await.is_err();
-    engine.memory().is_unhealthy = is_unhealthy;
-    if is_unhealthy { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
+    let check = tokio::spawn(async move {
+        let token = async {
+            #[expect(clippy::disallowed_methods, reason = "the pace of the engine that is played")]
+            tokio::time::sleep(HEALTH_PAUSE).await;
+            until_scheduled(&engine).await;
+        };
+        let is_healthy = tokio::time::timeout(health_timeout(), token).await.is_ok();
+        engine.memory().is_unhealthy = !is_healthy;
+        is_healthy
+    });
+    if check.await.is_ok_and(|is_healthy| is_healthy) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+fn health_timeout() -> Duration {
+    let seconds = std::env::var("SGLANG_HEALTH_CHECK_TIMEOUT").ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(20))
 }
 
 /// The default mode aborts what runs, and looks once a second whether that has ended.

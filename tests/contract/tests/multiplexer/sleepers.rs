@@ -37,6 +37,11 @@ impl Engine {
         drop(tokio::spawn(async move { exchange(port, "POST", path, &body).await }));
     }
 
+    /// Sends an order, and returns the answer.
+    async fn send(&self, path: &str) -> String {
+        exchange(self.port, "POST", path, "{}").await.unwrap_or_default()
+    }
+
     async fn page(&self, path: &str) -> String {
         exchange(self.port, "GET", path, "").await.unwrap_or_default()
     }
@@ -59,9 +64,14 @@ async fn exchange(port: u16, method: &str, path: &str, body: &str) -> Option<Str
     Some(answer)
 }
 
-/// The file of a worker with one slot of the models `a` and `b`.
-fn slot_of(driver: &str, a: &Engine, b: &Engine) -> String {
-    let models = [("a", a), ("b", b)].map(|(id, engine)| json!({"id": id, "url": engine.url(), "maxConcurrency": 4}));
+/// The file of a worker with one slot of the models `a` and `b`. `more`: further settings of each model.
+fn slot_of(driver: &str, a: &Engine, b: &Engine, more: &Value) -> String {
+    let models = [("a", a), ("b", b)].map(|(id, engine)| {
+        let mut model = json!({"id": id, "url": engine.url(), "maxConcurrency": 4});
+        let settings = more.as_object().cloned().unwrap_or_default();
+        model.as_object_mut().expect("an object").extend(settings);
+        model
+    });
     let slots = json!([{"id": "gpu0", "driver": driver, "models": models}]);
     json!({"multiplexer": {"minResidency": "1ms", "linger": "off", "slots": slots}}).to_string()
 }
@@ -77,7 +87,7 @@ async fn model_loads_only_after_waiting_sleep_has_ended() {
     b.until_page("/is_sleeping", "true").await;
 
     let mut relay = FakeRelay::start().await;
-    let (_config, builder) = worker_with(&slot_of("vllm-sleep", &a, &b));
+    let (_config, builder) = worker_with(&slot_of("vllm-sleep", &a, &b, &Value::Null));
     let _worker = builder.relay(relay.url()).start().await;
     let mut link = relay.accept_with(&slots1()).await;
     demand(&link, "a", 1);
@@ -87,10 +97,29 @@ async fn model_loads_only_after_waiting_sleep_has_ended() {
 }
 
 #[tokio::test]
+async fn interrupted_wake_is_taken_back_before_a_load() {
+    let (a, b) = (Engine::start("vllm", "a").await, Engine::start("vllm", "b").await);
+    for engine in [&a, &b] {
+        engine.send("/sleep?level=2&mode=wait").await;
+    }
+    b.send("/wake_up?tags=weights").await;
+
+    let mut relay = FakeRelay::start().await;
+    let (_config, builder) = worker_with(&slot_of("vllm-sleep", &a, &b, &json!({"level": 2})));
+    let _worker = builder.relay(relay.url()).start().await;
+    let mut link = relay.accept_with(&slots1()).await;
+    demand(&link, "a", 1);
+    assert!(tokio::time::timeout(LONG, gate(&mut link, "a")).await.is_ok(), "a is loaded");
+    // Weights that were still there would make this the whole server.
+    let woken = b.send("/wake_up?tags=kv_cache").await;
+    assert!(woken.contains("\"sleeping\""), "b holds its weights: {woken}");
+}
+
+#[tokio::test]
 async fn paused_sglang_is_loaded_again() {
     let (a, b) = (Engine::start("sglang", "a").await, Engine::start("sglang", "b").await);
     let mut relay = FakeRelay::start().await;
-    let (_config, builder) = worker_with(&slot_of("sglang", &a, &b));
+    let (_config, builder) = worker_with(&slot_of("sglang", &a, &b, &Value::Null));
     let _worker = builder.relay(relay.url()).start().await;
     let mut link = relay.accept_with(&slots1()).await;
     for model in ["a", "b", "a"] {

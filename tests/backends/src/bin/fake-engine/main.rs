@@ -2,7 +2,8 @@
 //! failing, each with where it is documented. No model: a completion is one word.
 //!
 //! Defects: `fails-to-start` (exit code 3 after a line), `never-ready`, `deaf` (does not sleep, and says that it did),
-//! `no-dev-mode`, `no-sleep-state` (vLLM without that gauge), `slow-wake` (half a second), `no-backup` (SGLang without
+//! `no-dev-mode`, `no-sleep-state` (vLLM without that gauge), `stale-count` (a page of vLLM's metrics has the requests of the
+//! page before), `no-reload` (weights cannot be read again), `slow-wake` (half a second), `no-backup` (SGLang without
 //! `--enable-weights-cpu-backup`), `no-ready` (SGLang without `/ready`). Arguments, of SGLang: `--api-key KEY`,
 //! `--admin-api-key KEY`.
 
@@ -28,6 +29,8 @@ struct Engine {
     running: AtomicU32,
     /// Counts the calls that abort all running requests.
     aborts: AtomicU32,
+    /// The running requests at the last look at vLLM's metrics.
+    counted: AtomicU32,
     memory: Mutex<Memory>,
 }
 
@@ -168,8 +171,9 @@ async fn main() {
         released: BTreeSet::new(),
         is_unhealthy: false,
     };
-    let (running, aborts, memory) = (AtomicU32::new(0), AtomicU32::new(0), Mutex::new(memory));
-    let engine = Arc::new(Engine { model, defects: args.collect(), running, aborts, memory });
+    let [running, aborts, counted] = [0; 3].map(AtomicU32::new);
+    let engine =
+        Arc::new(Engine { model, defects: args.collect(), running, aborts, counted, memory: Mutex::new(memory) });
     if engine.has("fails-to-start") {
         eprintln!("torch.OutOfMemoryError: CUDA out of memory");
         std::process::exit(3);

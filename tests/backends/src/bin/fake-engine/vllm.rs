@@ -2,6 +2,7 @@
 //! `vllm/entrypoints/serve/dev` and `vllm/v1/engine/core.py`.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::extract::{RawQuery, State};
@@ -47,10 +48,11 @@ async fn is_sleeping(State(engine): State<Arc<Engine>>) -> Json<Value> {
 
 async fn metrics(State(engine): State<Arc<Engine>>) -> String {
     let labels = format!("engine=\"0\",model_name=\"{}\"", engine.model);
-    let requests = format!(
-        "vllm:num_requests_running{{{labels}}} {}.0\nvllm:num_requests_waiting{{{labels}}} 0.0\n",
-        engine.running()
-    );
+    let now = engine.running();
+    let before = engine.counted.swap(now, Ordering::SeqCst);
+    let running = if engine.has("stale-count") { before } else { now };
+    let requests =
+        format!("vllm:num_requests_running{{{labels}}} {running}.0\nvllm:num_requests_waiting{{{labels}}} 0.0\n");
     if engine.has("no-sleep-state") {
         return requests;
     }
@@ -136,7 +138,7 @@ async fn wake_slowly(engine: Arc<Engine>) {
 
 async fn collective_rpc(State(engine): State<Arc<Engine>>, Json(body): Json<Value>) -> Response {
     let mut memory = engine.memory();
-    if body["method"] == "reload_weights" && memory.has_weights {
+    if body["method"] == "reload_weights" && memory.has_weights && !engine.has("no-reload") {
         memory.weights_are_good = true;
         return Json(json!({"results": [null]})).into_response();
     }

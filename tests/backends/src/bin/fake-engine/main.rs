@@ -43,6 +43,8 @@ struct Memory {
     is_paused: bool,
     /// The level at which vLLM sleeps.
     sleep_level: Option<u8>,
+    /// Counts how often vLLM has released its memory.
+    releases: u32,
     /// The tags of SGLang that are released.
     released: BTreeSet<String>,
     /// Whether SGLang's last health check failed.
@@ -118,13 +120,6 @@ impl Engine {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
-
-    async fn wait_until_idle(&self) {
-        while self.running() > 0 {
-            #[expect(clippy::disallowed_methods, reason = "as vLLM does, which is ended when it takes too long")]
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    }
 }
 
 /// A request that runs, until its client has gone too.
@@ -168,6 +163,7 @@ async fn main() {
         weights_are_good: true,
         is_paused: false,
         sleep_level: None,
+        releases: 0,
         released: BTreeSet::new(),
         is_unhealthy: false,
     };

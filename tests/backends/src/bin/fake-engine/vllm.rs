@@ -92,12 +92,21 @@ async fn fall_asleep(engine: &Engine, level: u8, mode: &str) {
     if mode == "abort" {
         engine.abort();
     }
-    engine.wait_until_idle().await;
+    let releases = engine.memory().releases;
+    while engine.running() > 0 {
+        #[expect(clippy::disallowed_methods, reason = "as vLLM does, which is ended when it takes too long")]
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let mut memory = engine.memory();
+    // All calls that wait end in the same moment: none sleeps again what was woken since.
+    if memory.releases != releases {
+        return;
+    }
     memory.sleep_level = Some(level);
     if level == 0 || !memory.has_weights {
         return;
     }
+    memory.releases += 1;
     (memory.has_weights, memory.has_cache) = (false, false);
     // Level 2 discards the weights, which are garbage until they are read again (docs.vllm.ai, "Sleep levels").
     memory.weights_are_good &= level != 2;

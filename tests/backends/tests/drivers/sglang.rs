@@ -1,24 +1,40 @@
 //! What SGLang's memory saver does to the careless.
 
+use std::time::Duration;
+
 use modelrelay_backends::fake::{Fake, Kind};
-use modelrelay_backends::server::{Server, free_port, post};
+use modelrelay_backends::server::{Server, free_port, get, is_listening, post, until};
 use modelrelay_backends::worker_program;
-use modelrelay_worker::multiplexer::driver::Driver;
+use modelrelay_harness::PATIENCE;
+use modelrelay_worker::multiplexer::driver::launch::{Launch, PORT};
 use modelrelay_worker::multiplexer::driver::served::Served;
 use modelrelay_worker::multiplexer::driver::sglang::{SaverModel, Sglang};
+use modelrelay_worker::multiplexer::driver::{Driver, DriverError, Probed};
 use modelrelay_worker::multiplexer::estimate::LoadKind;
 use serde_json::json;
 
-use crate::rig::FAKE;
+use crate::rig::{FAKE, on_port};
 
-async fn foreign(defects: &[&str], reload_from: Option<&str>) -> (Server, Sglang) {
+/// Seconds after which the fake gives its health check up.
+const HEALTH_TIMEOUT: &str = "SGLANG_HEALTH_CHECK_TIMEOUT";
+
+async fn started(words: &[&str], env: &[(&str, String)]) -> Server {
     let port = free_port();
     let fake = Fake::new(FAKE, Kind::Sglang, "m", &port.to_string());
-    let fake = defects.iter().fold(fake, |fake, defect| fake.with(defect));
-    let server = Server::start(&fake.command(), &[], port).await;
+    Server::start(&words.iter().fold(fake, |fake, word| fake.with(word)).command(), env, port).await
+}
+
+/// A driver that knows nothing of the server yet.
+fn driver_of(server: &Server, reload_from: Option<&str>) -> Sglang {
     let reload_from = reload_from.map(str::to_owned);
     let model = SaverModel { served: Served::new("m"), url: server.url.clone(), launch: None, reload_from };
-    (server, Sglang::new([model], worker_program()))
+    Sglang::new([model], worker_program())
+}
+
+async fn foreign(defects: &[&str], reload_from: Option<&str>) -> (Server, Sglang) {
+    let server = started(defects, &[]).await;
+    let driver = driver_of(&server, reload_from);
+    (server, driver)
 }
 
 #[tokio::test]
@@ -51,8 +67,8 @@ async fn weights_that_were_not_kept_are_found_to_be_garbage_or_read_again() {
 async fn successor() -> (Server, Sglang) {
     let (server, before) = foreign(&[], None).await;
     before.evict(&"m".into()).await.unwrap();
-    let model = SaverModel { served: Served::new("m"), url: server.url.clone(), launch: None, reload_from: None };
-    (server, Sglang::new([model], worker_program()))
+    let driver = driver_of(&server, None);
+    (server, driver)
 }
 
 #[tokio::test]
@@ -70,4 +86,100 @@ async fn a_foreign_engine_that_was_released_before_is_not_taken_for_one_that_ser
 async fn a_foreign_engine_that_serves_is_found() {
     let (_server, driver) = foreign(&[], None).await;
     assert!(driver.probe(&"m".into()).await.unwrap().ready);
+}
+
+/// Longer than `/ready` takes on a busy machine, and less than `/health` takes at least.
+const AT_ONCE: Duration = Duration::from_millis(900);
+
+#[tokio::test]
+async fn paused_fake_is_mute_but_for_ready() {
+    let (server, driver) = foreign(&[], None).await;
+    driver.evict(&"m".into()).await.unwrap();
+    assert_eq!(get(&server.url, "/ready").await.map(|(status, _)| status), Some(503));
+    let health = tokio::time::timeout(Duration::from_secs(3), get(&server.url, "/health")).await;
+    assert!(health.is_err(), "{health:?}");
+}
+
+#[tokio::test]
+async fn released_server_is_probed_and_checked_at_once() {
+    let (_server, driver) = foreign(&[], None).await;
+    let model = "m".into();
+    driver.evict(&model).await.unwrap();
+    let looks = async { (driver.check(&model).await, driver.probe(&model).await) };
+    let looks = tokio::time::timeout(AT_ONCE, looks).await.expect("both answer at once");
+    assert_eq!(looks, (Ok(()), Ok(Probed::gone())));
+}
+
+#[tokio::test]
+async fn health_check_in_sleep_does_not_prevent_waking() {
+    let server = started(&[], &[(HEALTH_TIMEOUT, "1".to_owned())]).await;
+    let (driver, model) = (driver_of(&server, None), "m".into());
+    driver.evict(&model).await.unwrap();
+    assert_eq!(get(&server.url, "/health").await.map(|(status, _)| status), Some(503));
+    let load = tokio::time::timeout(PATIENCE, driver.load(&model, LoadKind::Wake)).await;
+    assert_eq!(load, Ok(Ok(())));
+    assert!(driver.probe(&model).await.unwrap().ready);
+}
+
+#[tokio::test]
+async fn server_without_ready_sleeps_and_wakes() {
+    let (_server, driver) = foreign(&["no-ready"], None).await;
+    let model = "m".into();
+    assert!(driver.probe(&model).await.unwrap().ready);
+    driver.evict(&model).await.unwrap();
+    assert_eq!(driver.check(&model).await, Ok(()));
+    driver.load(&model, LoadKind::Wake).await.unwrap();
+}
+
+#[tokio::test]
+async fn eviction_releases_cuda_graphs_too() {
+    let (server, driver) = foreign(&[], None).await;
+    let model = "m".into();
+    driver.evict(&model).await.unwrap();
+    let graphs = json!({"tags": ["cuda_graph"]});
+    let resumed = post(&server.url, "/resume_memory_occupation", &graphs).await;
+    assert_eq!(resumed.map(|(status, _)| status), Some(200), "what was not released ends the server");
+}
+
+#[tokio::test]
+async fn admin_key_of_the_command_is_shown() {
+    let command = Fake::new(FAKE, Kind::Sglang, "m", PORT).with("--admin-api-key").with("a").command();
+    let launch = Some(Launch { command, ..Launch::default() });
+    let model = SaverModel { served: Served::new("m"), url: on_port(free_port()), launch, reload_from: None };
+    let driver = Sglang::new([model], worker_program());
+    let model = "m".into();
+    driver.load(&model, LoadKind::Cold).await.unwrap();
+    driver.evict(&model).await.unwrap();
+    driver.load(&model, LoadKind::Wake).await.unwrap();
+    driver.stop(&model).await.unwrap();
+}
+
+#[tokio::test]
+async fn refused_key_names_the_admin_key() {
+    let (_server, driver) = foreign(&["--admin-api-key", "a"], None).await;
+    let error = driver.evict(&"m".into()).await.unwrap_err();
+    assert!(matches!(error, DriverError::Unexpected { .. }), "{error}");
+    assert!(error.to_string().contains("--admin-api-key"), "{error}");
+}
+
+#[tokio::test]
+async fn load_of_paused_foreign_server_fails_soon() {
+    let load = async |defects: &[&str]| {
+        let (server, driver) = foreign(defects, None).await;
+        post(&server.url, "/pause_generation", &json!({})).await.expect("it answers");
+        let load = tokio::time::timeout(Duration::from_secs(20), driver.load(&"m".into(), LoadKind::Cold)).await;
+        load.expect("it fails soon").unwrap_err().to_string()
+    };
+    let (with, without) = tokio::join!(load(&[]), load(&["no-ready"]));
+    for failure in [with, without] {
+        assert!(failure.contains("released its memory") && failure.contains("restart it"), "{failure}");
+    }
+}
+
+#[tokio::test]
+async fn fake_dies_of_a_second_release() {
+    let (server, driver) = foreign(&[], None).await;
+    driver.evict(&"m".into()).await.unwrap();
+    post(&server.url, "/release_memory_occupation", &json!({})).await;
+    until("it is dead", async || !is_listening(server.url.port().expect("it has one")).await).await;
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use axum::extract::RawQuery;
 use axum::routing::get;
 use axum::{Json, Router};
 use modelrelay_backends::fake::{Fake, Kind};
@@ -20,13 +21,26 @@ use serde_json::{Value, json};
 
 use crate::rig::{FAKE, on_port};
 
+/// For what waits for no running request. Such a request goes on for longer.
+const SOON: Duration = Duration::from_secs(5);
+
 async fn foreign(defects: &[&str]) -> (Server, VllmSleep) {
+    foreign_at(Level::One, defects).await
+}
+
+async fn foreign_at(level: Level, defects: &[&str]) -> (Server, VllmSleep) {
     let port = free_port();
     let fake = Fake::new(FAKE, Kind::Vllm, "m", &port.to_string());
     let fake = defects.iter().fold(fake, |fake, defect| fake.with(defect));
     let server = Server::start(&fake.command(), &[], port).await;
+    let driver = driver_of(&server, level);
+    (server, driver)
+}
+
+/// A driver that knows nothing of the server yet.
+fn driver_of(server: &Server, level: Level) -> VllmSleep {
     let model = SleeperModel { served: Served::new("m"), url: server.url.clone(), launch: None };
-    (server, VllmSleep::new([model], Level::One, worker_program()))
+    VllmSleep::new([model], level, worker_program())
 }
 
 async fn is_busy(server: &Server) -> bool {
@@ -36,6 +50,14 @@ async fn is_busy(server: &Server) -> bool {
 
 fn port(server: &Server) -> u16 {
     server.url.port().expect("it has one")
+}
+
+/// Plays a backend until the test ends; where it is.
+async fn serve(router: Router) -> url::Url {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("there is a free port");
+    let url = format!("http://{}", listener.local_addr().expect("it has an address"));
+    drop(tokio::spawn(async move { axum::serve(listener, router).await }));
+    url.parse().expect("this is a URL")
 }
 
 /// A request that runs for as long as a test takes.
@@ -110,6 +132,85 @@ async fn waiting_sleep_is_no_proof_until_it_ends() {
         assert_eq!((evicted, forced), (Err(DriverError::Busy { requests: 1 }), Ok(())), "{defects:?}");
         assert_eq!(driver.probe(&model).await, Ok(Probed::gone()), "{defects:?}");
     }
+}
+
+#[tokio::test]
+async fn load_given_up_during_sleep_does_not_delay_abort() {
+    let (server, driver) = foreign(&[]).await;
+    let model = "m".into();
+    let (given_up, forced) = while_sleep_waits(&server, async {
+        let load = tokio::time::timeout(Duration::from_millis(300), driver.load(&model, LoadKind::Wake)).await;
+        (load.is_err(), tokio::time::timeout(SOON, driver.force_evict(&model)).await)
+    })
+    .await;
+    assert_eq!((given_up, forced), (true, Ok(Ok(()))));
+    assert_eq!(driver.probe(&model).await, Ok(Probed::gone()));
+}
+
+/// Asleep at once, but only for those who abort: a request has come between the last look and the order.
+async fn sleeper_with_hidden_request() -> url::Url {
+    let (sleep, slept) = tokio::sync::watch::channel(false);
+    let is_sleeping = move || std::future::ready(Json(json!({"is_sleeping": *slept.borrow()})));
+    let order = async move |RawQuery(query): RawQuery| {
+        if query.is_some_and(|query| query.contains("mode=wait")) {
+            std::future::pending::<()>().await;
+        }
+        sleep.send_replace(true);
+        Json(json!({"status": "sleeping", "level": 1}))
+    };
+    let idle = async || "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n";
+    serve(
+        Router::new()
+            .route("/metrics", get(idle))
+            .route("/is_sleeping", get(is_sleeping))
+            .route("/sleep", axum::routing::post(order)),
+    )
+    .await
+}
+
+#[tokio::test]
+async fn eviction_given_up_does_not_delay_abort() {
+    let url = sleeper_with_hidden_request().await;
+    let model = SleeperModel { served: Served::new("m"), url, launch: None };
+    let (driver, model) = (VllmSleep::new([model], Level::One, worker_program()), "m".into());
+    let evicted = tokio::time::timeout(Duration::from_millis(300), driver.evict(&model)).await;
+    assert!(evicted.is_err(), "{evicted:?}");
+    assert_eq!(tokio::time::timeout(SOON, driver.force_evict(&model)).await, Ok(Ok(())));
+}
+
+#[tokio::test]
+async fn answer_of_sleep_outweighs_stale_count() {
+    let (server, driver) = foreign(&["no-sleep-state", "stale-count"]).await;
+    let (model, body) = ("m".into(), endless());
+    let (_, forced) = tokio::join!(post(&server.url, "/v1/completions", &body), async {
+        until("it is busy", async || is_busy(&server).await).await;
+        driver.force_evict(&model).await
+    });
+    assert_eq!(forced, Ok(()));
+}
+
+#[tokio::test]
+async fn interrupted_wake_at_level_two_is_not_gone() {
+    let (server, before) = foreign_at(Level::Two, &[]).await;
+    let model = "m".into();
+    before.evict(&model).await.unwrap();
+    assert_eq!(before.probe(&model).await, Ok(Probed::gone()));
+    post(&server.url, "/wake_up?tags=weights", &Value::Null).await.expect("it answers");
+    let after = driver_of(&server, Level::Two);
+    assert_eq!(after.probe(&model).await, Ok(Probed::default()));
+    after.evict(&model).await.unwrap();
+    assert_eq!(after.probe(&model).await, Ok(Probed::gone()));
+}
+
+#[tokio::test]
+async fn failed_wake_at_level_two_is_not_gone() {
+    let (_server, driver) = foreign_at(Level::Two, &["no-reload"]).await;
+    let model = "m".into();
+    driver.evict(&model).await.unwrap();
+    driver.load(&model, LoadKind::Wake).await.unwrap_err();
+    assert_eq!(driver.probe(&model).await, Ok(Probed::default()));
+    driver.force_evict(&model).await.unwrap();
+    assert_eq!(driver.probe(&model).await, Ok(Probed::gone()));
 }
 
 #[tokio::test]
@@ -218,12 +319,9 @@ async fn a_server_without_developer_mode_is_a_load_failure_that_names_the_settin
 async fn an_address_that_may_not_be_told_is_named_beforehand() {
     let list = json!({"data": [{"id": "m", "status": {"value": "unloaded"}}]});
     let models = get(move || std::future::ready(Json(list.clone())));
-    let router = Router::new().route("/health", get(async || "ok")).route("/models", models);
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("there is a free port");
-    let port = listener.local_addr().expect("it has an address").port();
-    drop(tokio::spawn(async move { axum::serve(listener, router).await }));
+    let mut url = serve(Router::new().route("/health", get(async || "ok")).route("/models", models)).await;
     // It leads here, and is neither a loopback nor a private address.
-    let url: url::Url = format!("http://0.0.0.0:{port}").parse().expect("this is a URL");
+    url.set_host(Some("0.0.0.0")).expect("this is a host");
     let sleeper = SleeperModel { served: Served::new("m"), url: url.clone(), launch: None };
     let drivers: [Box<dyn Driver>; 2] = [
         Box::new(VllmSleep::new([sleeper], Level::One, worker_program())),

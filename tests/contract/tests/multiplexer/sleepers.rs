@@ -9,20 +9,20 @@ use tokio::net::TcpStream;
 
 use crate::rig::{LONG, demand, gate, slots1, worker_with};
 
-/// A running fake of vLLM.
+/// A running fake of vLLM or SGLang.
 struct Engine {
     port: u16,
     _process: Process,
 }
 
 impl Engine {
-    async fn start(model: &str) -> Self {
+    async fn start(kind: &str, model: &str) -> Self {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("an address").port();
         drop(listener);
-        let process = Spawn::program("fake-engine").arg("vllm").arg(model).arg(port.to_string()).start();
+        let process = Spawn::program("fake-engine").arg(kind).arg(model).arg(port.to_string()).start();
         let engine = Self { port, _process: process };
-        let is_up = poll_for(PATIENCE, async || exchange(port, "GET", "/health", "").await).await;
+        let is_up = poll_for(PATIENCE, async || exchange(port, "GET", "/v1/models", "").await).await;
         assert!(is_up.is_some(), "the engine of {model} listens");
         engine
     }
@@ -35,6 +35,11 @@ impl Engine {
     fn begin(&self, path: &'static str, body: &Value) {
         let (port, body) = (self.port, body.to_string());
         drop(tokio::spawn(async move { exchange(port, "POST", path, &body).await }));
+    }
+
+    /// Sends an order, and returns the answer.
+    async fn send(&self, path: &str) -> String {
+        exchange(self.port, "POST", path, "{}").await.unwrap_or_default()
     }
 
     async fn page(&self, path: &str) -> String {
@@ -59,9 +64,21 @@ async fn exchange(port: u16, method: &str, path: &str, body: &str) -> Option<Str
     Some(answer)
 }
 
+/// The file of a worker with one slot of the models `a` and `b`. `more`: further settings of each model.
+fn slot_of(driver: &str, a: &Engine, b: &Engine, more: &Value) -> String {
+    let models = [("a", a), ("b", b)].map(|(id, engine)| {
+        let mut model = json!({"id": id, "url": engine.url(), "maxConcurrency": 4});
+        let settings = more.as_object().cloned().unwrap_or_default();
+        model.as_object_mut().expect("an object").extend(settings);
+        model
+    });
+    let slots = json!([{"id": "gpu0", "driver": driver, "models": models}]);
+    json!({"multiplexer": {"minResidency": "1ms", "linger": "off", "slots": slots}}).to_string()
+}
+
 #[tokio::test]
 async fn model_loads_only_after_waiting_sleep_has_ended() {
-    let (a, b) = (Engine::start("a").await, Engine::start("b").await);
+    let (a, b) = (Engine::start("vllm", "a").await, Engine::start("vllm", "b").await);
     a.begin("/sleep", &json!({}));
     a.until_page("/is_sleeping", "true").await;
     b.begin("/v1/completions", &json!({"model": "b", "prompt": "Hi", "max_tokens": 1000}));
@@ -69,15 +86,45 @@ async fn model_loads_only_after_waiting_sleep_has_ended() {
     b.begin("/sleep?level=1&mode=wait", &json!({}));
     b.until_page("/is_sleeping", "true").await;
 
-    let models = [("a", &a), ("b", &b)].map(|(id, engine)| json!({"id": id, "url": engine.url(), "maxConcurrency": 4}));
-    let slots = json!([{"id": "gpu0", "driver": "vllm-sleep", "models": models}]);
-    let block = json!({"multiplexer": {"minResidency": "1ms", "linger": "off", "slots": slots}});
     let mut relay = FakeRelay::start().await;
-    let (_config, builder) = worker_with(&block.to_string());
+    let (_config, builder) = worker_with(&slot_of("vllm-sleep", &a, &b, &Value::Null));
     let _worker = builder.relay(relay.url()).start().await;
     let mut link = relay.accept_with(&slots1()).await;
     demand(&link, "a", 1);
     assert!(tokio::time::timeout(LONG, gate(&mut link, "a")).await.is_ok(), "a is loaded");
     let metrics = b.page("/metrics").await;
     assert!(metrics.contains("sleep_state=\"weights_offloaded\"} 1.0"), "b holds its memory: {metrics}");
+}
+
+#[tokio::test]
+async fn interrupted_wake_is_taken_back_before_a_load() {
+    let (a, b) = (Engine::start("vllm", "a").await, Engine::start("vllm", "b").await);
+    for engine in [&a, &b] {
+        engine.send("/sleep?level=2&mode=wait").await;
+    }
+    b.send("/wake_up?tags=weights").await;
+
+    let mut relay = FakeRelay::start().await;
+    let (_config, builder) = worker_with(&slot_of("vllm-sleep", &a, &b, &json!({"level": 2})));
+    let _worker = builder.relay(relay.url()).start().await;
+    let mut link = relay.accept_with(&slots1()).await;
+    demand(&link, "a", 1);
+    assert!(tokio::time::timeout(LONG, gate(&mut link, "a")).await.is_ok(), "a is loaded");
+    // Weights that were still there would make this the whole server.
+    let woken = b.send("/wake_up?tags=kv_cache").await;
+    assert!(woken.contains("\"sleeping\""), "b holds its weights: {woken}");
+}
+
+#[tokio::test]
+async fn paused_sglang_is_loaded_again() {
+    let (a, b) = (Engine::start("sglang", "a").await, Engine::start("sglang", "b").await);
+    let mut relay = FakeRelay::start().await;
+    let (_config, builder) = worker_with(&slot_of("sglang", &a, &b, &Value::Null));
+    let _worker = builder.relay(relay.url()).start().await;
+    let mut link = relay.accept_with(&slots1()).await;
+    for model in ["a", "b", "a"] {
+        demand(&link, model, 1);
+        let opened = tokio::time::timeout(LONG, gate(&mut link, model)).await;
+        assert!(opened.is_ok(), "{model} is loaded");
+    }
 }

@@ -14,6 +14,9 @@ use crate::multiplexer::Model;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
+/// The health path of a server whose settings name none.
+pub const HEALTH_PATH: &str = "/health";
+
 /// One model and how its server tells that it is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Served {
@@ -23,6 +26,8 @@ pub struct Served {
     pub expect: String,
     /// Answers 200 once the model is loaded.
     pub health_path: String,
+    /// A path that costs the server nothing and answers 200 once it is ready. The health path decides after any other answer.
+    pub ready_path: Option<&'static str>,
     /// What the server wants to be shown.
     pub key: Key,
 }
@@ -32,7 +37,7 @@ impl Served {
     pub fn new(id: impl Into<Model>) -> Self {
         let id = id.into();
         let expect = id.to_string();
-        Self { id, expect, health_path: "/health".to_owned(), key: Key::default() }
+        Self { id, expect, health_path: HEALTH_PATH.to_owned(), ready_path: None, key: Key::default() }
     }
 
     /// Talks to its server.
@@ -42,7 +47,7 @@ impl Served {
 
     /// One look: whether it is ready and the right one. A server that nobody listens for is an error.
     pub async fn look(&self, client: &Client) -> Result<Probed, DriverError> {
-        let health = check(client, &self.health_path).await?;
+        let health = self.health(client).await?;
         if health == Health::Failed {
             return Ok(Probed::default());
         }
@@ -58,7 +63,16 @@ impl Served {
 
     /// Whether anybody is there, ready or not: a server that sleeps, or is busy, is.
     pub async fn reach(&self, client: &Client) -> Result<(), DriverError> {
-        client.look(&self.health_path).await.map(|_| ())
+        client.look(self.ready_path.unwrap_or(&self.health_path)).await.map(|_| ())
+    }
+
+    async fn health(&self, client: &Client) -> Result<Health, DriverError> {
+        if let Some(path) = self.ready_path
+            && check(client, path).await? == Health::Passed
+        {
+            return Ok(Health::Passed);
+        }
+        check(client, &self.health_path).await
     }
 
     /// Waits until it is ready, and fails at once if it is ready and another model. As long as it takes.

@@ -5,18 +5,21 @@
 //! - `/is_sleeping` is true from the first moment of `/sleep`, while a running request still holds all memory: it proves nothing
 //!   alone. Proof is the gauge `vllm:engine_sleep_state`; in a server without it, that no request runs.
 //! - `/sleep` with `mode=wait` answers once memory is released. Called again, it waits with the first call, and releases what an
-//!   interrupted wake had taken back.
+//!   interrupted wake had taken back. Its answer is proof too, whatever counts and gauges show.
+//! - A wake at level 2 takes several calls. Between them the server holds its weights, and both `/is_sleeping` and the gauge are
+//!   those of a sleeping server.
 //! - `mode=abort` ends running requests with status 200, `finish_reason: "abort"` and `[DONE]`, which looks complete. It is the
 //!   default, and is only used on a server that cannot be killed. All parameters are in the query.
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
 use url::Url;
 
-use super::http::Client;
+use super::http::{Client, Reply};
 use super::launch::Launch;
 use super::served::{self, Served, flag};
 use super::standing::{Server, Servers};
@@ -75,14 +78,21 @@ pub struct SleeperModel {
 /// The `vllm-sleep` driver.
 #[derive(Debug)]
 pub struct VllmSleep {
-    servers: Servers<()>,
+    servers: Servers<Sleeper>,
     level: Level,
+}
+
+/// What is known of a server beyond its answers.
+#[derive(Debug, Default)]
+struct Sleeper {
+    /// It has answered an order to sleep, and no wake was begun since.
+    has_slept: AtomicBool,
 }
 
 impl VllmSleep {
     /// `supervisor`: this very program.
     pub fn new(models: impl IntoIterator<Item = SleeperModel>, level: Level, supervisor: PathBuf) -> Self {
-        let server = |SleeperModel { served, url, launch }| Server::new(served, url, launch, ());
+        let server = |SleeperModel { served, url, launch }| Server::new(served, url, launch, Sleeper::default());
         Self { servers: Servers::new(models.into_iter().map(server), supervisor), level }
     }
 
@@ -100,7 +110,7 @@ impl VllmSleep {
         self.servers.make_ready(server, kind, begun, wake).await
     }
 
-    async fn wake_and_wait(&self, server: &Arc<Server<()>>) -> Result<(), DriverError> {
+    async fn wake_and_wait(&self, server: &Arc<Server<Sleeper>>) -> Result<(), DriverError> {
         server.orders.settled().await;
         let rest = rest(&server.client).await.unwrap_or(Rest::Awake);
         if rest == Rest::Paused {
@@ -108,6 +118,7 @@ impl VllmSleep {
             self.tell_to_sleep(server).await?;
         }
         if rest != Rest::Awake {
+            server.state.has_slept.store(false, Ordering::Relaxed);
             let (level, woken) = (self.level, Arc::clone(server));
             server.orders.run(async move { wake(&woken.client, level).await }).await?;
             confirm_awake(&server.client).await?;
@@ -128,19 +139,14 @@ impl VllmSleep {
         }
         // Also where it sleeps: an interrupted wake may have taken some of its memory back.
         self.tell_to_sleep(server).await?;
-        if rest(client).await? == Rest::Asleep {
-            return Ok(self.leaves());
-        }
-        Err(DriverError::Unexpected {
-            url: client.base().to_string(),
-            why: "it does not sleep, after having been put to sleep".to_owned(),
-        })
+        Ok(self.leaves())
     }
 
-    /// Returns when the server has answered, which it does once its memory is released.
-    async fn tell_to_sleep(&self, server: &Arc<Server<()>>) -> Result<(), DriverError> {
-        let (path, server_asked) = (self.sleep_path("wait"), Arc::clone(server));
-        server.orders.run(async move { server_asked.client.tell(&path, None).await?.accepted().map(|_| ()) }).await
+    /// Returns when the server has answered, which it does once its memory is released. No part of the server's orders: it may
+    /// wait for a request that only [`end`](Self::end) ends, and what comes next joins it instead of waiting for it.
+    async fn tell_to_sleep(&self, server: &Server<Sleeper>) -> Result<(), DriverError> {
+        server.client.tell(&self.sleep_path("wait"), None).await?.accepted()?;
+        server.confirm_asleep().await
     }
 
     fn sleep_path(&self, mode: &str) -> String {
@@ -158,14 +164,28 @@ impl VllmSleep {
         }
         // Not ours to kill. Cutting its requests off and putting it to sleep is what is left.
         server.orders.settled().await;
-        drop(server.client.tell_once(&self.sleep_path("abort"), None).await);
-        match rest(&server.client).await {
-            Ok(Rest::Asleep) | Err(DriverError::Unreachable { .. }) => Ok(()),
-            Ok(Rest::Awake | Rest::Paused) | Err(_) => Err(DriverError::NotOurs(format!(
-                "{} does not go to sleep, and no command of ours started it: restart it, or give the model a command",
-                server.client.base()
+        let slept = match server.client.tell_once(&self.sleep_path("abort"), None).await.and_then(Reply::accepted) {
+            Ok(_) => server.confirm_asleep().await,
+            Err(error) => Err(error),
+        };
+        match slept {
+            Ok(()) | Err(DriverError::Unreachable { .. }) => Ok(()),
+            Err(error) => Err(DriverError::NotOurs(format!(
+                "it does not go to sleep ({error}), and no command of ours started it: restart it, or give the model a command"
             ))),
         }
+    }
+}
+
+impl Server<Sleeper> {
+    /// After an order to sleep that was accepted: some servers accept it and stay awake.
+    async fn confirm_asleep(&self) -> Result<(), DriverError> {
+        if is_paused(&self.client).await? {
+            self.state.has_slept.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
+        let why = "it does not sleep, after having been put to sleep".to_owned();
+        Err(DriverError::Unexpected { url: self.client.base().to_string(), why })
     }
 }
 
@@ -283,7 +303,10 @@ impl Driver for VllmSleep {
             if self.servers.is_absent(server) {
                 return Ok(Probed::gone());
             }
+            let has_slept = server.state.has_slept.load(Ordering::Relaxed);
             match rest(&server.client).await? {
+                // At level 2 its weights may be back.
+                Rest::Asleep if self.level == Level::Two && !has_slept => Ok(Probed::default()),
                 Rest::Asleep => Ok(Probed::gone()),
                 Rest::Paused => Ok(Probed::default()),
                 Rest::Awake => server.served.look(&server.client).await,

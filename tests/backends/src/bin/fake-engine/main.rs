@@ -1,13 +1,16 @@
-//! `fake-engine vllm|sglang MODEL PORT [DEFECT…]`: the endpoints of vLLM and SGLang that load and unload, and their ways of
+//! `fake-engine vllm|sglang MODEL PORT [ARGUMENT…] [DEFECT…]`: the endpoints of vLLM and SGLang that load and unload, and their ways of
 //! failing, each with where it is documented. No model: a completion is one word.
 //!
 //! Defects: `fails-to-start` (exit code 3 after a line), `never-ready`, `deaf` (does not sleep, and says that it did),
-//! `no-dev-mode`, `no-sleep-state` (vLLM without that gauge), `slow-wake` (half a second), `no-backup` (SGLang without
-//! `--enable-weights-cpu-backup`).
+//! `no-dev-mode`, `no-sleep-state` (vLLM without that gauge), `stale-count` (a page of vLLM's metrics has the requests of the
+//! page before), `no-reload` (weights cannot be read again), `slow-wake` (half a second), `no-backup` (SGLang without
+//! `--enable-weights-cpu-backup`), `no-ready` (SGLang without `/ready`). Arguments, of SGLang: `--api-key KEY`,
+//! `--admin-api-key KEY`.
 
 mod sglang;
 mod vllm;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,6 +29,8 @@ struct Engine {
     running: AtomicU32,
     /// Counts the calls that abort all running requests.
     aborts: AtomicU32,
+    /// The running requests at the last look at vLLM's metrics.
+    counted: AtomicU32,
     memory: Mutex<Memory>,
 }
 
@@ -38,6 +43,12 @@ struct Memory {
     is_paused: bool,
     /// The level at which vLLM sleeps.
     sleep_level: Option<u8>,
+    /// Counts how often vLLM has released its memory.
+    releases: u32,
+    /// The tags of SGLang that are released.
+    released: BTreeSet<String>,
+    /// Whether SGLang's last health check failed.
+    is_unhealthy: bool,
 }
 
 impl Memory {
@@ -49,6 +60,12 @@ impl Memory {
 impl Engine {
     fn has(&self, defect: &str) -> bool {
         self.defects.iter().any(|known| known == defect)
+    }
+
+    /// The value behind this argument.
+    fn argument(&self, name: &str) -> Option<&str> {
+        let mut words = self.defects.iter().skip_while(|word| *word != name);
+        words.nth(1).map(String::as_str)
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
@@ -103,13 +120,6 @@ impl Engine {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
-
-    async fn wait_until_idle(&self) {
-        while self.running() > 0 {
-            #[expect(clippy::disallowed_methods, reason = "as vLLM does, which is ended when it takes too long")]
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    }
 }
 
 /// A request that runs, until its client has gone too.
@@ -144,13 +154,22 @@ fn crash(why: &'static str) {
 async fn main() {
     let mut args = std::env::args().skip(1);
     let (Some(kind), Some(model), Some(port)) = (args.next(), args.next(), args.next()) else {
-        eprintln!("fake-engine vllm|sglang MODEL PORT [DEFECT…]");
+        eprintln!("fake-engine vllm|sglang MODEL PORT [ARGUMENT…] [DEFECT…]");
         std::process::exit(2);
     };
-    let memory =
-        Memory { has_weights: true, has_cache: true, weights_are_good: true, is_paused: false, sleep_level: None };
-    let (running, aborts, memory) = (AtomicU32::new(0), AtomicU32::new(0), Mutex::new(memory));
-    let engine = Arc::new(Engine { model, defects: args.collect(), running, aborts, memory });
+    let memory = Memory {
+        has_weights: true,
+        has_cache: true,
+        weights_are_good: true,
+        is_paused: false,
+        sleep_level: None,
+        releases: 0,
+        released: BTreeSet::new(),
+        is_unhealthy: false,
+    };
+    let [running, aborts, counted] = [0; 3].map(AtomicU32::new);
+    let engine =
+        Arc::new(Engine { model, defects: args.collect(), running, aborts, counted, memory: Mutex::new(memory) });
     if engine.has("fails-to-start") {
         eprintln!("torch.OutOfMemoryError: CUDA out of memory");
         std::process::exit(3);

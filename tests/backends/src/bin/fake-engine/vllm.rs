@@ -2,6 +2,7 @@
 //! `vllm/entrypoints/serve/dev` and `vllm/v1/engine/core.py`.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::extract::{RawQuery, State};
@@ -47,10 +48,11 @@ async fn is_sleeping(State(engine): State<Arc<Engine>>) -> Json<Value> {
 
 async fn metrics(State(engine): State<Arc<Engine>>) -> String {
     let labels = format!("engine=\"0\",model_name=\"{}\"", engine.model);
-    let requests = format!(
-        "vllm:num_requests_running{{{labels}}} {}.0\nvllm:num_requests_waiting{{{labels}}} 0.0\n",
-        engine.running()
-    );
+    let now = engine.running();
+    let before = engine.counted.swap(now, Ordering::SeqCst);
+    let running = if engine.has("stale-count") { before } else { now };
+    let requests =
+        format!("vllm:num_requests_running{{{labels}}} {running}.0\nvllm:num_requests_waiting{{{labels}}} 0.0\n");
     if engine.has("no-sleep-state") {
         return requests;
     }
@@ -90,12 +92,21 @@ async fn fall_asleep(engine: &Engine, level: u8, mode: &str) {
     if mode == "abort" {
         engine.abort();
     }
-    engine.wait_until_idle().await;
+    let releases = engine.memory().releases;
+    while engine.running() > 0 {
+        #[expect(clippy::disallowed_methods, reason = "as vLLM does, which is ended when it takes too long")]
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let mut memory = engine.memory();
+    // All calls that wait end in the same moment: none sleeps again what was woken since.
+    if memory.releases != releases {
+        return;
+    }
     memory.sleep_level = Some(level);
     if level == 0 || !memory.has_weights {
         return;
     }
+    memory.releases += 1;
     (memory.has_weights, memory.has_cache) = (false, false);
     // Level 2 discards the weights, which are garbage until they are read again (docs.vllm.ai, "Sleep levels").
     memory.weights_are_good &= level != 2;
@@ -136,7 +147,7 @@ async fn wake_slowly(engine: Arc<Engine>) {
 
 async fn collective_rpc(State(engine): State<Arc<Engine>>, Json(body): Json<Value>) -> Response {
     let mut memory = engine.memory();
-    if body["method"] == "reload_weights" && memory.has_weights {
+    if body["method"] == "reload_weights" && memory.has_weights && !engine.has("no-reload") {
         memory.weights_are_good = true;
         return Json(json!({"results": [null]})).into_response();
     }

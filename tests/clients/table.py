@@ -26,6 +26,7 @@ CLIENTS = [
     ("LangChain, `ChatAnthropic`", "langchain-anthropic", r"test_langchain\b.*\[anthropic\]", "`base_url=\"http://relay:8080\"`"),
     ("LiteLLM, library", "litellm", r"test_litellm\b", "`api_base`, as OpenAI with `/v1`, as Anthropic without"),
     ("LiteLLM, proxy", "litellm", r"test_litellm_proxy\b", "the same, in `litellm_params`"),
+    ("Pydantic AI", "pydantic-ai-slim", r"test_pydantic_ai\b", "`OpenAIProvider(base_url=\"http://relay:8080/v1\")`"),
     ("Claude Code", "@anthropic-ai/claude-code (npm)", r"test_claude_code\b", "`ANTHROPIC_BASE_URL=http://relay:8080`"),
     ("Open WebUI, its calls", "open-webui", r"test_open_webui\b", "a connection to `http://relay:8080/v1`"),
 ]

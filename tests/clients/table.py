@@ -28,6 +28,7 @@ CLIENTS = [
     ("LiteLLM, proxy", "litellm", r"test_litellm_proxy\b", "the same, in `litellm_params`"),
     ("Pydantic AI", "pydantic-ai-slim", r"test_pydantic_ai\b", "`OpenAIProvider(base_url=\"http://relay:8080/v1\")`"),
     ("OpenAI Agents SDK, Python", "openai-agents", r"test_openai_agents\b", "`AsyncOpenAI(base_url=\"http://relay:8080/v1\")` as the model's `openai_client`"),
+    ("AI SDK", "ai (npm)", r"ai-sdk\.test", "`createOpenAICompatible({ baseURL: 'http://relay:8080/v1' })`"),
     ("Claude Code", "@anthropic-ai/claude-code (npm)", r"test_claude_code\b", "`ANTHROPIC_BASE_URL=http://relay:8080`"),
     ("Open WebUI, its calls", "open-webui", r"test_open_webui\b", "a connection to `http://relay:8080/v1`"),
 ]

@@ -30,6 +30,7 @@ CLIENTS = [
     ("OpenAI Agents SDK, Python", "openai-agents", r"test_openai_agents\b", "`AsyncOpenAI(base_url=\"http://relay:8080/v1\")` as the model's `openai_client`"),
     ("AI SDK", "ai (npm)", r"ai-sdk\.test", "`createOpenAICompatible({ baseURL: 'http://relay:8080/v1' })`"),
     ("Claude Code", "@anthropic-ai/claude-code (npm)", r"test_claude_code\b", "`ANTHROPIC_BASE_URL=http://relay:8080`"),
+    ("opencode", "opencode-ai (npm)", r"test_opencode\b", "a provider with `\"npm\": \"@ai-sdk/openai-compatible\"` and `\"baseURL\": \"http://relay:8080/v1\"`"),
     ("Open WebUI, its calls", "open-webui", r"test_open_webui\b", "a connection to `http://relay:8080/v1`"),
 ]
 

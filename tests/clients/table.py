@@ -31,6 +31,7 @@ CLIENTS = [
     ("AI SDK", "ai (npm)", r"ai-sdk\.test", "`createOpenAICompatible({ baseURL: 'http://relay:8080/v1' })`"),
     ("Claude Code", "@anthropic-ai/claude-code (npm)", r"test_claude_code\b", "`ANTHROPIC_BASE_URL=http://relay:8080`"),
     ("opencode", "opencode-ai (npm)", r"test_opencode\b", "a provider with `\"npm\": \"@ai-sdk/openai-compatible\"` and `\"baseURL\": \"http://relay:8080/v1\"`"),
+    ("Qwen Code", "@qwen-code/qwen-code (npm)", r"test_qwen_code\b", "`OPENAI_BASE_URL=http://relay:8080/v1`, `--auth-type openai`"),
     ("Open WebUI, its calls", "open-webui", r"test_open_webui\b", "a connection to `http://relay:8080/v1`"),
 ]
 

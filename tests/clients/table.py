@@ -32,6 +32,7 @@ CLIENTS = [
     ("Claude Code", "@anthropic-ai/claude-code (npm)", r"test_claude_code\b", "`ANTHROPIC_BASE_URL=http://relay:8080`"),
     ("opencode", "opencode-ai (npm)", r"test_opencode\b", "a provider with `\"npm\": \"@ai-sdk/openai-compatible\"` and `\"baseURL\": \"http://relay:8080/v1\"`"),
     ("Qwen Code", "@qwen-code/qwen-code (npm)", r"test_qwen_code\b", "`OPENAI_BASE_URL=http://relay:8080/v1`, `--auth-type openai`"),
+    ("aider", "aider-chat", r"test_aider\b", "`OPENAI_API_BASE=http://relay:8080/v1`, `--model openai/MODEL`"),
     ("Open WebUI, its calls", "open-webui", r"test_open_webui\b", "a connection to `http://relay:8080/v1`"),
 ]
 

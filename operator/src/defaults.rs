@@ -55,6 +55,9 @@ pub struct RelayDefaults {
     /// Text or JSON; JSON where nothing is said.
     #[serde(default)]
     pub log_format: Option<LogFormat>,
+    /// Peers that may connect to the admin port, besides the operator.
+    #[serde(default)]
+    pub metrics_from: Vec<Value>,
     /// ClusterRoleBinding of those that may create TokenReviews; without one, no relay may.
     #[serde(default)]
     pub token_review_binding: Option<String>,

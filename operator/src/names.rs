@@ -103,6 +103,10 @@ pub fn pool_labels(component: Component, pool: &str) -> BTreeMap<String, String>
     labels
 }
 
+/// Labels of the operator's own Pods, in the chart and in the kustomize base.
+pub const OPERATOR_LABELS: [(&str, &str); 2] =
+    [("app.kubernetes.io/name", "modelrelay"), ("app.kubernetes.io/component", "operator")];
+
 /// Deployment, ServiceAccount, Role, RoleBinding, PodDisruptionBudget, NetworkPolicy and configuration Secret of a Provider.
 pub fn relay(provider: &str) -> String {
     format!("{provider}-relay")

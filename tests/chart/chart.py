@@ -66,6 +66,7 @@ CASES = {
             "affinity": {"podAntiAffinity": {}},
             "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}],
             "priorityClassName": "high",
+            "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
         },
         "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
         "metrics": MONITORING,

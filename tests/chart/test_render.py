@@ -176,6 +176,14 @@ def test_the_operator_knows_every_default_that_the_chart_gives_it():
         assert given.keys() <= fields
 
 
+@cases
+def test_operator_pods_match_relays_network_policies(values):
+    named = operator_source("names.rs").split("pub const OPERATOR_LABELS")[1].split(";\n")[0]
+    wanted = dict(re.findall(r'\("([^"]+)", "([^"]+)"\)', named))
+    assert len(wanted) == 2
+    assert wanted.items() <= chart.one(chart.render(values), "Deployment")["spec"]["template"]["metadata"]["labels"].items()
+
+
 def test_new_defaults_restart_the_operator_and_a_new_chart_version_alone_does_not():
     def annotations(values):
         return chart.one(chart.render(values), "Deployment")["spec"]["template"]["metadata"]["annotations"]

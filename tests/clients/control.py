@@ -37,9 +37,10 @@ MODEL = "org/tiny:1b"  # ids hold slashes and colons
 WORDS = ["Hello", " from", " the", " backend"]
 REFUSAL = {"error": {"message": "This model's maximum context length is 16 tokens.", "type": "BadRequestError",
                      "param": "input_tokens", "code": 400}}
-CALLS = {"weather": {"city": "Oslo"}, "Bash": {"command": "echo mango", "description": "Say mango"}}
+MANGO = {"command": "echo mango", "description": "Say mango"}
+CALLS = {"weather": {"city": "Oslo"}, "Bash": MANGO, "bash": MANGO, "run_shell_command": MANGO | {"is_background": False}}
 PROGRAMS = os.environ.get("MODELRELAY_BIN_DIR") or os.path.join(ROOT, "target", "debug")
-PATIENCE = 20  # seconds that anything here may take before the test is told that it did not happen
+PATIENCE = 50  # seconds that anything here may take before the test is told that it did not happen
 
 
 class Seen:
@@ -132,7 +133,7 @@ class Backend(Handler):
         body = json.loads(self.body())
         # The last such words: agents put much before and behind what they were asked.
         tag, deed = re.findall(r"tag=([\w-]+) do=(\w+)", json.dumps(body.get("input") or body["messages"]))[-1]
-        request = {"tag": tag, "worker": worker, "path": path, "state": "running",
+        request = {"tag": tag, "worker": worker, "path": path, "state": "running", "stream": bool(body.get("stream")),
                    "authorization": self.headers.get("authorization"), "x-api-key": self.headers.get("x-api-key"),
                    "headers": [name.lower() for name in self.headers]}
         SEEN.add(request)
@@ -179,11 +180,11 @@ def event(value):
 
 
 def wanted_call(body):
-    """The tool to call; none once the conversation holds a result."""
+    """The tool to call; none once the conversation holds a result, or where no such tool is offered (agents ask for titles, too)."""
     if any(message["role"] == "tool" or '"tool_result"' in json.dumps(message.get("content")) for message in body["messages"]):
         return None
-    offered = [tool.get("name") or tool["function"]["name"] for tool in body["tools"]]
-    return next(name for name in offered if name in CALLS)
+    offered = [tool.get("name") or tool["function"]["name"] for tool in body.get("tools", [])]
+    return next((name for name in offered if name in CALLS), None)
 
 
 # Each dialect: the whole answer, the frames of its stream, and which of them holds the third word.

@@ -26,7 +26,13 @@ CLIENTS = [
     ("LangChain, `ChatAnthropic`", "langchain-anthropic", r"test_langchain\b.*\[anthropic\]", "`base_url=\"http://relay:8080\"`"),
     ("LiteLLM, library", "litellm", r"test_litellm\b", "`api_base`, as OpenAI with `/v1`, as Anthropic without"),
     ("LiteLLM, proxy", "litellm", r"test_litellm_proxy\b", "the same, in `litellm_params`"),
+    ("Pydantic AI", "pydantic-ai-slim", r"test_pydantic_ai\b", "`OpenAIProvider(base_url=\"http://relay:8080/v1\")`"),
+    ("OpenAI Agents SDK, Python", "openai-agents", r"test_openai_agents\b", "`AsyncOpenAI(base_url=\"http://relay:8080/v1\")` as the model's `openai_client`"),
+    ("AI SDK", "ai (npm)", r"ai-sdk\.test", "`createOpenAICompatible({ baseURL: 'http://relay:8080/v1' })`"),
     ("Claude Code", "@anthropic-ai/claude-code (npm)", r"test_claude_code\b", "`ANTHROPIC_BASE_URL=http://relay:8080`"),
+    ("opencode", "opencode-ai (npm)", r"test_opencode\b", "a provider with `\"npm\": \"@ai-sdk/openai-compatible\"` and `\"baseURL\": \"http://relay:8080/v1\"`"),
+    ("Qwen Code", "@qwen-code/qwen-code (npm)", r"test_qwen_code\b", "`OPENAI_BASE_URL=http://relay:8080/v1`, `--auth-type openai`"),
+    ("aider", "aider-chat", r"test_aider\b", "`OPENAI_API_BASE=http://relay:8080/v1`, `--model openai/MODEL`"),
     ("Open WebUI, its calls", "open-webui", r"test_open_webui\b", "a connection to `http://relay:8080/v1`"),
 ]
 

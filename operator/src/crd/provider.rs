@@ -248,7 +248,9 @@ pub struct NetworkPolicy {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::raw_items")]
     pub from: Vec<Value>,
-    /// Peers that may read metrics and use the admin API, besides the operator. Default: any Pod.
+    /// Peers that may connect to the admin port (metrics, admin API), besides the operator. Default: the chart's relay.metricsFrom,
+    /// which is empty. With the chart's webhook.hostNetwork no rule can name the operator: this list must then include the nodes,
+    /// and while both lists are empty, the admin port is open to every address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::raw_items")]
     pub metrics_from: Vec<Value>,

@@ -1,5 +1,7 @@
 //! How a relay is reached: the Services of clients and of workers, and who may connect.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::core::ApiResource;
@@ -9,6 +11,7 @@ use super::Manifest;
 use super::relay::selector;
 use crate::context::Place;
 use crate::crd::provider::ServiceType;
+use crate::defaults::RelayDefaults;
 use crate::names;
 use crate::provider::ValidatedProvider;
 
@@ -59,14 +62,14 @@ pub fn workers_service(provider: &ValidatedProvider) -> Manifest {
 
 /// Who may connect to the relay's Pods. Clients are never restricted: they come from anywhere, through Ingresses and load
 /// balancers, and show keys where keys are asked for.
-pub fn network_policy(provider: &ValidatedProvider, operator: &Place) -> Manifest {
+pub fn network_policy(provider: &ValidatedProvider, defaults: &RelayDefaults, operator: &Place) -> Manifest {
     let spec = json!({
         "podSelector": {"matchLabels": selector(&provider.name)},
         "policyTypes": ["Ingress"],
         "ingress": [
             {"ports": [port(names::CLIENT_PORT)]},
             workers_rule(provider),
-            admin_rule(provider, operator),
+            admin_rule(provider, defaults, operator),
         ],
     });
     let metadata = provider.metadata(&names::relay(&provider.name));
@@ -86,19 +89,19 @@ fn workers_rule(provider: &ValidatedProvider) -> Value {
     json!({"ports": [port(names::WORKER_PORT)], "from": peers})
 }
 
-/// The operator, which reads the relay's state, and whoever reads metrics. Kubelets always may. From a node's network the operator
-/// comes with an address that no selector names: anybody may connect then, and needs the admin token for what is not a number,
-/// unless `metricsFrom` says who.
-fn admin_rule(provider: &ValidatedProvider, operator: &Place) -> Value {
-    let metrics_from = &provider.spec.relay.network_policy.metrics_from;
+/// Allows the operator, which reads the relay's state, and the peers of `metricsFrom`. Kubelets need no rule. On its node's
+/// network, the operator has an address that no selector names. An empty `metricsFrom` then allows every address, because the
+/// Provider would otherwise never become ready.
+fn admin_rule(provider: &ValidatedProvider, defaults: &RelayDefaults, operator: &Place) -> Value {
+    let own = &provider.spec.relay.network_policy.metrics_from;
+    let metrics_from = if own.is_empty() { &defaults.metrics_from } else { own };
     if operator.host_network && metrics_from.is_empty() {
         return json!({"ports": [port(names::ADMIN_PORT)]});
     }
-    let own_namespace = json!({"matchLabels": {"kubernetes.io/metadata.name": operator.namespace}});
-    let mut peers = vec![json!({"namespaceSelector": own_namespace})];
-    if metrics_from.is_empty() {
-        peers.push(json!({"namespaceSelector": {}}));
-    }
+    let mut peers = vec![json!({
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator.namespace}},
+        "podSelector": {"matchLabels": BTreeMap::from(names::OPERATOR_LABELS)},
+    })];
     peers.extend(metrics_from.iter().cloned());
     json!({"ports": [port(names::ADMIN_PORT)], "from": peers})
 }

@@ -71,7 +71,7 @@ pub(super) fn build(provider: &ValidatedProvider, inputs: &Inputs<'_>) -> Desire
         network::workers_service(provider),
         relay::disruption_budget(provider),
     ]);
-    let policy = network::network_policy(provider, inputs.operator);
+    let policy = network::network_policy(provider, inputs.defaults, inputs.operator);
     if relay.network_policy.enabled {
         objects.push(policy);
     } else {

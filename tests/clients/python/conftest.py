@@ -1,8 +1,10 @@
 """Stacks for the Python suites, by way of `control.py`."""
 
+import glob
 import json
 import os
 import socket
+import subprocess
 import threading
 import time
 import urllib.error
@@ -140,6 +142,29 @@ def stack():
     yield make
     for one in made:
         call("DELETE", f"/stacks/{one.id}")
+
+
+@pytest.fixture
+def headless(tmp_path):
+    """Starts a program in an empty folder, with an empty home and these variables and no others."""
+    started = []
+    (tmp_path / "work").mkdir()
+
+    def start(*command, **env):
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)} | env
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, env=env, cwd=tmp_path / "work", text=True, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def installed(pattern):
+    """The file of an npm package; of several builds of a program, the one for the oldest processors."""
+    return sorted(glob.glob(os.path.join(os.environ["CLIENTS_NODE_MODULES"], "node_modules", pattern)))[-1]
 
 
 @pytest.fixture

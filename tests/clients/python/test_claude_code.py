@@ -1,38 +1,25 @@
 """Claude Code, headless, against relay and worker: the program itself, with nothing but the relay within its reach."""
 
-import glob
 import json
-import os
 import signal
-import subprocess
 
 import pytest
-from conftest import MODEL, TEXT
+from conftest import MODEL, TEXT, installed
 
 PATIENCE = 60  # seconds
 
 
 @pytest.fixture
-def claude(tmp_path):
-    started = []
-    (tmp_path / "work").mkdir()
-
+def claude(headless):
     def start(stack, deed, *options, key="any"):
-        [program] = glob.glob(os.path.join(os.environ["CLIENTS_NODE_MODULES"], "node_modules/@anthropic-ai/claude-code-*/claude"))
-        env = {
-            "PATH": os.environ["PATH"], "HOME": str(tmp_path), "ANTHROPIC_BASE_URL": stack.url, "ANTHROPIC_AUTH_TOKEN": key,
-            "ANTHROPIC_MODEL": MODEL, "ANTHROPIC_DEFAULT_HAIKU_MODEL": MODEL, "CLAUDE_CODE_MAX_RETRIES": "1",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1", "DISABLE_TELEMETRY": "1",
-        }
-        command = [program, "-p", stack.say(deed), "--output-format", "stream-json", "--verbose", "--include-partial-messages", *options]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(command, env=env, cwd=tmp_path / "work", text=True, **quiet))
-        return started[-1]
+        program = installed("@anthropic-ai/claude-code-*/claude")
+        return headless(
+            program, "-p", stack.say(deed), "--output-format", "stream-json", "--verbose", "--include-partial-messages", *options,
+            ANTHROPIC_BASE_URL=stack.url, ANTHROPIC_AUTH_TOKEN=key, ANTHROPIC_MODEL=MODEL, ANTHROPIC_DEFAULT_HAIKU_MODEL=MODEL,
+            CLAUDE_CODE_MAX_RETRIES="1", CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1", DISABLE_AUTOUPDATER="1", DISABLE_TELEMETRY="1",
+        )
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    return start
 
 
 def outcome(process):

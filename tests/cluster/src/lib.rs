@@ -39,6 +39,7 @@ pub mod command;
 pub mod http;
 pub mod manifests;
 pub mod namespace;
+pub mod process;
 pub mod traffic;
 
 use std::{env, path::PathBuf, time::Duration};

@@ -189,20 +189,44 @@ fn a_load_balancer_that_workers_use_too() {
     snapshot::check("provider-load-balancer", &page(&built(spec, &[], &steady(), &defaults())));
 }
 
+/// Peers that may connect to the admin port, `None` for every address.
+fn admin_peers(metrics_from: &Value, defaults: &RelayDefaults, operator: &Place) -> Option<Value> {
+    let valid = validate(&provider(json!({"relay": {"networkPolicy": {"metricsFrom": metrics_from}}})), &[]).unwrap();
+    network::network_policy(&valid, defaults, operator).value["spec"]["ingress"][2].get("from").cloned()
+}
+
+fn operator_peer() -> Value {
+    json!({
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "mr-system"}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "modelrelay", "app.kubernetes.io/component": "operator"}},
+    })
+}
+
 #[test]
-fn an_operator_on_its_nodes_network_reaches_relays_through_their_policies() {
-    let from = |spec: Value, place: &Place| {
-        let valid = validate(&provider(spec), &[]).unwrap();
-        network::network_policy(&valid, place).value["spec"]["ingress"][2].get("from").cloned()
-    };
+fn admin_port_admits_the_operator_alone_by_default() {
+    let place = Place::in_namespace("mr-system");
+    assert_eq!(admin_peers(&json!([]), &RelayDefaults::default(), &place), Some(json!([operator_peer()])));
+}
+
+#[test]
+fn listed_metrics_peers_replace_those_of_the_chart() {
+    let place = Place::in_namespace("mr-system");
+    let (chart, own) = (json!({"podSelector": {}}), json!({"namespaceSelector": {}}));
+    let defaults = RelayDefaults { metrics_from: vec![chart.clone()], ..RelayDefaults::default() };
+    assert_eq!(admin_peers(&json!([]), &defaults, &place), Some(json!([operator_peer(), chart])));
+    assert_eq!(admin_peers(&json!([own]), &defaults, &place), Some(json!([operator_peer(), own])));
+}
+
+#[test]
+fn operator_on_host_network_reaches_the_admin_port() {
     let on_node = Place { host_network: true, ..Place::in_namespace("mr-system") };
-    assert_eq!(from(json!({}), &on_node), None);
+    let none = RelayDefaults::default();
+    assert_eq!(admin_peers(&json!([]), &none, &on_node), None);
     let nodes = json!({"ipBlock": {"cidr": "10.0.0.0/24"}});
-    let listed = json!({"relay": {"networkPolicy": {"metricsFrom": [nodes]}}});
-    let named = json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "mr-system"}}});
-    assert_eq!(from(listed, &on_node), Some(json!([named, nodes])));
-    let every_pod = json!([named, {"namespaceSelector": {}}]);
-    assert_eq!(from(json!({}), &Place::in_namespace("mr-system")), Some(every_pod));
+    let closed = Some(json!([operator_peer(), nodes]));
+    assert_eq!(admin_peers(&json!([nodes]), &none, &on_node), closed);
+    let defaults = RelayDefaults { metrics_from: vec![nodes], ..none };
+    assert_eq!(admin_peers(&json!([]), &defaults, &on_node), closed);
 }
 
 #[test]

@@ -15,6 +15,7 @@ use modelrelay_cluster::{
     Cluster, Namespace, PATIENCE, SYSTEM_NAMESPACE, http,
     manifests::{DEMO_MODEL, demo_backend, demo_pool, provider, worker_pool},
     poll_for,
+    process::kill_process,
     traffic::Traffic,
     wait_until,
 };
@@ -175,8 +176,8 @@ async fn use_everything(namespace: &Namespace) {
     let refused = http::fetch(relay_address(namespace, 8082).await, "GET /admin/state", &stranger, &Value::Null).await;
     assert_eq!(refused.expect("an answer").status, 403);
 
-    // A worker that is killed before it has answered anything: its requests go back into the queue, and to the others. They run
-    // for longer than it takes to delete a Pod on a busy machine.
+    // A worker that is killed before it has answered anything: its requests go back into the queue, and to the others. They run for 8 s,
+    // and the worker ends at once. Deleting its Pod, even with `--force`, would give it the time to finish them.
     let slow = json!({"model": DEMO_MODEL, "messages": [{"role": "user", "content": "word ".repeat(200)}]});
     let mut answers = JoinSet::new();
     for _ in 0..12 {
@@ -189,7 +190,8 @@ async fn use_everything(namespace: &Namespace) {
         metrics.is_ok_and(|text| text.contains("modelrelay_worker_slots{provider=\"local\",state=\"used\"} 12"))
     };
     wait_until("all requests to be with workers", PATIENCE, shared_out).await;
-    namespace.kubectl("delete pod --selector app=vllm --grace-period 0 --force").await;
+    let injected = namespace.pods("app=vllm").await.pop().expect("the injected Pod runs");
+    kill_process(&injected, |command| command.starts_with("/modelrelay-worker") && !command.contains("\0demo\0"));
     while let Some(answer) = answers.join_next().await {
         let answer = answer.expect("a client does not panic").expect("an answer");
         assert_eq!(answer.status, 200, "{answer:?}");

@@ -123,10 +123,16 @@ fn assert_has(object: &Value, wanted: &Value) {
     assert_eq!(object, &merged);
 }
 
+/// The operator's Pods, as a peer of a NetworkPolicy.
+fn operator() -> Value {
+    let labels = json!({"app.kubernetes.io/name": "modelrelay", "app.kubernetes.io/component": "operator"});
+    let namespace = json!({"kubernetes.io/metadata.name": modelrelay_cluster::SYSTEM_NAMESPACE});
+    json!({"namespaceSelector": {"matchLabels": namespace}, "podSelector": {"matchLabels": labels}})
+}
+
 #[tokio::test]
 async fn objects_have_the_shapes_that_a_cluster_enforces() {
     let setup = at_zero(&json!({})).await;
-    let system = modelrelay_cluster::SYSTEM_NAMESPACE;
     let port = |number: u16| json!([{"port": number, "protocol": "TCP"}]);
     let policy = seen(&setup, "networkpolicy local-relay").await;
     assert_eq!(
@@ -137,10 +143,7 @@ async fn objects_have_the_shapes_that_a_cluster_enforces() {
             "ingress": [
                 {"ports": port(8080)},
                 {"ports": port(8081), "from": [{"podSelector": {}}]},
-                {"ports": port(8082), "from": [
-                    {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": system}}},
-                    {"namespaceSelector": {}},
-                ]},
+                {"ports": port(8082), "from": [operator()]},
             ],
         })
     );
@@ -219,9 +222,8 @@ async fn what_the_spec_says_about_the_network_is_in_the_objects() {
     let policy = seen(&setup, "networkpolicy local-relay").await;
     let ingress = &policy["spec"]["ingress"];
     assert_eq!(ingress[1]["from"], json!([{"podSelector": {}}, {"ipBlock": {"cidr": "192.0.2.0/24"}}]));
-    let named =
-        |namespace: &str| json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}});
-    assert_eq!(ingress[2]["from"], json!([named(modelrelay_cluster::SYSTEM_NAMESPACE), named("monitoring")]));
+    let monitoring = json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}});
+    assert_eq!(ingress[2]["from"], json!([operator(), monitoring]));
     let provider = setup.providers.get(LOCAL).await.expect("it is there");
     let endpoint = format!("http://local.{}.svc:8000/v1", setup.namespace.name);
     assert_eq!(provider.data["status"]["endpoint"], endpoint);

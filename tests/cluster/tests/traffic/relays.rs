@@ -1,9 +1,8 @@
 //! Relays end, in good order and otherwise, and others come.
 
-use std::fs;
-
 use k8s_openapi::api::core::v1;
 use kube::ResourceExt;
+use modelrelay_cluster::process::kill_process;
 use modelrelay_cluster::traffic::Running;
 use modelrelay_cluster::{PATIENCE, wait_until};
 use serde_json::json;
@@ -39,7 +38,7 @@ async fn a_killed_relay_breaks_only_its_own_requests() {
     let traffic = stack.load().await;
     let pods = stack.namespace.pods(RELAY_PODS).await;
     let [victim, survivor] = pods.as_slice() else { panic!("there should be two relays") };
-    kill_process_of(victim);
+    kill_process(victim, |command| command.starts_with("/modelrelay-relay"));
     let came_back = async || restarts_of(&stack, &victim.name_any()).await == Some(1);
     wait_until("the killed relay's restart", PATIENCE, came_back).await;
     stack.wait_for_workers(2, 2).await;
@@ -73,20 +72,4 @@ async fn expect_only_losses_of(stack: &Stack, traffic: &Running, survivor: &v1::
 async fn restarts_of(stack: &Stack, pod: &str) -> Option<i32> {
     let pod = stack.namespace.api::<v1::Pod>().get(pod).await.ok()?;
     Some(pod.status?.container_statuses?.first()?.restart_count)
-}
-
-/// SIGKILL to the relay in this Pod: its processes are this machine's, in a control group named after the Pod.
-fn kill_process_of(pod: &v1::Pod) {
-    let uid = pod.uid().expect("Pods have one");
-    let of_pod = |pid: &str| {
-        let of = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        of("cgroup").contains(&uid) && of("cmdline").starts_with("/modelrelay-relay")
-    };
-    let processes = fs::read_dir("/proc").expect("this is Linux").filter_map(Result::ok);
-    let names = processes.filter_map(|entry| entry.file_name().into_string().ok());
-    let pids: Vec<String> =
-        names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).filter(|pid| of_pod(pid)).collect();
-    let [pid] = pids.as_slice() else { panic!("one relay should run in {}, not {pids:?}", pod.name_any()) };
-    let killed = std::process::Command::new("kill").args(["-KILL", pid]).status().expect("kill can be run");
-    assert!(killed.success(), "the relay of {} could not be killed", pod.name_any());
 }

@@ -38,7 +38,14 @@ fuzz_target!(|input: Input<'_>| {
     let body = Bytes::copy_from_slice(input.body);
     // What no configuration allows as a name.
     let is_name = !name.is_empty() && name.trim() == name && !name.contains(char::is_control);
-    let routed = parse(Some(content_type), &body);
+    if is_name
+        && let Ok(routed) = parse(Some(content_type), &body, Some(name))
+        && routed.names_no_model()
+    {
+        let named = parse(Some(content_type), &with_model(&body, &routed, name), None).expect("it can still be read");
+        assert_eq!((named.model.as_str(), named.needs_rewrite(name)), (name, false));
+    }
+    let routed = parse(Some(content_type), &body, None);
     if let (Ok(routed), true) = (&routed, is_name) {
         let place = place_of(&body, routed, is_form);
         let replaced = with_model(&body, routed, name);
@@ -48,7 +55,7 @@ fuzz_target!(|input: Input<'_>| {
         assert_eq!(replaced[place..end], *spelled.as_bytes());
         assert!(body[place..].ends_with(&replaced[end..]));
 
-        let again = parse(Some(content_type), &replaced).expect("it can still be read");
+        let again = parse(Some(content_type), &replaced, None).expect("it can still be read");
         assert_eq!(again.model, name);
         assert_eq!((again.stream, &again.previous_response_id), (routed.stream, &routed.previous_response_id));
 

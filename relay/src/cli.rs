@@ -13,7 +13,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use modelrelay_protocol::limits;
 
-use crate::config::{AllowedOrigins, MAX_QUEUE_LEN};
+use crate::config::{AllowedOrigins, MAX_QUEUE_LEN, RawAliases};
 use crate::ctl;
 use crate::identity::ServiceAccount;
 use crate::lockout::Cidr;
@@ -58,6 +58,19 @@ pub struct Args {
     /// [default: none]
     #[arg(long, env = "WORKER_SERVICE_ACCOUNTS", value_name = "ACCOUNTS", default_value = "", hide_default_value = true, value_parser = values::accounts)]
     pub worker_service_accounts: Accounts,
+
+    /// Further names of models, a list of NAME=MODEL such as gpt-4o-mini=qwen: a request for the name is one for the model, unless a
+    /// worker serves a model of that name (provider). [default: none]
+    #[arg(long, env = "MODEL_ALIASES", value_name = "ALIASES", default_value = "", hide_default_value = true, value_parser = values::aliases)]
+    pub model_aliases: RawAliases,
+
+    /// Model of requests that name none (provider). [default: none; they are refused]
+    #[arg(long, env = "DEFAULT_MODEL", value_name = "MODEL", value_parser = values::optional_text)]
+    pub default_model: Option<OptionalText>,
+
+    /// Model of requests for a name that nobody has listed (provider). [default: none; they are refused with 404]
+    #[arg(long, env = "FALLBACK_MODEL", value_name = "MODEL", value_parser = values::optional_text)]
+    pub fallback_model: Option<OptionalText>,
 
     /// Requests that may wait in the queue; one more is refused with 429 (provider).
     #[arg(long, env = "MAX_QUEUE_LEN", value_name = "N", default_value_t = MAX_QUEUE_LEN, value_parser = values::queue_len)]
@@ -278,11 +291,14 @@ pub struct Args {
 const AFTER_HELP: &str = "Sizes: bytes, or with Ki, Mi, Gi, Ti. Every flag has a variable; a flag wins over it.";
 
 /// The settings that describe the one provider of a relay without `--config`: argument id and variable.
-const PROVIDER_SETTINGS: [(&str, &str); 12] = [
+const PROVIDER_SETTINGS: [(&str, &str); 15] = [
     ("provider_name", "PROVIDER_NAME"),
     ("worker_secret", "WORKER_SECRET"),
     ("worker_secret_file", "WORKER_SECRET_FILE"),
     ("worker_service_accounts", "WORKER_SERVICE_ACCOUNTS"),
+    ("model_aliases", "MODEL_ALIASES"),
+    ("default_model", "DEFAULT_MODEL"),
+    ("fallback_model", "FALLBACK_MODEL"),
     ("max_queue_len", "MAX_QUEUE_LEN"),
     ("max_queue_bytes", "MAX_QUEUE_BYTES"),
     ("queue_timeout_secs", "QUEUE_TIMEOUT_SECS"),

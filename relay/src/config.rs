@@ -6,7 +6,6 @@
 //! lists for a warning; settings of the whole relay come from the environment, and `requireApiKeys` and `relayCount` from
 //! the file where it has them.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,12 +24,16 @@ use crate::telemetry::{LogFilter, LogFormat};
 
 mod credentials;
 mod file;
+mod model_names;
 mod origins;
 mod provider;
 mod raw;
 mod validate;
 
+use model_names::{Places, RawModelNames};
+
 pub use file::Sources;
+pub use model_names::{ModelNames, RawAliases};
 pub use origins::AllowedOrigins;
 pub use provider::{CatalogueModel, MAX_QUEUE_LEN, ProviderConfig, Standing, WorkerSecret};
 
@@ -202,14 +205,9 @@ impl Config {
             ));
         }
         let mut config = relay_wide(args)?;
-        config.providers = vec![ProviderConfig {
-            name: args.provider_name.clone(),
-            enabled: true,
+        let provider = ProviderConfig {
             worker_secrets: secret.map(|secret| WorkerSecret { secret, not_after: None }).into_iter().collect(),
             worker_accounts,
-            models: None,
-            model_details: BTreeMap::new(),
-            cold_models: Vec::new(),
             max_queue_len: args.max_queue_len,
             max_queue_bytes: args.max_queue_bytes,
             queue_timeout: args.queue_timeout_secs,
@@ -218,7 +216,9 @@ impl Config {
             stream_idle_timeout: args.stream_idle_timeout_secs,
             max_models_per_worker: args.max_models_per_worker,
             require_protocol_version: args.require_protocol_version,
-        }];
+            ..ProviderConfig::new(&args.provider_name)
+        };
+        config.providers = vec![provider.with_names(&name_places(), &model_names(args))?];
         require_cluster(args, &config.providers, |_| "WORKER_SERVICE_ACCOUNTS (--worker-service-accounts)".to_owned())?;
         config.add_warnings(args);
         Ok(config)
@@ -300,6 +300,22 @@ impl std::error::Error for ConfigError {}
 
 pub(crate) fn config_path(args: &Args) -> Option<PathBuf> {
     args.config.as_ref().and_then(|path| path.0.clone())
+}
+
+fn model_names(args: &Args) -> RawModelNames<'_> {
+    RawModelNames {
+        aliases: &args.model_aliases.0,
+        default_model: args.default_model.as_ref().and_then(|name| name.0.as_deref()),
+        fallback_model: args.fallback_model.as_ref().and_then(|name| name.0.as_deref()),
+    }
+}
+
+fn name_places() -> Places {
+    Places {
+        aliases: "MODEL_ALIASES (--model-aliases)".to_owned(),
+        default_model: "DEFAULT_MODEL (--default-model)".to_owned(),
+        fallback_model: "FALLBACK_MODEL (--fallback-model)".to_owned(),
+    }
 }
 
 /// Everything but the providers.

@@ -27,6 +27,8 @@ struct Entry {
     provider: Arc<Provider>,
     /// From every name that a client may write to the backend's; empty without a catalogue.
     catalogue: HashMap<Arc<str>, Arc<str>>,
+    /// From names that count where nobody serves a model of that name to the models that are meant.
+    aliases: HashMap<Arc<str>, Arc<str>>,
     cold: Vec<Arc<str>>,
     is_open: bool,
 }
@@ -37,6 +39,16 @@ pub struct Route {
     pub provider: Arc<Provider>,
     /// The backend's name of the model.
     pub model: Arc<str>,
+}
+
+/// A name that a client may write, and what is meant by it.
+pub struct Named {
+    /// What the client writes.
+    pub name: Arc<str>,
+    /// The name that workers serve.
+    pub model: Arc<str>,
+    /// Whose model it is.
+    pub provider: Arc<Provider>,
 }
 
 impl Providers {
@@ -76,13 +88,12 @@ impl Providers {
 
     /// The provider of this name.
     pub fn named(&self, name: &str) -> Option<Arc<Provider>> {
-        let table = self.table.load();
-        table.entries.iter().find(|entry| &*entry.provider.name == name).map(|entry| Arc::clone(&entry.provider))
+        self.table.load().candidates(Some(name)).first().map(|entry| Arc::clone(&entry.provider))
     }
 
     /// Where a request for `model` goes: to the provider that it names, else to the first whose catalogue has the model,
-    /// else to the first with a worker that serves it, else to the first with a worker that did. A sole provider without a
-    /// catalogue gets every request while it has no worker.
+    /// else to the first with a worker that serves it, else to the first that has it as an alias, else to the first with a
+    /// worker that served it. A sole provider without a catalogue gets every request while it has no worker.
     pub fn route(&self, named: Option<&str>, model: &str) -> Result<Route, ApiError> {
         // Nobody can serve it, because no worker, catalogue or alias may have such a name. It must not wait either: what waits
         // is logged and listed by its name.
@@ -90,27 +101,38 @@ impl Providers {
             return Err(model_not_found(model));
         }
         let table = self.table.load();
-        let candidates: Vec<&Entry> = match named {
-            None => table.entries.iter().collect(),
-            Some(name) => {
-                let entry = table.entries.iter().find(|entry| &*entry.provider.name == name);
-                vec![entry.ok_or_else(|| provider_not_found(name))?]
-            }
-        };
-        if let Some(route) = candidates.iter().find_map(|entry| entry.declared(model)) {
+        let candidates = table.candidates(named);
+        if let (Some(name), []) = (named, &*candidates) {
+            return Err(provider_not_found(name));
+        }
+        if let Some(route) = now_served(&candidates, model) {
             return Ok(route);
         }
-        if let [entry] = &*table.entries
-            && entry.is_open
-            && !entry.provider.never_listed(model)
-        {
-            return Ok(Route { provider: Arc::clone(&entry.provider), model: model.into() });
+        let aliased = || candidates.iter().filter_map(|entry| Some((*entry, entry.aliases.get(model)?)));
+        let served = aliased().find_map(|(entry, id)| now_served(&[entry], id));
+        match (served, aliased().next()) {
+            (Some(route), _) => Ok(route),
+            (None, None) => table.expected(&candidates, model).ok_or_else(|| model_not_found(model)),
+            (None, Some((entry, id))) => table.expected(&[entry], id).ok_or_else(|| alias_of_nothing(model, id)),
         }
-        let open = || candidates.iter().filter(|entry| entry.is_open);
-        let serving = open().find(|entry| entry.provider.serves(model));
-        let served = || open().find(|entry| entry.provider.has_listed(model));
-        let entry = serving.or_else(served).ok_or_else(|| model_not_found(model))?;
-        Ok(Route { provider: Arc::clone(&entry.provider), model: model.into() })
+    }
+
+    /// Where a request goes whose model nobody knows, if the settings say so.
+    pub fn fallback(&self, named: Option<&str>) -> Option<Route> {
+        let table = self.table.load();
+        table.candidates(named).into_iter().find_map(|entry| {
+            let config = entry.provider.config();
+            self.route(Some(&config.name), config.names.fallback_model.as_deref()?).ok()
+        })
+    }
+
+    /// What a request means that names no model: a provider, and a model of it.
+    pub fn default_model(&self, named: Option<&str>) -> Option<(Arc<str>, Arc<str>)> {
+        let table = self.table.load();
+        table.candidates(named).into_iter().find_map(|entry| {
+            let model = entry.provider.config().names.default_model.as_deref().map(Arc::from)?;
+            Some((Arc::clone(&entry.provider.name), model))
+        })
     }
 
     /// Whether a worker that comes may bring models that nobody has heard of.
@@ -119,18 +141,31 @@ impl Providers {
         table.entries.iter().any(|entry| entry.is_open && named.is_none_or(|name| *entry.provider.name == *name))
     }
 
-    /// Every name that a client may write, with its provider: what workers serve, catalogues, aliases, cold models.
-    pub fn names(&self) -> Vec<(Arc<str>, Arc<Provider>)> {
+    /// Every name that a client may write: what workers serve, catalogues, cold models, aliases of any of these.
+    pub fn names(&self) -> Vec<Named> {
         let table = self.table.load();
         let mut names = Vec::new();
+        let mut aliases = Vec::new();
         for entry in table.entries.iter().filter(|entry| entry.provider.config().enabled) {
+            let named = |(name, model): (&Arc<str>, &Arc<str>)| Named {
+                name: Arc::clone(name),
+                model: Arc::clone(model),
+                provider: Arc::clone(&entry.provider),
+            };
             let live = entry.provider.live_models();
-            let all = entry.catalogue.keys().chain(&entry.cold).chain(&live);
-            names.extend(all.map(|name| (Arc::clone(name), Arc::clone(&entry.provider))));
+            let own = names.len();
+            names.extend(entry.catalogue.iter().map(named));
+            names.extend(entry.cold.iter().chain(&live).map(|name| named((name, name))));
+            let is_there = |model: &Arc<str>| names[own..].iter().any(|there| there.name == *model);
+            aliases.extend(entry.aliases.iter().filter(|(_, model)| is_there(model)).map(|(alias, model)| {
+                let model = entry.catalogue.get(model).unwrap_or(model);
+                named((alias, model))
+            }));
         }
-        // Stable, so that of two providers with the same name the first in the file stays first.
-        names.sort_by(|a, b| a.0.cmp(&b.0));
-        names.dedup_by(|later, first| later.0 == first.0);
+        // Stable, so that of two providers with the same name the first in the file stays first; and a model before an alias.
+        names.extend(aliases);
+        names.sort_by(|a, b| a.name.cmp(&b.name));
+        names.dedup_by(|later, first| later.name == first.name);
         names
     }
 
@@ -140,6 +175,34 @@ impl Providers {
         let entry = table.entries.iter().find(|entry| entry.provider.name == provider.name);
         entry.is_some_and(|entry| entry.declared(model).is_some()) || provider.serves(model)
     }
+}
+
+impl Table {
+    fn candidates(&self, named: Option<&str>) -> Vec<&Entry> {
+        let entries = self.entries.iter();
+        entries.filter(|entry| named.is_none_or(|name| *entry.provider.name == *name)).collect()
+    }
+
+    /// Where a model is waited for that nobody serves now.
+    fn expected(&self, candidates: &[&Entry], model: &str) -> Option<Route> {
+        if let [entry] = &*self.entries
+            && entry.is_open
+            && !entry.provider.never_listed(model)
+        {
+            return Some(entry.route(model.into()));
+        }
+        let mut open = candidates.iter().filter(|entry| entry.is_open);
+        open.find(|entry| entry.provider.has_listed(model)).map(|entry| entry.route(model.into()))
+    }
+}
+
+/// The first that has declared the model, else the first with a worker that serves it.
+fn now_served(candidates: &[&Entry], model: &str) -> Option<Route> {
+    let declared = candidates.iter().find_map(|entry| entry.declared(model));
+    declared.or_else(|| {
+        let serves = |entry: &&&Entry| entry.is_open && entry.provider.serves(model);
+        candidates.iter().find(serves).map(|entry| entry.route(model.into()))
+    })
 }
 
 impl Entry {
@@ -152,15 +215,25 @@ impl Entry {
             }
             catalogue.insert(Arc::clone(&id), id);
         }
+        let aliases = config.names.aliases.iter().map(|(alias, model)| (alias.as_str().into(), model.as_str().into()));
         let cold = config.cold_models.iter().map(|model| model.as_str().into()).collect();
-        Self { provider, catalogue, cold, is_open: config.models.is_none() }
+        Self { provider, catalogue, aliases: aliases.collect(), cold, is_open: config.models.is_none() }
     }
 
     fn declared(&self, model: &str) -> Option<Route> {
         let cold = || self.is_open.then(|| self.cold.iter().find(|cold| &***cold == model)).flatten();
         let id = self.catalogue.get(model).or_else(cold)?;
-        Some(Route { provider: Arc::clone(&self.provider), model: Arc::clone(id) })
+        Some(self.route(Arc::clone(id)))
     }
+
+    fn route(&self, model: Arc<str>) -> Route {
+        Route { provider: Arc::clone(&self.provider), model }
+    }
+}
+
+fn alias_of_nothing(alias: &str, model: &str) -> ApiError {
+    let message = format!("{alias} is an alias of {model}, and no provider has a model of that name");
+    ApiError::new(ErrorKind::ModelNotFound, message)
 }
 
 fn model_not_found(model: &str) -> ApiError {

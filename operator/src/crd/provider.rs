@@ -50,6 +50,22 @@ pub struct ProviderSpec {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
     pub models: Vec<CatalogueModel>,
 
+    /// Further names of models, beside or without a list of models: from each name to the model that is meant, where no worker
+    /// serves a model of that name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 256))]
+    pub aliases: BTreeMap<String, String>,
+
+    /// Model of requests that name none. Default: they are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    pub default_model: Option<String>,
+
+    /// Model of requests for a name that nobody has listed. Default: they are refused with 404.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    pub fallback_model: Option<String>,
+
     /// Bounds of the queue.
     #[serde(default)]
     pub queue: Queue,

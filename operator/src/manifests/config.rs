@@ -1,6 +1,8 @@
 //! The relay's configuration: `relay.yaml` beside the worker secrets that it names, and the hash by which a relay says that it
 //! runs it.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::jiff::Timestamp;
 use modelrelay_protocol::config_hash::config_hash;
 use modelrelay_protocol::secret::Secret;
@@ -102,6 +104,9 @@ fn relay_yaml(provider: &ValidatedProvider, plan: &Plan) -> String {
             worker_secrets,
             worker_service_accounts: provider.worker_accounts(),
             models: models.collect(),
+            aliases: &spec.aliases,
+            default_model: spec.default_model.as_deref(),
+            fallback_model: spec.fallback_model.as_deref(),
             queue: Queue {
                 max_length: spec.queue.max_length,
                 max_bytes: &spec.queue.max_bytes,
@@ -138,6 +143,12 @@ struct Provider<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     worker_service_accounts: Vec<String>,
     models: Vec<Model<'a>>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    aliases: &'a BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    default_model: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fallback_model: Option<&'a str>,
     queue: Queue<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     request_timeout: Option<&'a str>,

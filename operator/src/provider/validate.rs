@@ -134,6 +134,29 @@ fn catalogue(spec: &ProviderSpec, problems: &mut Vec<String>) {
             model_name(&format!("models[{index}].aliases[{alias_index}]"), alias, &mut seen, problems);
         }
     }
+    let catalogue = (!seen.is_empty()).then(|| seen.clone());
+    for (alias, model) in &spec.aliases {
+        model_name("aliases", alias, &mut seen, problems);
+        let place = format!("aliases.{alias}");
+        if spec.aliases.contains_key(model) {
+            problems.push(format!("spec.{place}: {model:?} is an alias too: an alias stands for a model"));
+        } else {
+            meant(&place, model, catalogue.as_ref(), problems);
+        }
+    }
+    for (place, model) in [("defaultModel", &spec.default_model), ("fallbackModel", &spec.fallback_model)] {
+        if let Some(model) = model.as_ref().filter(|model| !spec.aliases.contains_key(*model)) {
+            meant(place, model, catalogue.as_ref(), problems);
+        }
+    }
+}
+
+/// A model that is meant by another name, or by none: one of the catalogue, where there is one.
+fn meant(place: &str, model: &str, catalogue: Option<&HashSet<&str>>, problems: &mut Vec<String>) {
+    model_name(place, model, &mut HashSet::new(), problems);
+    if catalogue.is_some_and(|catalogue| !catalogue.contains(model)) {
+        problems.push(format!("spec.{place}: {model:?} is not in models"));
+    }
 }
 
 fn model_name<'a>(place: &str, name: &'a str, seen: &mut HashSet<&'a str>, problems: &mut Vec<String>) {

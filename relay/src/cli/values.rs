@@ -9,6 +9,7 @@ use modelrelay_protocol::headers;
 use modelrelay_protocol::units::{MAX_DURATION, MIN_DURATION, parse_duration_or_zero, parse_size};
 
 use super::{Accounts, Names, OptionalAddr, OptionalPath, OptionalText, Proxies};
+use crate::config::RawAliases;
 use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
@@ -132,6 +133,20 @@ pub(super) fn accounts(text: &str) -> Result<Accounts, Allowed> {
     let accounts: Option<Vec<_>> =
         text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect();
     accounts.filter(|accounts| accounts.len() <= MAX_ACCOUNTS).map(Accounts).ok_or_else(allowed)
+}
+
+/// The settings say which names are allowed.
+pub(super) fn aliases(text: &str) -> Result<RawAliases, Allowed> {
+    let pair = |part: &str| {
+        let (alias, model) = part.split_once('=')?;
+        Some((alias.trim().to_owned(), model.trim().to_owned()))
+    };
+    let pairs: Option<Vec<_>> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(pair).collect();
+    pairs.map(RawAliases).ok_or_else(|| "a list of NAME=MODEL such as gpt-4o-mini=qwen,gpt-4o=qwen".to_owned())
+}
+
+pub(super) fn optional_text(text: &str) -> Result<OptionalText, Allowed> {
+    Ok(OptionalText((!text.is_empty()).then(|| text.to_owned())))
 }
 
 /// Names of hosts, without ports.

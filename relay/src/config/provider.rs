@@ -7,6 +7,7 @@ use modelrelay_protocol::limits;
 use modelrelay_protocol::model_details::ModelDetails;
 use modelrelay_protocol::secret::{Secret, bare};
 
+use super::model_names::ModelNames;
 use crate::dispatch::DEFAULT_COLD_TIMEOUT;
 use crate::identity::ServiceAccount;
 use crate::socket::Credential;
@@ -36,6 +37,8 @@ pub struct ProviderConfig {
     pub worker_accounts: Vec<ServiceAccount>,
     /// The catalogue; `None` takes whatever workers advertise. Never an empty list.
     pub models: Option<Vec<CatalogueModel>>,
+    /// Names that mean one of its models.
+    pub names: ModelNames,
     /// Limits and capabilities by model name, in the place of those that workers state.
     pub model_details: BTreeMap<String, ModelDetails>,
     /// Models that no worker may serve yet but that a pool would be started for: known, on the cold clock, no catalogue.
@@ -96,6 +99,7 @@ impl ProviderConfig {
             worker_secrets: Vec::new(),
             worker_accounts: Vec::new(),
             models: None,
+            names: ModelNames::default(),
             model_details: BTreeMap::new(),
             cold_models: Vec::new(),
             max_queue_len: MAX_QUEUE_LEN,
@@ -174,17 +178,6 @@ impl ProviderConfig {
     /// The time that a request waits while no worker serves its model, unless a declaration or the cold timeout applies.
     pub fn absent_timeout(&self) -> Duration {
         self.queue_timeout.unwrap_or(ABSENT_TIMEOUT)
-    }
-
-    /// The id behind a name of the catalogue: itself, or the id that it is an alias of. Looks through the catalogue; who
-    /// asks per request builds an index.
-    pub fn resolve<'a>(&'a self, model: &str) -> Option<&'a str> {
-        let entry = self
-            .models
-            .as_ref()?
-            .iter()
-            .find(|entry| entry.id == model || entry.aliases.iter().any(|alias| alias == model));
-        entry.map(|entry| entry.id.as_str())
     }
 }
 

@@ -6,6 +6,8 @@ use modelrelay_protocol::units::{ByteSize, HumanDuration};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::model_names::RawAliases;
+
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct RawFile {
@@ -26,6 +28,9 @@ pub(super) struct RawProvider {
     pub(super) worker_secrets: Option<Vec<RawSecret>>,
     pub(super) worker_service_accounts: Option<Vec<String>>,
     pub(super) models: Option<Vec<RawModel>>,
+    pub(super) aliases: Option<RawAliases>,
+    pub(super) default_model: Option<String>,
+    pub(super) fallback_model: Option<String>,
     pub(super) model_details: Option<BTreeMap<String, Map<String, Value>>>,
     pub(super) queue: Option<RawQueue>,
     pub(super) request_timeout: Option<HumanDuration>,

@@ -109,8 +109,9 @@ providers:
     assert_eq!(provider.request_timeout, Some(Duration::from_secs(3600)));
     assert_eq!(provider.cold_models, ["big"]);
     assert_eq!(provider.model_details["llama3"].context_length(), Some(8192));
-    assert_eq!(provider.resolve("llama3"), Some("meta-llama/Llama-3.1-8B-Instruct"));
-    assert_eq!(provider.resolve("big"), None);
+    let catalogue = provider.models.as_deref().expect("a catalogue");
+    assert_eq!(catalogue[0].id, "meta-llama/Llama-3.1-8B-Instruct");
+    assert_eq!(catalogue[0].aliases, ["llama3", "claude-sonnet-4-5"]);
     let before = humantime::parse_rfc3339("2026-11-30T23:59:59Z").expect("a time");
     let after = before + Duration::from_secs(1);
     assert!(
@@ -124,6 +125,32 @@ providers:
 #[test]
 fn a_refusal_names_the_place_the_value_and_what_is_allowed() {
     let cases = [
+        (
+            "providers: [{name: a, aliases: {x: x}}]",
+            "providers[0].aliases.x: \"x\" is not allowed: an alias stands for",
+        ),
+        (
+            "providers: [{name: a, aliases: {x: y, y: z}}]",
+            "providers[0].aliases.x: \"y\" is not allowed: an alias stands",
+        ),
+        (
+            "providers: [{name: a, aliases: {x: y, x: z}}]",
+            "providers[0].aliases: \"x\" is not allowed: each id and alias",
+        ),
+        ("providers: [{name: a, aliases: {' x': y}}]", "providers[0].aliases: \" x\" is not allowed: 1 to 256"),
+        (
+            "providers: [{name: a, models: [{id: m}], aliases: {x: y}}]",
+            "aliases.x: \"y\" is not allowed: the provider has",
+        ),
+        (
+            "providers: [{name: a, models: [{id: m}], aliases: {m: m}}]",
+            "aliases: \"m\" is not allowed: each id and alias",
+        ),
+        (
+            "providers: [{name: a, models: [{id: m}], defaultModel: y}]",
+            "providers[0].defaultModel: \"y\" is not allowed",
+        ),
+        ("providers: [{name: a, fallbackModel: ''}]", "providers[0].fallbackModel: \"\" is not allowed: 1 to 256"),
         (
             "providers: [{name: a}, {name: b, queue: {timeout: 30x}}]",
             "providers[1].queue.timeout: \"30x\" is not allowed: a duration",

@@ -9,6 +9,7 @@ use modelrelay_protocol::names::is_model_name;
 use serde_json::{Map, Value};
 
 use super::credentials;
+use super::model_names::{Places, RawModelNames};
 use super::raw::{RawModel, RawProvider, RawQueue, RawSecret};
 use super::{
     CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources, WorkerSecret,
@@ -20,7 +21,8 @@ const MAX_PROVIDER_NAME: usize = 52;
 const MAX_SECRETS: usize = 16;
 const MAX_ACCOUNTS: usize = 64;
 const MAX_SECRET_CHARS: usize = 4096;
-const MAX_MODELS: usize = 1024;
+/// Models, aliases and other entries of one list.
+pub(super) const MAX_MODELS: usize = 1024;
 const MAX_ALIASES: usize = 64;
 const MAX_QUEUE_LENGTH: usize = 1_000_000;
 
@@ -79,7 +81,16 @@ fn provider(place: &str, raw: &RawProvider, sources: &Sources) -> Result<Provide
         require_protocol_version: raw.require_protocol_version.unwrap_or(false),
         ..default
     };
-    with_queue(&format!("{place}.queue"), config, raw.queue.as_ref())
+    let config = with_queue(&format!("{place}.queue"), config, raw.queue.as_ref())?;
+    let names = RawModelNames {
+        aliases: raw.aliases.as_ref().map_or(&[], |aliases| &aliases.0),
+        default_model: raw.default_model.as_deref(),
+        fallback_model: raw.fallback_model.as_deref(),
+    };
+    let at = |key: &str| format!("{place}.{key}");
+    let places =
+        Places { aliases: at("aliases"), default_model: at("defaultModel"), fallback_model: at("fallbackModel") };
+    config.with_names(&places, &names)
 }
 
 fn with_queue(place: &str, config: ProviderConfig, raw: Option<&RawQueue>) -> Result<ProviderConfig, ConfigError> {
@@ -179,7 +190,7 @@ fn cold_models(place: &str, raw: Option<&[String]>) -> Result<Vec<String>, Confi
     Ok(raw.to_vec())
 }
 
-fn unique_model<'a>(place: &str, model: &'a str, seen: &mut HashSet<&'a str>) -> Result<(), ConfigError> {
+pub(super) fn unique_model<'a>(place: &str, model: &'a str, seen: &mut HashSet<&'a str>) -> Result<(), ConfigError> {
     if !is_model_name(model) {
         let allowed =
             format!("1 to {MAX_MODEL_CHARS} characters, no control or invisible characters, no space at either end");
@@ -222,7 +233,7 @@ where
     }
 }
 
-fn bounded(place: &str, length: usize, most: usize) -> Result<(), ConfigError> {
+pub(super) fn bounded(place: &str, length: usize, most: usize) -> Result<(), ConfigError> {
     if length <= most {
         return Ok(());
     }

@@ -118,10 +118,13 @@ async fn prepare_by_model(
     let body = read_body(relay, opened.endpoint, &parts.headers, body).await?;
     let read_at = Instant::now();
     let content_type = content_type(&parts.headers)?;
-    let routed = read_route(content_type, &body).await?;
-    let route = find_route(relay, &caller, named_provider(&parts.headers).as_deref(), &routed.model).await?;
+    let named = named_provider(&parts.headers);
+    let default = relay.providers.default_model(named.as_deref());
+    let routed = read_route(content_type, &body, default.as_ref().map(|(_, model)| model)).await?;
+    let of_default = default.as_ref().filter(|_| routed.names_no_model()).map(|(provider, _)| &**provider);
+    let route = find_route(relay, &caller, of_default.or(named.as_deref()), &routed.model).await?;
     let allowed = caller.check_model(&route.provider, &[&routed.model, &route.model])?;
-    let body = if *route.model == *routed.model { body } else { rename(relay, &body, &routed, &route.model)? };
+    let body = if routed.needs_rewrite(&route.model) { rename(relay, &body, &routed, &route.model)? } else { body };
     let outline = Outline {
         id: opened.client.request_id.clone(),
         model: route.model,
@@ -185,7 +188,7 @@ async fn prepare_by_id(
 }
 
 /// Where the request goes. Nobody who listed the model is an error at once, but for the time in which workers come back to a
-/// relay that has just started.
+/// relay that has just started, and where the settings say what is meant then.
 async fn find_route(relay: &Relay, caller: &Caller, named: Option<&str>, model: &str) -> Result<Route, ApiError> {
     let is_starting = relay.shared.started_at.elapsed() < STARTING && relay.providers.may_get_models(named);
     let deadline = tokio::time::Instant::now() + if is_starting { PATIENCE_WHILE_STARTING } else { Duration::ZERO };
@@ -198,12 +201,17 @@ async fn find_route(relay: &Relay, caller: &Caller, named: Option<&str>, model: 
         if is_starting && tokio::time::timeout_at(deadline, listed).await.is_ok() {
             continue;
         }
+        let fallback = relay.providers.fallback(named);
+        // What a key says about the unknown name is nothing about this model.
+        if let Some(route) = fallback.filter(|route| caller.allows_model(&route.provider, &[&route.model])) {
+            return Ok(route);
+        }
         let error = caller.hide_unknown_model(model, error);
         if *error.kind() == ErrorKind::ModelForbidden {
             return Err(error);
         }
         let names = models::allowed_names(relay, caller);
-        let near = spelling::nearest(model, names.iter().map(|(name, _)| &**name));
+        let near = spelling::nearest(model, names.iter().map(|named| &*named.name));
         let error = if near.is_empty() { error } else { error.with_more(&format!("; similar: {}", near.join(", "))) };
         return Err(if is_starting { error.with_retry_after(RETRY_WHILE_STARTING) } else { error });
     }
@@ -225,12 +233,16 @@ async fn read_body(relay: &Relay, endpoint: Endpoint, headers: &HeaderMap, body:
 }
 
 /// Reads what the body says about its way. A large one takes milliseconds, in which its thread would pass on no token.
-async fn read_route(content_type: Option<&str>, body: &Bytes) -> Result<parse::Routed, ApiError> {
+async fn read_route(
+    content_type: Option<&str>,
+    body: &Bytes,
+    default: Option<&Arc<str>>,
+) -> Result<parse::Routed, ApiError> {
     if body.len() < LONG_READ_BYTES {
-        return parse::parse(content_type, body);
+        return parse::parse(content_type, body, default.map(|model| &**model));
     }
-    let (content_type, body) = (content_type.map(str::to_owned), body.clone());
-    let reading = blocking::run(move || parse::parse(content_type.as_deref(), &body));
+    let (content_type, body, default) = (content_type.map(str::to_owned), body.clone(), default.cloned());
+    let reading = blocking::run(move || parse::parse(content_type.as_deref(), &body, default.as_deref()));
     reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "the request body could not be read")))
 }
 

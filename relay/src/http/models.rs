@@ -20,8 +20,9 @@ use super::auth::Caller;
 use super::browser;
 use super::respond::Client;
 use crate::metrics::Outcome;
-use crate::provider::{Details, Provider};
+use crate::provider::Details;
 use crate::relay::Relay;
+use crate::routing::Named;
 
 /// `GET /v1/models`
 pub async fn list(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
@@ -29,15 +30,13 @@ pub async fn list(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Re
         let created = created(&relay);
         let names = allowed_names(&relay, caller);
         let mut known = Known::default();
-        let entry = |(name, owner): &(Arc<str>, Arc<Provider>)| {
-            entry(name, &owner.name, created, &known.details(name, owner), anthropic)
-        };
+        let entry = |name: &Named| entry(name, created, &known.details(name), anthropic);
         let data: Vec<Value> = names.iter().map(entry).collect();
         let mut body = json!({ "object": "list", "data": data });
         if anthropic {
             body["has_more"] = json!(false);
-            body["first_id"] = json!(names.first().map(|(name, _)| &**name));
-            body["last_id"] = json!(names.last().map(|(name, _)| &**name));
+            body["first_id"] = json!(names.first().map(|first| &*first.name));
+            body["last_id"] = json!(names.last().map(|last| &*last.name));
         }
         Ok(body)
     })
@@ -47,9 +46,8 @@ pub async fn list(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Re
 pub async fn one(State(relay): State<Arc<Relay>>, Path(id): Path<String>, request: Request<Body>) -> Response {
     respond(&relay, &request, |caller, anthropic| {
         let names = allowed_names(&relay, caller);
-        let found = names.iter().find(|(name, _)| **name == *id);
-        let (name, owner) = found.ok_or_else(|| not_found(&id))?;
-        Ok(entry(name, &owner.name, created(&relay), &owner.details().of(name), anthropic))
+        let found = names.iter().find(|named| *named.name == *id).ok_or_else(|| not_found(&id))?;
+        Ok(entry(found, created(&relay), &Known::default().details(found), anthropic))
     })
 }
 
@@ -69,11 +67,11 @@ pub async fn props(
     respond(&relay, &request, |caller, _| {
         let mut names = allowed_names(&relay, caller);
         if let Some(model) = &wanted {
-            names.retain(|(name, _)| **name == **model);
+            names.retain(|named| *named.name == **model);
             names.first().ok_or_else(|| not_found(model))?;
         }
         let mut known = Known::default();
-        let lengths = names.iter().filter_map(|(name, owner)| known.details(name, owner).context_length());
+        let lengths = names.iter().filter_map(|named| known.details(named).context_length());
         let mut settings = json!({ "params": {} });
         if let Some(smallest) = lengths.min() {
             settings["n_ctx"] = json!(smallest);
@@ -88,8 +86,8 @@ pub async fn props(
 struct Known(HashMap<Arc<str>, Details>);
 
 impl Known {
-    fn details(&mut self, name: &str, owner: &Provider) -> ModelDetails {
-        self.0.entry(Arc::clone(&owner.name)).or_insert_with(|| owner.details()).of(name)
+    fn details(&mut self, Named { name, model, provider }: &Named) -> ModelDetails {
+        self.0.entry(Arc::clone(&provider.name)).or_insert_with(|| provider.details()).of(name, model)
     }
 }
 
@@ -119,28 +117,24 @@ fn respond(
     browser::share(&config, headers, response)
 }
 
-pub(super) fn allowed_names(relay: &Relay, caller: &Caller) -> Vec<(Arc<str>, Arc<Provider>)> {
+pub(super) fn allowed_names(relay: &Relay, caller: &Caller) -> Vec<Named> {
     let mut names = relay.providers.names();
     // A key may list an alias or the id behind it: what it may ask for, it may see.
-    names.retain(|(name, provider)| {
-        let config = provider.config();
-        let id = config.resolve(name).unwrap_or(name);
-        caller.allows_model(provider, &[name, id])
-    });
+    names.retain(|named| caller.allows_model(&named.provider, &[&named.name, &named.model]));
     names
 }
 
 /// The relay's own fields come last: nothing that a worker states can replace them.
-fn entry(name: &str, owner: &str, created: u64, details: &ModelDetails, anthropic: bool) -> Value {
+fn entry(Named { name, provider, .. }: &Named, created: u64, details: &ModelDetails, anthropic: bool) -> Value {
     let mut entry = Value::Object(details.fields().clone());
-    entry["id"] = json!(name);
+    entry["id"] = json!(**name);
     entry["object"] = json!("model");
     entry["created"] = json!(created);
-    entry["owned_by"] = json!(owner);
+    entry["owned_by"] = json!(*provider.name);
     if anthropic {
         let at = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(created)).to_string();
         entry["type"] = json!("model");
-        entry["display_name"] = json!(name);
+        entry["display_name"] = json!(**name);
         entry["created_at"] = json!(at);
     }
     entry

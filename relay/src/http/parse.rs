@@ -20,7 +20,7 @@ pub struct Routed {
     pub stream: bool,
     /// The response that this one continues.
     pub previous_response_id: Option<String>,
-    /// Where the model's name stands in the body, and how it is spelled there.
+    /// Where the model's name stands in the body, or would, and how it is spelled there.
     span: ModelSpan,
 }
 
@@ -28,36 +28,58 @@ pub struct Routed {
 enum ModelSpan {
     Json(Range<usize>),
     Form(Range<usize>),
+    /// No name is there: what has to be around it.
+    Absent {
+        place: Range<usize>,
+        before: String,
+        after: &'static str,
+        is_json: bool,
+    },
 }
 
-/// Reads a body by its content type: JSON, or a multipart form with a `model` field.
-pub fn parse(content_type: Option<&str>, body: &[u8]) -> Result<Routed, ApiError> {
+impl Routed {
+    /// Whether the body has to be another one for a backend to read this model's name in it.
+    pub fn needs_rewrite(&self, id: &str) -> bool {
+        self.model != id || matches!(self.span, ModelSpan::Absent { .. })
+    }
+
+    /// Whether the body names no model.
+    pub fn names_no_model(&self) -> bool {
+        matches!(self.span, ModelSpan::Absent { .. })
+    }
+}
+
+/// Reads a body by its content type: JSON, or a multipart form with a `model` field. A body that names no model means the
+/// default one.
+pub fn parse(content_type: Option<&str>, body: &[u8], default: Option<&str>) -> Result<Routed, ApiError> {
     match content_type.and_then(multipart::boundary) {
-        Some(boundary) => parse_form(&boundary, body),
-        None => parse_json(body),
+        Some(boundary) => parse_form(&boundary, body, default),
+        None => parse_json(body, default),
     }
 }
 
 /// The body with the model's name replaced; every other byte stays.
 pub fn with_model(body: &Bytes, routed: &Routed, id: &str) -> Bytes {
-    let (range, name) = match &routed.span {
-        ModelSpan::Json(range) => (range, Cow::Owned(serde_json::Value::from(id).to_string())),
-        ModelSpan::Form(range) => (range, Cow::Borrowed(id)),
+    let json = || Cow::Owned(serde_json::Value::from(id).to_string());
+    let (range, before, name, after) = match &routed.span {
+        ModelSpan::Json(range) => (range, "", json(), ""),
+        ModelSpan::Form(range) => (range, "", Cow::Borrowed(id), ""),
+        ModelSpan::Absent { place, before, after, is_json } => {
+            (place, before.as_str(), if *is_json { json() } else { Cow::Borrowed(id) }, *after)
+        }
     };
-    let mut replaced = BytesMut::with_capacity(body.len() + name.len());
+    let mut replaced = BytesMut::with_capacity(body.len() + before.len() + name.len() + after.len());
     replaced.extend_from_slice(&body[..range.start]);
+    replaced.extend_from_slice(before.as_bytes());
     replaced.extend_from_slice(name.as_bytes());
+    replaced.extend_from_slice(after.as_bytes());
     replaced.extend_from_slice(&body[range.end..]);
     replaced.freeze()
 }
 
-fn parse_json(body: &[u8]) -> Result<Routed, ApiError> {
+fn parse_json(body: &[u8], default: Option<&str>) -> Result<Routed, ApiError> {
     let fields: Fields<'_> = serde_json::from_slice(body).map_err(|error| invalid(&error))?;
-    let raw = fields.model.ok_or_else(missing_model)?;
-    let model: String = serde_json::from_str(raw.get()).map_err(|_| wrong_type("model", "a string"))?;
-    if model.is_empty() {
-        return Err(missing_model());
-    }
+    let (model, span) = json_model(body, fields.model, default)?;
     let stream = match fields.stream {
         None => false,
         Some(raw) => serde_json::from_str::<Option<bool>>(raw.get())
@@ -68,33 +90,68 @@ fn parse_json(body: &[u8]) -> Result<Routed, ApiError> {
         None => None,
         Some(raw) => serde_json::from_str(raw.get()).map_err(|_| wrong_type("previous_response_id", "a string"))?,
     };
-    // The raw value borrows from the body, so its address is its place.
-    let start = raw.get().as_ptr() as usize - body.as_ptr() as usize;
-    let span = ModelSpan::Json(start..start + raw.get().len());
     Ok(Routed { model, stream, previous_response_id, span })
 }
 
-fn parse_form(boundary: &str, body: &[u8]) -> Result<Routed, ApiError> {
+fn json_model(body: &[u8], raw: Option<&RawValue>, default: Option<&str>) -> Result<(String, ModelSpan), ApiError> {
+    let absent =
+        |place, before: &str, after| ModelSpan::Absent { place, before: before.to_owned(), after, is_json: true };
+    let Some(raw) = raw else {
+        let default = default.ok_or_else(missing_model)?;
+        let is_blank = |byte: &&u8| byte.is_ascii_whitespace();
+        let start = body.iter().take_while(is_blank).count() + 1;
+        let is_empty = body[start..].iter().find(|byte| !is_blank(byte)) == Some(&b'}');
+        let span = absent(start..start, "\"model\":", if is_empty { "" } else { "," });
+        return Ok((default.to_owned(), span));
+    };
+    // The raw value borrows from the body, so its address is its place.
+    let start = raw.get().as_ptr() as usize - body.as_ptr() as usize;
+    let place = start..start + raw.get().len();
+    if let Some(default) = default.filter(|_| matches!(raw.get(), "null" | "\"\"")) {
+        return Ok((default.to_owned(), absent(place, "", "")));
+    }
+    let model: String = serde_json::from_str(raw.get()).map_err(|_| wrong_type("model", "a string"))?;
+    if model.is_empty() {
+        return Err(missing_model());
+    }
+    Ok((model, ModelSpan::Json(place)))
+}
+
+fn parse_form(boundary: &str, body: &[u8], default: Option<&str>) -> Result<Routed, ApiError> {
     let form = multipart::fields(boundary, body).map_err(|problem| {
         ApiError::new(ErrorKind::InvalidJson, format!("the multipart form cannot be read: {problem}"))
     })?;
     let mut models = form.iter().filter(|field| field.name == "model");
-    let (Some(field), None) = (models.next(), models.next()) else {
-        let message = "the form must have exactly one field `model`";
-        return Err(ApiError::new(ErrorKind::MissingModel, message));
+    let (model, span) = match (models.next(), models.next(), default) {
+        (Some(field), None, _) => form_model(body, field.value.clone(), default)?,
+        // A part can come first where nothing comes before the parts.
+        (None, None, Some(default)) if body.starts_with(format!("--{boundary}").as_bytes()) => {
+            let before = format!("--{boundary}\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n");
+            (default, ModelSpan::Absent { place: 0..0, before, after: "\r\n", is_json: false })
+        }
+        (_, _, _) => {
+            let message = "the form must have exactly one field `model`";
+            return Err(ApiError::new(ErrorKind::MissingModel, message));
+        }
     };
-    let model = std::str::from_utf8(&body[field.value.clone()]).map_err(|_| wrong_type("model", "text"))?;
-    if model.is_empty() {
-        return Err(missing_model());
-    }
     let stream =
         form.iter().any(|field| field.name == "stream" && body[field.value.clone()].eq_ignore_ascii_case(b"true"));
-    Ok(Routed {
-        model: model.to_owned(),
-        stream,
-        previous_response_id: None,
-        span: ModelSpan::Form(field.value.clone()),
-    })
+    Ok(Routed { model: model.to_owned(), stream, previous_response_id: None, span })
+}
+
+fn form_model<'a>(
+    body: &'a [u8],
+    place: Range<usize>,
+    default: Option<&'a str>,
+) -> Result<(&'a str, ModelSpan), ApiError> {
+    let model = std::str::from_utf8(&body[place.clone()]).map_err(|_| wrong_type("model", "text"))?;
+    match (model, default) {
+        ("", None) => Err(missing_model()),
+        ("", Some(default)) => {
+            Ok((default, ModelSpan::Absent { place, before: String::new(), after: "", is_json: false }))
+        }
+        (model, _) => Ok((model, ModelSpan::Form(place))),
+    }
 }
 
 fn missing_model() -> ApiError {
@@ -200,7 +257,7 @@ mod tests {
     use super::*;
 
     fn json(body: &[u8]) -> Result<Routed, String> {
-        parse(Some("application/json"), body).map_err(|error| format!("{} {}", error.code(), error.message()))
+        parse(Some("application/json"), body, None).map_err(|error| format!("{} {}", error.code(), error.message()))
     }
 
     #[test]
@@ -262,11 +319,44 @@ mod tests {
         let body = b"--B\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n\xff\x00\r\n\
             --B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n--B--\r\n";
         let content_type = Some("multipart/form-data; boundary=B");
-        let routed = parse(content_type, body).unwrap();
+        let routed = parse(content_type, body, None).unwrap();
         assert_eq!(routed.model, "whisper");
         let replaced = with_model(&Bytes::from_static(body), &routed, "whisper-large");
         let text = String::from_utf8_lossy(&replaced).replace("whisper-large", "whisper");
         assert_eq!(text, String::from_utf8_lossy(body));
-        assert_eq!(parse(content_type, b"--B--\r\n").unwrap_err().code(), "missing_model");
+        assert_eq!(parse(content_type, b"--B--\r\n", None).unwrap_err().code(), "missing_model");
+    }
+
+    #[test]
+    fn body_without_model_gets_the_default() {
+        for (body, expected) in [
+            (&br#" {"x":1}"#[..], &br#" {"model":"d\"",""#[..]),
+            (b"{ }", br#"{"model":"d\"" }"#),
+            (br#"{"x":1,"model": null}"#, br#"{"x":1,"model": "d\""}"#),
+            (br#"{"model":""}"#, br#"{"model":"d\""}"#),
+        ] {
+            let routed = parse(None, body, Some("d\"")).unwrap();
+            assert!(routed.names_no_model() && routed.needs_rewrite("d\""), "{body:?}");
+            let replaced = with_model(&Bytes::from_static(body), &routed, "d\"");
+            assert!(replaced.starts_with(expected), "{replaced:?}");
+            let again = parse(None, &replaced, None).unwrap();
+            assert!(again.model == "d\"" && !again.needs_rewrite("d\""), "{replaced:?}");
+        }
+        assert_eq!(parse(None, br#"{"model":"m"}"#, Some("d")).unwrap().model, "m");
+        assert_eq!(parse(None, br#"{"model":7}"#, Some("d")).unwrap_err().code(), "invalid_json");
+    }
+
+    #[test]
+    fn form_without_model_gets_the_default() {
+        let content_type = Some("multipart/form-data; boundary=B");
+        let file = "--B\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\nx\r\n--B--\r\n";
+        let empty = format!("--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n\r\n{file}");
+        for body in [file.to_owned(), empty] {
+            let routed = parse(content_type, body.as_bytes(), Some("d")).unwrap();
+            assert!(routed.names_no_model() && routed.model == "d");
+            let replaced = with_model(&Bytes::from(body), &routed, "e");
+            assert!(replaced.ends_with(file.as_bytes()));
+            assert_eq!(parse(content_type, &replaced, None).unwrap().model, "e");
+        }
     }
 }

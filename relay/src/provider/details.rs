@@ -25,10 +25,9 @@ impl Provider {
 }
 
 impl Details {
-    /// Returns what holds for every worker that serves the model. The settings come before the workers, and those of an alias
-    /// before those of the model that it stands for.
-    pub fn of(&self, name: &str) -> ModelDetails {
-        let id = self.config.resolve(name).unwrap_or(name);
+    /// Returns what holds for every worker that serves the model `id`, by one of its names. The settings come before the workers,
+    /// and those of an alias before those of the model that it stands for.
+    pub fn of(&self, name: &str, id: &str) -> ModelDetails {
         let mut stated = self.workers.iter().filter_map(|worker| worker.of(id));
         let mut details = stated.next().cloned().unwrap_or_default();
         stated.for_each(|other| details.merge(other));
@@ -42,15 +41,14 @@ impl Details {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::CatalogueModel;
     use serde_json::{Value, json};
 
     fn worker(details: &Value) -> Arc<DetailsByModel> {
         Arc::new(serde_json::from_value(details.clone()).unwrap())
     }
 
-    fn shown(details: &Details, name: &str) -> Value {
-        Value::Object(details.of(name).fields().clone())
+    fn shown(details: &Details, name: &str, id: &str) -> Value {
+        Value::Object(details.of(name, id).fields().clone())
     }
 
     #[test]
@@ -59,20 +57,19 @@ mod tests {
             [json!({"m": {"max_model_len": 9}}), json!({"n": {"n_ctx": 1}}), json!({"m": {"max_model_len": 7}})];
         let details =
             Details { workers: workers.iter().map(worker).collect(), config: ProviderConfig::new("p").into() };
-        assert_eq!(shown(&details, "m"), json!({"max_model_len": 7}));
-        assert_eq!(shown(&details, "unknown"), json!({}));
+        assert_eq!(shown(&details, "m", "m"), json!({"max_model_len": 7}));
+        assert_eq!(shown(&details, "unknown", "unknown"), json!({}));
     }
 
     #[test]
     fn settings_come_before_workers() {
         let mut config = ProviderConfig::new("p");
-        config.models = Some(vec![CatalogueModel { id: "m".into(), aliases: vec!["fast".into()] }]);
         let declared = |fields| ModelDetails::listed(&fields);
         config.model_details.insert("m".into(), declared(json!({"n_ctx": 5})));
         config.model_details.insert("fast".into(), declared(json!({"context_length": 3})));
         let workers = vec![worker(&json!({"m": {"n_ctx": 9, "max_tokens": 2}, "fast": {"n_ctx": 1}}))];
         let details = Details { workers, config: config.into() };
-        assert_eq!(shown(&details, "m"), json!({"n_ctx": 5, "max_tokens": 2}));
-        assert_eq!(shown(&details, "fast"), json!({"n_ctx": 5, "max_tokens": 2, "context_length": 3}));
+        assert_eq!(shown(&details, "m", "m"), json!({"n_ctx": 5, "max_tokens": 2}));
+        assert_eq!(shown(&details, "fast", "m"), json!({"n_ctx": 5, "max_tokens": 2, "context_length": 3}));
     }
 }

@@ -26,6 +26,7 @@ mod keys_secret_faults;
 mod kubernetes;
 mod log;
 mod model_details;
+mod model_names;
 mod models;
 mod noisy_worker;
 mod parsing;

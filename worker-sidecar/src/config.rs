@@ -9,12 +9,14 @@ mod file;
 mod mistakes;
 mod multiplexer;
 mod parse;
+mod relay_headers;
 mod relay_url;
 mod watch;
 
 pub use credential::{Credential, CredentialSource};
 pub use multiplexer::{DriverSettings, SlotSettings};
 pub(crate) use parse::Given;
+pub use relay_headers::RelayHeaders;
 pub use relay_url::RelayUrl;
 pub use watch::watch;
 
@@ -121,6 +123,8 @@ pub struct Live {
     pub relay: RelayUrl,
     /// Certificates to trust besides the system's.
     pub relay_ca_file: Option<PathBuf>,
+    /// Headers to add to each request to a relay.
+    pub relay_headers: RelayHeaders,
     /// What admits us.
     pub credential: CredentialSource,
     /// The backend.
@@ -255,6 +259,7 @@ impl Live {
         let relay = relay.map_or_else(|| Ok(RelayUrl::default()), |given| RelayUrl::parse(given.setting, given.value));
         let relay = mistakes.of(relay);
         let credential = mistakes.of(credential::source(args, file));
+        let relay_headers = mistakes.of(RelayHeaders::judge(args, file, credential.as_ref()));
         let backend = mistakes.of(backend(args, file));
         let models = mistakes.of(models(args, file));
         let model_details = mistakes.all(model_details(file));
@@ -264,6 +269,7 @@ impl Live {
             Some(Self {
                 relay: relay?,
                 relay_ca_file: args.relay_ca_file.clone().or_else(|| file.relay_ca_file.clone()),
+                relay_headers: relay_headers?,
                 credential: credential?,
                 backend: backend?,
                 models: models?,

@@ -12,7 +12,7 @@ use super::ConnectArgs;
 use super::backends::{self, Found};
 use super::files::{self, Answers, SecretPlace};
 use super::terminal::Terminal;
-use crate::config::{self, Credential, Engine, Given, RelayUrl};
+use crate::config::{self, Credential, Engine, Given, RelayHeaders, RelayUrl};
 use crate::net::{self, Trust};
 use crate::relay_link::{Refusal, try_dial};
 
@@ -114,6 +114,7 @@ impl<'a> Questions<'a> {
         Ok(Answers {
             relay,
             relay_ca_file: self.args.relay_ca_file.clone(),
+            relay_headers_file: self.args.relay_headers_file.clone(),
             provider,
             secret,
             name,
@@ -166,7 +167,8 @@ impl<'a> Questions<'a> {
                 None => self.ask_secret(provider)?,
             };
             let credential = Credential::Secret(secret);
-            match self.runtime.block_on(try_dial(url, provider, &credential, trust)) {
+            let headers = self.args.relay_headers_file.clone().map(RelayHeaders::File).unwrap_or_default();
+            match self.runtime.block_on(try_dial(url, provider, &credential, &headers, trust)) {
                 Ok(()) => {
                     say(&format!("The relay at {} lets this worker in.", url.address()));
                     return Ok(Some(place));

@@ -16,7 +16,7 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 
 use super::liveness::{Counted, Traffic};
 use super::writer::WebSocket;
-use crate::config::{Credential, RelayUrl};
+use crate::config::{Credential, RelayHeaders, RelayUrl};
 use crate::net::{self, CONNECT_TIMEOUT, Trust};
 
 /// What one system call reads at most: a piece of a prompt. By itself tungstenite would ask for a header's 14 bytes, then for
@@ -117,9 +117,15 @@ pub enum Refusal {
 }
 
 /// Dials as a worker would, and hangs up before it registers.
-pub async fn try_dial(url: &RelayUrl, provider: &str, credential: &Credential, trust: &Trust) -> Result<(), Refusal> {
+pub async fn try_dial(
+    url: &RelayUrl,
+    provider: &str,
+    credential: &Credential,
+    headers: &RelayHeaders,
+    trust: &Trust,
+) -> Result<(), Refusal> {
     let endpoint = Endpoint { url: url.clone(), addr: None };
-    match dial(&endpoint, provider, credential, trust).await {
+    match dial(&endpoint, provider, credential, headers, trust).await {
         Ok((mut socket, _)) => {
             // It has let us in; how it takes our leave is its own matter.
             let leave = CloseFrame { code: CloseCode::Normal, reason: "only tried".into() };
@@ -136,8 +142,10 @@ pub(super) async fn dial(
     endpoint: &Endpoint,
     provider: &str,
     credential: &Credential,
+    headers: &RelayHeaders,
     trust: &Trust,
 ) -> Result<(WebSocket, Arc<Traffic>), DialError> {
+    let headers = headers.read().map_err(|error| DialError::Io(error.to_string()))?;
     let io = |error: std::io::Error| DialError::Io(error.to_string());
     let url = &endpoint.url;
     let stream =
@@ -150,6 +158,7 @@ pub(super) async fn dial(
     };
     let mut value = value.map_err(|_| DialError::Io(format!("the {} is no header value", credential.noun())))?;
     value.set_sensitive(true);
+    request.headers_mut().extend(headers);
     request.headers_mut().insert(name, value);
     let config = WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER)

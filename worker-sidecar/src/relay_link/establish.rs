@@ -165,7 +165,9 @@ async fn connect(
     endpoint: &Endpoint,
     credential: &Credential,
 ) -> Result<(WebSocket, Arc<Traffic>), End> {
-    dial(endpoint, &worker.settings.provider, credential, &worker.trust.load()).await.map_err(|error| {
+    let headers = worker.live.load().relay_headers.clone();
+    let dialled = dial(endpoint, &worker.settings.provider, credential, &headers, &worker.trust.load()).await;
+    dialled.map_err(|error| {
         let text = error.to_string();
         match error {
             DialError::Unauthorized { .. } => {

@@ -14,6 +14,7 @@ mod links;
 mod old_relay;
 mod probe;
 mod registration;
+mod relay_headers;
 mod reload;
 mod secrecy;
 mod secret_rotation;

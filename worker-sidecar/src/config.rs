@@ -9,6 +9,7 @@ mod file;
 mod mistakes;
 mod multiplexer;
 mod parse;
+mod proxies;
 mod relay_headers;
 mod relay_url;
 mod watch;
@@ -16,6 +17,7 @@ mod watch;
 pub use credential::{Credential, CredentialSource};
 pub use multiplexer::{DriverSettings, SlotSettings};
 pub(crate) use parse::Given;
+pub use proxies::Proxies;
 pub use relay_headers::RelayHeaders;
 pub use relay_url::RelayUrl;
 pub use watch::watch;
@@ -112,6 +114,8 @@ pub struct Settings {
     pub log_filter: LogFilter,
     /// How log lines look.
     pub log_format: LogFormat,
+    /// Which proxy relays are dialled through.
+    pub proxies: Proxies,
     /// What a reload can change.
     pub live: Live,
 }
@@ -233,6 +237,10 @@ impl Settings {
         let drain_token = mistakes.of(drain_token(args, file));
         let traces = mistakes.of(traces(args, file));
         let live = mistakes.all(Live::judge(args, file));
+        let proxies = Proxies::from_env();
+        if let Some(live) = &live {
+            mistakes.of(proxies.of(&live.relay, None));
+        }
         let settings = || {
             let (log_filter, log_format) = log?;
             Some(Self {
@@ -245,6 +253,7 @@ impl Settings {
                 traces: traces?,
                 log_filter,
                 log_format,
+                proxies,
                 live: live?,
             })
         };

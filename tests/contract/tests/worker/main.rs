@@ -13,6 +13,7 @@ mod forwarding;
 mod links;
 mod old_relay;
 mod probe;
+mod proxies;
 mod registration;
 mod relay_headers;
 mod reload;

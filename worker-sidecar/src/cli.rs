@@ -145,6 +145,12 @@ pub struct Args {
     /// Certificates (PEM) to trust for the relay, besides the system's; read again at every dial [default: none]
     #[arg(long, env = "RELAY_CA_FILE", value_name = "FILE")]
     pub relay_ca_file: Option<PathBuf>,
+    /// Headers to add to each request to the relay, as NAME: VALUE, separated by ; or line breaks [default: none]
+    #[arg(long, env = "RELAY_HEADERS", value_name = "HEADERS", hide_env_values = true, value_parser = secret)]
+    pub relay_headers: Option<Secret>,
+    /// File that holds these headers, one on each line; read again at every dial [default: none]
+    #[arg(long, env = "RELAY_HEADERS_FILE", value_name = "FILE")]
+    pub relay_headers_file: Option<PathBuf>,
     /// Collector to which OpenTelemetry traces are exported (OTLP over HTTP), such as http://collector:4318 [default: none]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
     pub otlp_endpoint: Option<String>,
@@ -281,7 +287,7 @@ impl Args {
         ] {
             text.take_if(|text| text.trim().is_empty());
         }
-        for secret in [&mut self.backend_api_key, &mut self.drain_token] {
+        for secret in [&mut self.backend_api_key, &mut self.drain_token, &mut self.relay_headers] {
             secret.take_if(|secret| secret.expose().trim().is_empty());
         }
         for path in [
@@ -290,6 +296,7 @@ impl Args {
             &mut self.backend_api_key_file,
             &mut self.drain_token_file,
             &mut self.relay_ca_file,
+            &mut self.relay_headers_file,
             &mut self.config,
         ] {
             path.take_if(|path| path.as_os_str().is_empty());

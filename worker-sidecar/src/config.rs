@@ -9,12 +9,16 @@ mod file;
 mod mistakes;
 mod multiplexer;
 mod parse;
+mod proxies;
+mod relay_headers;
 mod relay_url;
 mod watch;
 
 pub use credential::{Credential, CredentialSource};
 pub use multiplexer::{DriverSettings, SlotSettings};
 pub(crate) use parse::Given;
+pub use proxies::Proxies;
+pub use relay_headers::RelayHeaders;
 pub use relay_url::RelayUrl;
 pub use watch::watch;
 
@@ -110,6 +114,8 @@ pub struct Settings {
     pub log_filter: LogFilter,
     /// How log lines look.
     pub log_format: LogFormat,
+    /// Which proxy relays are dialled through.
+    pub proxies: Proxies,
     /// What a reload can change.
     pub live: Live,
 }
@@ -121,6 +127,8 @@ pub struct Live {
     pub relay: RelayUrl,
     /// Certificates to trust besides the system's.
     pub relay_ca_file: Option<PathBuf>,
+    /// Headers to add to each request to a relay.
+    pub relay_headers: RelayHeaders,
     /// What admits us.
     pub credential: CredentialSource,
     /// The backend.
@@ -229,6 +237,10 @@ impl Settings {
         let drain_token = mistakes.of(drain_token(args, file));
         let traces = mistakes.of(traces(args, file));
         let live = mistakes.all(Live::judge(args, file));
+        let proxies = Proxies::from_env();
+        if let Some(live) = &live {
+            mistakes.of(proxies.of(&live.relay, None));
+        }
         let settings = || {
             let (log_filter, log_format) = log?;
             Some(Self {
@@ -241,6 +253,7 @@ impl Settings {
                 traces: traces?,
                 log_filter,
                 log_format,
+                proxies,
                 live: live?,
             })
         };
@@ -255,6 +268,7 @@ impl Live {
         let relay = relay.map_or_else(|| Ok(RelayUrl::default()), |given| RelayUrl::parse(given.setting, given.value));
         let relay = mistakes.of(relay);
         let credential = mistakes.of(credential::source(args, file));
+        let relay_headers = mistakes.of(RelayHeaders::judge(args, file, credential.as_ref()));
         let backend = mistakes.of(backend(args, file));
         let models = mistakes.of(models(args, file));
         let model_details = mistakes.all(model_details(file));
@@ -264,6 +278,7 @@ impl Live {
             Some(Self {
                 relay: relay?,
                 relay_ca_file: args.relay_ca_file.clone().or_else(|| file.relay_ca_file.clone()),
+                relay_headers: relay_headers?,
                 credential: credential?,
                 backend: backend?,
                 models: models?,

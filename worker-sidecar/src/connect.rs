@@ -63,6 +63,9 @@ pub struct ConnectArgs {
     /// Certificates (PEM) to trust for the relay, besides the system's [default: none]
     #[arg(long, env = "RELAY_CA_FILE", value_name = "FILE")]
     relay_ca_file: Option<PathBuf>,
+    /// File with headers to add to each request to the relay, NAME: VALUE on each line [default: none]
+    #[arg(long, env = "RELAY_HEADERS_FILE", value_name = "FILE")]
+    relay_headers_file: Option<PathBuf>,
     /// File to write the settings to
     #[arg(long, short, value_name = "FILE", default_value = "worker.yaml")]
     output: PathBuf,
@@ -144,7 +147,12 @@ impl ConnectArgs {
         ] {
             text.take_if(|text| text.trim().is_empty());
         }
-        for path in [&mut self.worker_secret_file, &mut self.backend_api_key_file, &mut self.relay_ca_file] {
+        for path in [
+            &mut self.worker_secret_file,
+            &mut self.backend_api_key_file,
+            &mut self.relay_ca_file,
+            &mut self.relay_headers_file,
+        ] {
             path.take_if(|path| path.as_os_str().is_empty());
         }
         self.worker_secret.take_if(|secret| secret.expose().trim().is_empty());

@@ -1,4 +1,6 @@
-//! Outgoing connections, plain or TLS, of both kinds: to relays and to the backend.
+//! Outgoing connections, plain or TLS, of both kinds: to relays, where a proxy may be on the way, and to the backend.
+
+mod proxy;
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,6 +19,7 @@ use tokio_rustls::client::TlsStream;
 
 pub use network::{TcpStream, look_up, tune_for_relay};
 use network::{dial, dial_name};
+pub use proxy::Proxy;
 
 /// From the first packet to the end of the TLS handshake.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,6 +31,8 @@ pub enum Stream {
     Plain(TcpStream),
     /// TLS over TCP.
     Tls(Box<TlsStream<TcpStream>>),
+    /// TLS through the tunnel of a proxy, which may itself be reached over TLS.
+    Tunnelled(Box<TlsStream<Stream>>),
 }
 
 /// Who is trusted: the system's roots, and those of a file. Read at first use, because most workers need neither and the
@@ -115,16 +120,46 @@ fn unreadable(error: &dyn std::fmt::Display) -> io::Error {
 /// Connects to `host:port`, or to one of the addresses `to` in its place, if there are any, while `host` stays the name that a
 /// certificate must have.
 pub async fn connect(host: &str, port: u16, to: &[SocketAddr], tls: Option<&Trust>) -> io::Result<Stream> {
+    // In a box: every request holds this future, and few dial.
+    in_time("no connection within 10 s", Box::pin(connect_directly(host, port, to, tls))).await
+}
+
+/// The same through a proxy, which looks the name up itself. `trust` is for the proxy's own certificate too.
+pub async fn connect_through(
+    proxy: &Proxy,
+    host: &str,
+    port: u16,
+    to: Option<SocketAddr>,
+    (tls, trust): (bool, &Trust),
+) -> io::Result<Stream> {
+    let target = to.map_or_else(|| authority(host, port), |addr| addr.to_string());
     let connecting = async {
-        let tcp = if to.is_empty() { dial_name(host, port).await? } else { dial(to.to_vec()).await? };
-        tcp.set_nodelay(true)?;
-        let Some(trust) = tls else { return Ok(Stream::Plain(tcp)) };
+        let tunnel = proxy.tunnel(&target, trust).await?;
+        if !tls {
+            return Ok(tunnel);
+        }
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-        Ok(Stream::Tls(Box::new(trust.connector()?.connect(name, tcp).await?)))
+        Ok(Stream::Tunnelled(Box::new(trust.connector()?.connect(name, tunnel).await?)))
     };
-    tokio::time::timeout(CONNECT_TIMEOUT, connecting)
-        .await
-        .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no connection within 10 s")))
+    in_time(&format!("no connection through the proxy {proxy} within 10 s"), connecting).await
+}
+
+async fn connect_directly(host: &str, port: u16, to: &[SocketAddr], tls: Option<&Trust>) -> io::Result<Stream> {
+    let tcp = if to.is_empty() { dial_name(host, port).await? } else { dial(to.to_vec()).await? };
+    tcp.set_nodelay(true)?;
+    let Some(trust) = tls else { return Ok(Stream::Plain(tcp)) };
+    let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+    Ok(Stream::Tls(Box::new(trust.connector()?.connect(name, tcp).await?)))
+}
+
+async fn in_time(late: &str, connecting: impl Future<Output = io::Result<Stream>>) -> io::Result<Stream> {
+    let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
+    connected.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, late)))
+}
+
+/// `host:port` as it is written in a URL.
+pub(crate) fn authority(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 impl Stream {
@@ -133,6 +168,7 @@ impl Stream {
         match self {
             Self::Plain(tcp) => tcp,
             Self::Tls(tls) => tls.get_ref().0,
+            Self::Tunnelled(tls) => tls.get_ref().0.tcp(),
         }
     }
 }
@@ -257,6 +293,7 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Self::Plain(tcp) => Pin::new(tcp).poll_read(cx, buf),
             Self::Tls(tls) => Pin::new(tls).poll_read(cx, buf),
+            Self::Tunnelled(tls) => Pin::new(tls).poll_read(cx, buf),
         }
     }
 }
@@ -266,6 +303,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(tcp) => Pin::new(tcp).poll_write(cx, buf),
             Self::Tls(tls) => Pin::new(tls).poll_write(cx, buf),
+            Self::Tunnelled(tls) => Pin::new(tls).poll_write(cx, buf),
         }
     }
 
@@ -277,6 +315,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(tcp) => Pin::new(tcp).poll_write_vectored(cx, bufs),
             Self::Tls(tls) => Pin::new(tls).poll_write_vectored(cx, bufs),
+            Self::Tunnelled(tls) => Pin::new(tls).poll_write_vectored(cx, bufs),
         }
     }
 
@@ -284,6 +323,7 @@ impl AsyncWrite for Stream {
         match self {
             Self::Plain(tcp) => tcp.is_write_vectored(),
             Self::Tls(tls) => tls.is_write_vectored(),
+            Self::Tunnelled(tls) => tls.is_write_vectored(),
         }
     }
 
@@ -291,6 +331,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(tcp) => Pin::new(tcp).poll_flush(cx),
             Self::Tls(tls) => Pin::new(tls).poll_flush(cx),
+            Self::Tunnelled(tls) => Pin::new(tls).poll_flush(cx),
         }
     }
 
@@ -298,6 +339,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(tcp) => Pin::new(tcp).poll_shutdown(cx),
             Self::Tls(tls) => Pin::new(tls).poll_shutdown(cx),
+            Self::Tunnelled(tls) => Pin::new(tls).poll_shutdown(cx),
         }
     }
 }

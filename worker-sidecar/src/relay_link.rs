@@ -15,7 +15,7 @@ mod session;
 mod writer;
 
 pub use backoff::{Backoff, EndKind, random};
-pub use dial::{Endpoint, Refusal, try_dial};
+pub use dial::{Endpoint, Refusal, Way, try_dial};
 pub use establish::{End, Linked, establish};
 pub use requests::Taken;
 

@@ -8,6 +8,7 @@
 
 pub mod balancer;
 pub mod client;
+pub mod connect_proxy;
 pub mod fake_backend;
 pub mod fake_kubernetes;
 pub mod fake_relay;

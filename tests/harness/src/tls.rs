@@ -11,7 +11,7 @@ use rustls::{ALL_VERSIONS, ClientConfig, RootCertStore, ServerConfig, SupportedP
 use tempfile::TempDir;
 use tokio_rustls::TlsAcceptor;
 
-/// A CA, and a certificate of it for 127.0.0.1 and `localhost`, in a temporary directory.
+/// A CA, and a certificate of it for 127.0.0.1, `localhost` and `relay.example`, in a temporary directory.
 #[derive(Debug)]
 pub struct Certificates {
     directory: TempDir,
@@ -31,7 +31,7 @@ impl Certificates {
         openssl(at, &[&["req"], &key[..], &authority[..]].concat());
         let request = ["server.key", "-out", "server.csr", "-subj", "/CN=localhost"];
         openssl(at, &[&["req"], &key[..], &request[..]].concat());
-        let names = "subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=CA:FALSE\n";
+        let names = "subjectAltName=IP:127.0.0.1,DNS:localhost,DNS:relay.example\nbasicConstraints=CA:FALSE\n";
         std::fs::write(at.join("server.ext"), names).expect("a writable temporary directory");
         let signing = ["x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"];
         openssl(at, &[&signing[..], &["-out", "server.crt", "-days", "2", "-extfile", "server.ext"]].concat());

@@ -31,6 +31,8 @@ pub(super) struct File {
     pub(super) drain_token: Hidden<Option<Secret>>,
     pub(super) drain_token_file: Option<PathBuf>,
     pub(super) relay_ca_file: Option<PathBuf>,
+    pub(super) relay_headers: Hidden<Option<BTreeMap<String, String>>>,
+    pub(super) relay_headers_file: Option<PathBuf>,
     pub(super) otlp_endpoint: Option<String>,
     pub(super) log_level: Option<String>,
     pub(super) log_format: Option<String>,

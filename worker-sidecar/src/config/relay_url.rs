@@ -3,6 +3,7 @@
 use url::Url;
 
 use super::SettingError;
+use crate::net;
 
 /// One relay address, or a name behind which every address is a relay.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,11 +57,7 @@ impl RelayUrl {
 
     /// `host:port` as it is written in a URL.
     pub fn authority(&self) -> String {
-        if self.host.contains(':') {
-            format!("[{}]:{}", self.host, self.port)
-        } else {
-            format!("{}:{}", self.host, self.port)
-        }
+        net::authority(&self.host, self.port)
     }
 
     /// The worker socket's URL, for the handshake.

@@ -24,6 +24,7 @@ pub(super) enum SecretPlace {
 pub(super) struct Answers {
     pub(super) relay: String,
     pub(super) relay_ca_file: Option<PathBuf>,
+    pub(super) relay_headers_file: Option<PathBuf>,
     pub(super) provider: String,
     pub(super) secret: SecretPlace,
     pub(super) name: String,
@@ -64,6 +65,9 @@ fn yaml(answers: &Answers, secret: &Path) -> Result<String, String> {
     add("relay", &answers.relay);
     if let Some(file) = &answers.relay_ca_file {
         add("relayCaFile", &utf8(&absolute(file)?)?);
+    }
+    if let Some(file) = &answers.relay_headers_file {
+        add("relayHeadersFile", &utf8(&absolute(file)?)?);
     }
     add("provider", &answers.provider);
     add("workerSecretFile", &utf8(secret)?);
@@ -126,6 +130,7 @@ mod tests {
         Answers {
             relay: "https://relay.example".to_owned(),
             relay_ca_file: None,
+            relay_headers_file: None,
             provider: "local".to_owned(),
             secret: SecretPlace::New(Secret::new("hunter2")),
             name: "Grace's \"box\": #1 \u{e4}".to_owned(),

@@ -12,9 +12,9 @@ use super::ConnectArgs;
 use super::backends::{self, Found};
 use super::files::{self, Answers, SecretPlace};
 use super::terminal::Terminal;
-use crate::config::{self, Credential, Engine, Given, RelayUrl};
-use crate::net::{self, Trust};
-use crate::relay_link::{Refusal, try_dial};
+use crate::config::{self, Credential, Engine, Given, Proxies, RelayHeaders, RelayUrl};
+use crate::net::Trust;
+use crate::relay_link::{Endpoint, Refusal, Way, try_dial};
 
 /// Proposed to whoever has the relay on the same machine.
 const USUAL_RELAY: &str = "http://127.0.0.1:8080";
@@ -114,6 +114,7 @@ impl<'a> Questions<'a> {
         Ok(Answers {
             relay,
             relay_ca_file: self.args.relay_ca_file.clone(),
+            relay_headers_file: self.args.relay_headers_file.clone(),
             provider,
             secret,
             name,
@@ -144,11 +145,13 @@ impl<'a> Questions<'a> {
     /// Whether anything listens there that speaks TLS as it should, before a secret is asked for.
     fn reach(&self, url: &RelayUrl) -> Result<Trust, String> {
         let trust = crate::worker::trust(self.args.relay_ca_file.as_ref()).map_err(|error| error.to_string())?;
-        let dial = net::connect(&url.host, url.port, &[], url.tls.then_some(&trust));
+        let (headers, proxies) = (RelayHeaders::default(), Proxies::from_env());
+        let way = Way { headers: &headers, proxies: &proxies, trust: &trust };
+        let endpoint = Endpoint { url: url.clone(), addr: None };
         let unreached = |error| {
             format!("the relay at {} cannot be reached: {error}; does it run, and is this its address?", url.address())
         };
-        self.runtime.block_on(dial).map_err(unreached)?;
+        self.runtime.block_on(way.connect(&endpoint)).map_err(unreached)?;
         Ok(trust)
     }
 
@@ -166,7 +169,9 @@ impl<'a> Questions<'a> {
                 None => self.ask_secret(provider)?,
             };
             let credential = Credential::Secret(secret);
-            match self.runtime.block_on(try_dial(url, provider, &credential, trust)) {
+            let headers = self.args.relay_headers_file.clone().map(RelayHeaders::File).unwrap_or_default();
+            let way = Way { headers: &headers, proxies: &Proxies::from_env(), trust };
+            match self.runtime.block_on(try_dial(url, provider, &credential, &way)) {
                 Ok(()) => {
                     say(&format!("The relay at {} lets this worker in.", url.address()));
                     return Ok(Some(place));

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use http::HeaderMap;
+
 use crate::cli::{self, Args};
 use crate::config::{BackendSettings, Credential, RelayUrl, Settings};
 
@@ -12,6 +14,7 @@ struct Asked {
     name: String,
     relay: RelayUrl,
     relay_ca_file: Option<PathBuf>,
+    relay_headers: Option<HeaderMap>,
     credential: Option<Credential>,
     backend: BackendSettings,
     max_concurrency: u32,
@@ -31,6 +34,7 @@ fn asked(args: &Args) -> Option<Asked> {
         name,
         relay: live.relay,
         relay_ca_file: live.relay_ca_file.and_then(|file| std::path::absolute(file).ok()),
+        relay_headers: live.relay_headers.read().ok(),
         credential: live.credential.read().ok(),
         backend: live.backend,
         max_concurrency: live.max_concurrency,

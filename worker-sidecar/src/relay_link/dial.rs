@@ -16,8 +16,8 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 
 use super::liveness::{Counted, Traffic};
 use super::writer::WebSocket;
-use crate::config::{Credential, RelayUrl};
-use crate::net::{self, CONNECT_TIMEOUT, Trust};
+use crate::config::{Credential, Proxies, RelayHeaders, RelayUrl};
+use crate::net::{self, CONNECT_TIMEOUT, Stream, Trust};
 
 /// What one system call reads at most: a piece of a prompt. By itself tungstenite would ask for a header's 14 bytes, then for
 /// what the payload lacks.
@@ -47,6 +47,29 @@ impl Endpoint {
             Some(addr) => addr.to_string().into(),
             None => self.url.authority().into(),
         }
+    }
+}
+
+/// How relays are reached.
+#[derive(Clone, Copy, Debug)]
+pub struct Way<'a> {
+    /// Added to each request.
+    pub headers: &'a RelayHeaders,
+    /// Which proxy is on the way.
+    pub proxies: &'a Proxies,
+    /// Who is trusted.
+    pub trust: &'a Trust,
+}
+
+impl Way<'_> {
+    /// Opens a connection over which HTTP can be spoken; an error is for people.
+    pub async fn connect(&self, endpoint: &Endpoint) -> Result<Stream, String> {
+        let Endpoint { url, addr } = endpoint;
+        let connected = match self.proxies.of(url, *addr).map_err(|error| error.to_string())? {
+            Some(proxy) => net::connect_through(&proxy, &url.host, url.port, *addr, (url.tls, self.trust)).await,
+            None => net::connect(&url.host, url.port, addr.as_slice(), url.tls.then_some(self.trust)).await,
+        };
+        connected.map_err(|error| error.to_string())
     }
 }
 
@@ -117,9 +140,9 @@ pub enum Refusal {
 }
 
 /// Dials as a worker would, and hangs up before it registers.
-pub async fn try_dial(url: &RelayUrl, provider: &str, credential: &Credential, trust: &Trust) -> Result<(), Refusal> {
+pub async fn try_dial(url: &RelayUrl, provider: &str, credential: &Credential, way: &Way<'_>) -> Result<(), Refusal> {
     let endpoint = Endpoint { url: url.clone(), addr: None };
-    match dial(&endpoint, provider, credential, trust).await {
+    match dial(&endpoint, provider, credential, way).await {
         Ok((mut socket, _)) => {
             // It has let us in; how it takes our leave is its own matter.
             let leave = CloseFrame { code: CloseCode::Normal, reason: "only tried".into() };
@@ -136,12 +159,11 @@ pub(super) async fn dial(
     endpoint: &Endpoint,
     provider: &str,
     credential: &Credential,
-    trust: &Trust,
+    way: &Way<'_>,
 ) -> Result<(WebSocket, Arc<Traffic>), DialError> {
-    let io = |error: std::io::Error| DialError::Io(error.to_string());
+    let headers = way.headers.read().map_err(|error| DialError::Io(error.to_string()))?;
     let url = &endpoint.url;
-    let stream =
-        net::connect(&url.host, url.port, endpoint.addr.as_slice(), url.tls.then_some(trust)).await.map_err(io)?;
+    let stream = way.connect(endpoint).await.map_err(DialError::Io)?;
     net::tune_for_relay(stream.tcp());
     let mut request = url.connect_url(provider).into_client_request().map_err(|e| DialError::Io(e.to_string()))?;
     let (name, value) = match credential {
@@ -150,6 +172,7 @@ pub(super) async fn dial(
     };
     let mut value = value.map_err(|_| DialError::Io(format!("the {} is no header value", credential.noun())))?;
     value.set_sensitive(true);
+    request.headers_mut().extend(headers);
     request.headers_mut().insert(name, value);
     let config = WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER)

@@ -12,7 +12,7 @@ use modelrelay_protocol::message::{Parsed, Register, RegisterAck, RelayToWorker,
 use modelrelay_protocol::version::{Capabilities, Capability};
 use tokio_tungstenite::tungstenite::Message;
 
-use super::dial::{DialError, Endpoint, dial};
+use super::dial::{DialError, Endpoint, Way, dial};
 use super::liveness::Traffic;
 use super::session::Session;
 use super::writer::WebSocket;
@@ -165,7 +165,10 @@ async fn connect(
     endpoint: &Endpoint,
     credential: &Credential,
 ) -> Result<(WebSocket, Arc<Traffic>), End> {
-    dial(endpoint, &worker.settings.provider, credential, &worker.trust.load()).await.map_err(|error| {
+    let (live, trust) = (worker.live.load_full(), worker.trust.load_full());
+    let way = Way { headers: &live.relay_headers, proxies: &worker.settings.proxies, trust: &trust };
+    let dialled = dial(endpoint, &worker.settings.provider, credential, &way).await;
+    dialled.map_err(|error| {
         let text = error.to_string();
         match error {
             DialError::Unauthorized { .. } => {

@@ -1,7 +1,7 @@
 //! How the two APIs spell an error, and how each of their streams says that it broke.
 //!
 //! Measured with the SDKs: a stream that merely ends reads as success in most of them, so a broken one gets the dialect's
-//! error frame and then an aborted body. `[DONE]` is never invented.
+//! error frame. The end of a complete stream, such as `[DONE]`, is never invented.
 
 use serde_json::{Value, json};
 

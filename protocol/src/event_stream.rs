@@ -23,6 +23,22 @@ impl Tail {
     }
 }
 
+/// Whether bytes that begin so are an event stream: a comment or a field comes first, after empty lines. `None` while too
+/// little is there to say.
+#[must_use]
+pub fn begins_with(bytes: &[u8]) -> Option<bool> {
+    const MARK: &[u8] = b"\xef\xbb\xbf";
+    let marked = bytes.strip_prefix(MARK).unwrap_or(bytes);
+    let line = marked.trim_ascii_start();
+    if line.is_empty() || marked.len() < MARK.len() && MARK.starts_with(marked) {
+        return None;
+    }
+    let is = |start: &[u8]| line.starts_with(start) || start.starts_with(line);
+    let starts: [&[u8]; 5] = [b":", b"data:", b"event:", b"id:", b"retry:"];
+    let start = starts.into_iter().find(|start| is(start));
+    start.map_or(Some(false), |start| (line.len() >= start.len()).then_some(true))
+}
+
 impl Default for Tail {
     /// A stream begins between two events.
     fn default() -> Self {
@@ -88,6 +104,22 @@ mod tests {
             stream.as_bytes().chunks(size).for_each(|chunk| number.follow(chunk));
             assert_eq!(number.next(), 11, "chunks of {size}");
         }
+    }
+
+    #[test]
+    fn event_stream_is_known_by_its_first_field() {
+        for stream in
+            ["data: 1", "data:", "event: x\ndata: 1", "id:1", "retry: 5", ":", "\n\r\n: ping", "\u{feff}data: 1"]
+        {
+            assert_eq!(begins_with(stream.as_bytes()), Some(true), "{stream:?}");
+        }
+        for other in ["{", "\n {\"error\": 1}", "dat{", "Internal Server Error", "<html>", "events", "\u{feff}{"] {
+            assert_eq!(begins_with(other.as_bytes()), Some(false), "{other:?}");
+        }
+        for start in ["", "\n", "d", "event", "i", "\u{feff}"] {
+            assert_eq!(begins_with(start.as_bytes()), None, "{start:?}");
+        }
+        assert_eq!(begins_with(b"\xef\xbb"), None);
     }
 
     #[test]

@@ -116,6 +116,12 @@ impl Endpoint {
             | Self::Other => Dialect::OpenAi,
         }
     }
+
+    /// Whether the clients of this endpoint's streams raise or show an error frame of its [`Dialect`], however the body then
+    /// ends. Known of those that `docs/compatibility.md` lists.
+    pub fn raises_error_frame(self) -> bool {
+        matches!(self, Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages)
+    }
 }
 
 /// A path and query that may be asked of a backend.

@@ -6,6 +6,8 @@
 //! An answer belongs to one attempt. A worker whose request was requeued or cancelled can push as much as it likes: its
 //! attempt is no longer the current one, and nothing of it is taken.
 
+mod hold;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
@@ -16,6 +18,8 @@ use http::{HeaderMap, StatusCode};
 use modelrelay_protocol::credit::ReceiveWindow;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 
+use self::hold::Held;
+pub use self::hold::Hold;
 use crate::budget::{Budget, Purpose};
 use crate::socket::link::WorkerLink;
 
@@ -140,6 +144,8 @@ struct State {
 enum HeadState {
     #[default]
     Awaited,
+    /// Body bytes are there, and the head is not.
+    Held(Held),
     Ready(Head),
     Taken,
 }
@@ -162,12 +168,13 @@ impl Exchange {
     /// here, under one lock with the head: a worker can be lost in the instant in which it begins to answer.
     pub fn detach(&self, attempt: u32) -> Detached {
         let mut state = self.lock();
-        if state.end.is_some() || !matches!(state.head, HeadState::Awaited) {
+        if state.end.is_some() || state.head.is_given() {
             return Detached::Begun;
         }
         // An older attempt's end says nothing about the one that runs now.
         if state.attempt == attempt {
             state.attempt = 0;
+            state.head = HeadState::Awaited;
             state.window = None;
             state.credit = None;
         }
@@ -258,6 +265,9 @@ impl Exchange {
         self.give_back(&mut state);
         state.chunks = VecDeque::new();
         state.tail = BytesMut::new();
+        if !state.head.is_given() {
+            state.head = HeadState::Awaited;
+        }
     }
 
     /// How long a running attempt has not moved, and who is waited for.
@@ -266,11 +276,6 @@ impl Exchange {
         let moved_at = state.moved_at.filter(|_| state.attempt != 0 && state.end.is_none() && !state.closed)?;
         let party = if state.unread == 0 { Party::Worker } else { Party::Client };
         Some(Standstill { time: now.saturating_duration_since(moved_at), party })
-    }
-
-    /// Whether an answer's head has come.
-    pub fn has_head(&self) -> bool {
-        !matches!(self.lock().head, HeadState::Awaited)
     }
 
     /// How the exchange ended, and how many body bytes had come, and when the first of them.
@@ -284,7 +289,7 @@ impl Exchange {
         let mut state = self.lock();
         let may_go = match &state.head {
             HeadState::Ready(head) => !head.is_all() || matches!(state.end, Some(Ok(()))),
-            HeadState::Awaited | HeadState::Taken => false,
+            HeadState::Awaited | HeadState::Held(_) | HeadState::Taken => false,
         };
         if may_go && let HeadState::Ready(head) = std::mem::replace(&mut state.head, HeadState::Taken) {
             return Poll::Ready(Ok(head));

@@ -1,16 +1,16 @@
 use super::*;
 
-fn exchange() -> Arc<Exchange> {
+pub(super) fn exchange() -> Arc<Exchange> {
     let exchange = Exchange::new(Budget::new(1 << 20), 1_000, 100);
     exchange.begin(1, None);
     exchange
 }
 
-fn head(content_length: Option<u64>) -> Head {
+pub(super) fn head(content_length: Option<u64>) -> Head {
     Head { status: StatusCode::OK, headers: HeaderMap::new(), content_length }
 }
 
-fn all(exchange: &Exchange) -> (Vec<u8>, Option<Result<(), ApiError>>) {
+pub(super) fn all(exchange: &Exchange) -> (Vec<u8>, Option<Result<(), ApiError>>) {
     let cx = Context::from_waker(Waker::noop());
     let mut bytes = Vec::new();
     loop {

@@ -1,7 +1,8 @@
 //! The answer as the client's connection pulls it.
 //!
-//! Bytes pass as they come. An answer that breaks gets the dialect's error frame, if it is an event stream, and is then
-//! aborted: a body that merely ends reads as success in every SDK.
+//! Bytes pass as they come. A broken event stream gets the dialect's error frame. Where every client reads that frame as an
+//! error, the body then ends without the stream's terminator: a client whose connection breaks may drop what it has read, and
+//! the frame with it. All other broken answers are aborted: a body that merely ends reads as success in every SDK.
 
 use std::io;
 use std::pin::Pin;
@@ -37,6 +38,8 @@ pub struct Answer {
     request_id: String,
     stage: Stage,
     is_event_stream: bool,
+    /// Whether the clients of this route raise the error frame, so that nothing more has to tell them.
+    raises_frame: bool,
     length: Option<u64>,
     /// The status allows no body: what the backend sends all the same is dropped.
     is_bodiless: bool,
@@ -60,6 +63,8 @@ enum Stage {
     Streaming,
     /// The answer is broken, and its last bytes are on their way; wait until the connection has taken it.
     Flushing {
+        /// Ends the body then, and does not abort it.
+        ends_body: bool,
         since: tokio::time::Instant,
         look: Option<Pin<Box<Sleep>>>,
     },
@@ -122,6 +127,7 @@ impl Answer {
     ) -> Self {
         Self {
             exchange: Arc::clone(&ticket.record().exchange),
+            raises_frame: ticket.record().outline.endpoint.raises_error_frame(),
             flushed: client.flushed.clone(),
             ticket,
             dialect: client.dialect,
@@ -207,43 +213,50 @@ impl Answer {
         Frame::data(chunk)
     }
 
-    /// The answer is broken: say so in the stream, where it is one, then abort.
+    /// The answer is broken: say so in the stream, where it is one.
     fn break_off(&mut self, error: &ApiError, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        self.stage = Stage::Flushing { since: tokio::time::Instant::now(), look: None };
+        let is_whole = !self.sent_any || self.tail.is_between_events();
+        // Half an event hides the frame from some clients (LiteLLM for Anthropic's API).
+        let ends_body = self.is_event_stream && self.raises_frame && is_whole && self.length.is_none();
+        self.stage = Stage::Flushing { ends_body, since: tokio::time::Instant::now(), look: None };
         self.ticket.mark_broken(error);
         if !self.is_event_stream {
-            return self.poll_abort(cx);
+            return self.poll_broken_end(cx);
         }
         let error = error.clone().in_begun_response();
         let mut frame = self.dialect.error_frame(&error, &self.request_id, self.sequence_number.next());
-        if self.sent_any && !self.tail.is_between_events() {
-            // An event was cut in the middle; the frame must not become a part of it.
+        if !is_whole {
+            // The frame must not become a part of an event that was cut in the middle.
             frame.insert_str(0, "\n\n");
         }
         Poll::Ready(Some(Ok(Frame::data(frame.into()))))
     }
 
-    /// Aborts once everything before has left: a client should see how far the answer came.
-    fn poll_abort(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        ready!(self.poll_flushing(cx));
+    /// Ends or aborts once everything before has left: a client should see how far the answer came.
+    fn poll_broken_end(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let ends_body = ready!(self.poll_flushing(cx));
         self.stage = Stage::Done;
+        if ends_body {
+            return Poll::Ready(None);
+        }
         Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the answer is incomplete"))))
     }
 
-    /// Yields at least once, which lets hyper write the frame, and on while the connection is still writing it.
-    fn poll_flushing(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Stage::Flushing { since, look } = &mut self.stage else { return Poll::Ready(()) };
+    /// Yields at least once, which lets hyper write the frame, and on while the connection is still writing it. Then, whether
+    /// the body ends: what a client has not taken in time is dropped with the connection.
+    fn poll_flushing(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let Stage::Flushing { ends_body, since, look } = &mut self.stage else { return Poll::Ready(false) };
         if let Some(look) = look {
             ready!(look.as_mut().poll(cx));
             let flushed = self.flushed.as_ref().is_none_or(Flushed::is_flushed);
             if flushed || since.elapsed() >= FLUSH_PATIENCE {
-                return Poll::Ready(());
+                return Poll::Ready(flushed && *ends_body);
             }
         }
         let mut sleep = Box::pin(tokio::time::sleep(FLUSH_LOOK));
         let polled = sleep.as_mut().poll(cx);
         *look = Some(sleep);
-        polled
+        polled.map(|()| false)
     }
 }
 
@@ -256,7 +269,7 @@ impl http_body::Body for Answer {
         match this.stage {
             Stage::AwaitingHead => this.poll_head(cx),
             Stage::Streaming => this.poll_stream(cx),
-            Stage::Flushing { .. } => this.poll_abort(cx),
+            Stage::Flushing { .. } => this.poll_broken_end(cx),
             Stage::Done => Poll::Ready(None),
         }
     }
@@ -266,7 +279,11 @@ impl http_body::Body for Answer {
     }
 }
 
+/// Whether frames of ours can go into the body: into a compressed one they cannot.
 fn is_event_stream(head: &Head) -> bool {
+    if head.headers.contains_key(http::header::CONTENT_ENCODING) {
+        return false;
+    }
     let content_type = head.headers.get(http::header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     content_type.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
 }

@@ -23,7 +23,7 @@ const UPLOAD_PAUSE: Duration = Duration::from_millis(5);
 pub enum Outcome {
     /// All of the right answer, and its end.
     Answered,
-    /// Somebody said why not: a status and its error code, or an error frame before the answer was cut.
+    /// Somebody said why not: a status and its error code, or an error frame as the last of a stream.
     Failed(String),
     /// We left.
     Cancelled,
@@ -141,7 +141,9 @@ impl Client<'_> {
         };
         match (head.status, end) {
             (200, Ok(())) if body == self.ask.expected() => Outcome::Answered,
-            (200, Ok(())) => Outcome::Lost(format!("a wrong answer of {} bytes: {}", body.len(), tail(&body))),
+            (200, Ok(())) => self
+                .judge_frame(&body, false)
+                .unwrap_or_else(|| Outcome::Lost(format!("a wrong answer of {} bytes: {}", body.len(), tail(&body)))),
             (200, Err(error)) => self.judge_cut(&body, &error),
             (status, Ok(())) => match serde_json::from_slice::<Value>(&body).as_ref().map(|it| &it["error"]["code"]) {
                 Ok(Value::String(code)) => Outcome::Failed(format!("{status} {code}")),
@@ -153,28 +155,36 @@ impl Client<'_> {
 
     /// A cut answer must be the begin of the right one. A stream must say why; a JSON body has no place for it.
     fn judge_cut(&self, body: &[u8], error: &io::Error) -> Outcome {
-        const FRAME: &[u8] = b"data: {\"error\"";
-        let expected = self.ask.expected();
-        let frame = body.windows(FRAME.len()).rposition(|window| window == FRAME);
-        let came = &body[..frame.unwrap_or(body.len())];
-        // Where an event was cut in the middle, an empty line keeps the frame out of it.
-        let parted = came.strip_suffix(b"\n\n").unwrap_or(came);
-        if !expected.starts_with(came) && !expected.starts_with(parted) {
+        if let Some(outcome) = self.judge_frame(body, true) {
+            return outcome;
+        }
+        if !self.ask.expected().starts_with(body) {
             return Outcome::Lost(format!("wrong bytes before the cut: {}", tail(body)));
         }
-        let Some(frame) = frame else {
-            if !self.ask.stream && self.first_byte.is_some() && !error.to_string().contains("reset") {
-                return Outcome::Failed("JSON body cut".to_owned());
-            }
-            return Outcome::Broken(format!("in the answer, after {} bytes: {error}", came.len()));
-        };
-        let frame = String::from_utf8_lossy(&body[frame..]).into_owned();
+        if !self.ask.stream && self.first_byte.is_some() && !error.to_string().contains("reset") {
+            return Outcome::Failed("JSON body cut".to_owned());
+        }
+        Outcome::Broken(format!("in the answer, after {} bytes: {error}", body.len()))
+    }
+
+    /// What a stream's error frame says, if it has one. Before it comes the begin of the right answer; only where the connection
+    /// breaks behind it may that end in the middle of an event.
+    fn judge_frame(&self, body: &[u8], is_cut: bool) -> Option<Outcome> {
+        const FRAME: &[u8] = b"data: {\"error\"";
+        let at = body.windows(FRAME.len()).rposition(|window| window == FRAME)?;
+        let (came, expected) = (&body[..at], self.ask.expected());
+        // Where an event was cut in the middle, an empty line keeps the frame out of it.
+        let parted = came.strip_suffix(b"\n\n").filter(|_| is_cut).unwrap_or(came);
+        if !expected.starts_with(came) && !expected.starts_with(parted) {
+            return Some(Outcome::Lost(format!("wrong bytes before the error frame: {}", tail(body))));
+        }
+        let frame = String::from_utf8_lossy(&body[at..]).into_owned();
         let value: Option<Value> =
             frame.strip_prefix("data: ").and_then(|text| serde_json::from_str(text.trim_end()).ok());
-        match value.map(|value| value["error"]["code"].clone()) {
+        Some(match value.map(|value| value["error"]["code"].clone()) {
             Some(Value::String(code)) if frame.ends_with("\n\n") => Outcome::Failed(format!("in-band {code}")),
             _ => Outcome::Lost(format!("an error frame without a reason: {frame:?}")),
-        }
+        })
     }
 }
 
@@ -302,13 +312,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cut_stream_must_be_the_begin_of_the_right_one_and_say_why() {
+    async fn broken_stream_is_the_begin_and_its_reason() {
         let ask = Ask::stream(1, 3, 0);
         let (half, all) = (&ask.expected()[..70], ask.expected());
         let failed = Outcome::Failed("in-band worker_lost".to_owned());
         assert_eq!(judged(&ask, [HEAD, &chunk(&all), &chunk(FRAME)].concat()).await, failed);
         let parted = [b"\n\n", FRAME].concat();
         assert_eq!(judged(&ask, [HEAD, &chunk(half), &chunk(&parted)].concat()).await, failed);
+        assert_eq!(judged(&ask, [HEAD, &chunk(&all), &chunk(FRAME), END].concat()).await, failed);
+        assert!(matches!(judged(&ask, [HEAD, &chunk(half), &chunk(&parted), END].concat()).await, Outcome::Lost(_)));
         assert!(matches!(judged(&ask, [HEAD, &chunk(half), &chunk(FRAME), END].concat()).await, Outcome::Lost(_)));
         assert!(matches!(judged(&ask, [HEAD, &chunk(b"other"), &chunk(FRAME)].concat()).await, Outcome::Lost(_)));
         assert!(matches!(judged(&ask, [HEAD, &chunk(half)].concat()).await, Outcome::Broken(_)));

@@ -7,6 +7,7 @@
 //! - Everything is released by dropping it: processes are killed, connections closed, folders removed.
 
 pub mod balancer;
+pub mod broken_stream;
 pub mod client;
 pub mod connect_proxy;
 pub mod fake_backend;

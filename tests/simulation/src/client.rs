@@ -133,13 +133,12 @@ impl Exchange<'_> {
     }
 
     fn handle_complete(&self) -> Ending {
-        // Of a broken stream an old relay is told by an error frame alone: it closes the worker's socket on anything else.
-        if self.plan.is_to_old_relay
-            && let broken @ Ending::BrokenStream(_) = self.handle_broken()
-        {
-            return broken;
+        let body = self.body();
+        // A stream that breaks between two events ends with the error frame.
+        if split_error(&body).1.is_some() {
+            return self.handle_broken();
         }
-        if self.body() != answer::whole(self.plan) {
+        if body != answer::whole(self.plan) {
             self.wrong("an answer looks complete and is not what the backend wrote");
         }
         Ending::Answered

@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 
 use crate::affinity::Origin;
 use crate::dispatch::{AttemptFailure, CancelReason, Grant, LoadFailure};
-use crate::exchange::{Head, PushError};
+use crate::exchange::{Head, Hold, PushError};
 use crate::provider::Provider;
 use crate::socket::link::{Held, WorkerLink};
 use crate::socket::register;
@@ -28,6 +28,9 @@ const MAX_RESPONSE_HEADERS: usize = 128;
 
 /// Names and values of one response's header fields together.
 const MAX_RESPONSE_HEADER_BYTES: usize = 64 << 10;
+
+/// How long the status of bytes that are no event stream is waited for: a published worker sends it right behind them.
+const STATUS_PATIENCE: Duration = Duration::from_secs(5);
 
 type Handled = Result<(), &'static str>;
 
@@ -121,33 +124,61 @@ fn begin(provider: &Provider, link: &WorkerLink, held: &Held, head: Head) -> boo
     pushed.is_ok()
 }
 
-fn response_chunk(provider: &Provider, link: &WorkerLink, held: &Held, chunk: Bytes) {
-    if !held.started {
-        let mut headers = HeaderMap::new();
-        headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-        if !begin(provider, link, held, Head { status: StatusCode::OK, headers, content_length: None }) {
-            return;
-        }
+fn response_chunk(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &Held, chunk: Bytes) {
+    let outline = &held.record.outline;
+    let must_be_events = outline.is_streaming && outline.endpoint.raises_error_frame();
+    if !held.started && !link.info.core1 && must_be_events {
+        return hold(provider, link, held, &chunk);
+    }
+    if !held.started && !begin(provider, link, held, stream_head()) {
+        return;
     }
     if let Err(error) = held.exchange().push_uncredited(held.attempt, chunk) {
         push_failed(provider, link, held, error);
     }
 }
 
-fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, complete: ResponseComplete) {
-    let Some(held) = known(link, &complete.request_id) else { return };
-    if !link.info.core1 && !held.started {
-        let body = Bytes::from(complete.body.unwrap_or_default());
-        let headers = complete.headers.unwrap_or_default();
-        let head = match head(provider, complete.status_code, headers, Some(body.len() as u64)) {
-            Ok(head) => head,
-            Err(problem) => return push_failed(provider, link, &held, PushError::Broken(problem)),
-        };
-        if !begin(provider, link, &held, head) {
-            return;
+/// The head of a stream of a worker that sends none.
+fn stream_head() -> Head {
+    let mut headers = HeaderMap::new();
+    headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    Head { status: StatusCode::OK, headers, content_length: None }
+}
+
+/// Passes an event stream on, and holds anything else until its status comes.
+fn hold(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &Held, chunk: &Bytes) {
+    match held.exchange().hold(held.attempt, chunk, stream_head()) {
+        Ok(Hold::Passed) => {
+            link.mark_started(held.stream);
+            provider.shared.progress.notify_waiters();
         }
-        if let Err(error) = held.exchange().push_whole(held.attempt, body) {
-            return push_failed(provider, link, &held, error);
+        Ok(Hold::First) => {
+            let (provider, link, held) = (Arc::clone(provider), Arc::clone(link), held.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(STATUS_PATIENCE).await;
+                if held.exchange().pass_held(held.attempt, stream_head()) {
+                    link.mark_started(held.stream);
+                    provider.shared.progress.notify_waiters();
+                }
+            });
+        }
+        Ok(Hold::Further) => {}
+        Err(error) => push_failed(provider, link, held, error),
+    }
+}
+
+fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, mut complete: ResponseComplete) {
+    let Some(held) = known(link, &complete.request_id) else { return };
+    if !link.info.core1 {
+        let status = complete.status_code.unwrap_or(200);
+        if let Some(sent) = held.exchange().take_held(held.attempt) {
+            if !answer_whole(provider, link, &held, &mut complete, sent) {
+                return;
+            }
+        } else if status >= 400 {
+            let message = format!("the backend answered {status} after its stream had begun");
+            held.exchange().fail(ApiError::new(ErrorKind::Worker("backend_error".into()), message));
+            return provider.completed(link, &held);
         }
     }
     held.record.progress().token_counts = complete.token_counts;
@@ -165,6 +196,41 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, complete: Resp
         Ok(()) | Err(PushError::Stale) => provider.completed(link, &held),
         Err(error) => push_failed(provider, link, &held, error),
     }
+}
+
+/// Answers with the status of a worker that sends it last: with the body that it names, or with what it has sent before.
+/// Whether that went well.
+fn answer_whole(
+    provider: &Provider,
+    link: &WorkerLink,
+    held: &Held,
+    complete: &mut ResponseComplete,
+    sent: Bytes,
+) -> bool {
+    let was_sent = !sent.is_empty();
+    let body = if was_sent { sent } else { Bytes::from(complete.body.take().unwrap_or_default()) };
+    let status = complete.status_code.or(was_sent.then_some(200));
+    let headers = complete.headers.take().unwrap_or_default();
+    let mut head = match head(provider, status, headers, Some(body.len() as u64)) {
+        Ok(head) => head,
+        Err(problem) => {
+            push_failed(provider, link, held, PushError::Broken(problem));
+            return false;
+        }
+    };
+    if was_sent {
+        let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&body).is_ok();
+        let kind = HeaderValue::from_static(if is_json { "application/json" } else { "text/plain; charset=utf-8" });
+        head.headers.entry(http::header::CONTENT_TYPE).or_insert(kind);
+    }
+    if !begin(provider, link, held, head) {
+        return false;
+    }
+    let pushed = held.exchange().push_whole(held.attempt, body);
+    if let Err(error) = pushed {
+        push_failed(provider, link, held, error);
+    }
+    pushed.is_ok()
 }
 
 /// The worker's answer cannot go on. The client is told first, then the worker, and its slot is free.

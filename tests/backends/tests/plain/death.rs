@@ -58,7 +58,10 @@ async fn clients_of_a_killed_server_get_errors(server: &Engine, group: &Group) {
     group.kill().await;
     let stream = stream.read_to_end().await;
     let text = stream.text();
-    assert!(stream.aborted && text.contains(r#""code":"backend_reset""#) && !text.contains("[DONE]"), "{text}");
+    assert!(
+        stream.error_frame().is_some() && text.contains(r#""code":"backend_reset""#) && !text.contains("[DONE]"),
+        "{text}"
+    );
     let waiting = waiting.reply().await.with_status(502).json();
     assert_eq!(waiting["error"]["code"], "backend_unreachable", "{waiting}");
     until("the worker withdraws the model", async || worker.probe("/healthz").await.json()["backend_up"] == false)

@@ -19,7 +19,7 @@ async fn a_dozen_requests_for_two_models_behind_a_running_one_take_two_swaps_at_
     let queued: Vec<_> =
         (0..12).map(|number| stack.relay.begin(answer(["tiny-a", "tiny-b"][number % 2], 20))).collect();
     stack.relay.wait_for_queue_depth("local", 12).await;
-    assert!(!running.read_to_end().await.aborted);
+    assert!(running.read_to_end().await.is_complete());
     for (number, queued) in queued.into_iter().enumerate() {
         assert_eq!(queued.reply().await.with_status(200).json()["model"], ["tiny-a", "tiny-b"][number % 2]);
     }

@@ -31,6 +31,7 @@ mod models;
 mod noisy_worker;
 mod parsing;
 mod providers;
+mod published_worker;
 mod queue;
 mod reload;
 mod requeue;

@@ -1,6 +1,6 @@
 //! Streams pass as they are, in order, promptly, and end as they ended.
 
-use modelrelay_harness::relay::Relay;
+use modelrelay_harness::{client::Request, relay::Relay};
 use serde_json::json;
 
 use crate::support::{chat, chat_stream, messages_stream};
@@ -92,7 +92,7 @@ async fn an_answer_of_twenty_megabytes_passes() {
 }
 
 #[tokio::test]
-async fn an_answer_over_the_stream_ceiling_gets_an_error_frame_and_is_aborted() {
+async fn stream_over_the_ceiling_ends_with_an_error() {
     let relay = Relay::builder().env("MAX_STREAM_BYTES", "10000").start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));
@@ -103,9 +103,8 @@ async fn an_answer_over_the_stream_ceiling_gets_an_error_frame_and_is_aborted() 
         worker.stream_on(&job, &event).await;
     }
     let reply = pending.reply().await;
-    assert!(reply.aborted, "{} bytes came", reply.body.len());
+    assert!(reply.broken_stream().contains("response_too_large"), "another error");
     assert!(reply.body.len() < 12_000, "{} bytes came", reply.body.len());
-    assert!(reply.text().contains("\"error\""), "no error frame");
     assert_eq!(worker.expect_cancel(&job.id).await["reason"], "client_disconnect");
 }
 
@@ -132,8 +131,7 @@ async fn after_a_keep_alive_a_failure_comes_in_band() {
     let relay = Relay::builder().env("STREAM_KEEPALIVE_SECS", "1").env("QUEUE_TIMEOUT_SECS", "2").start().await;
     let reply = relay.fetch(chat_stream("m")).await;
     assert_eq!(reply.status, 200);
-    assert!(reply.text().contains("queue_timeout"), "{}", reply.text());
-    assert!(reply.aborted);
+    assert!(reply.broken_stream().contains("queue_timeout"), "{}", reply.text());
 }
 
 #[tokio::test]
@@ -159,7 +157,7 @@ async fn after_a_keep_alive_an_answer_that_is_no_stream_is_a_failure() {
     let job = worker.expect_request().await;
     worker.answer(&job, &json!({"not": "a stream"})).await;
     let reply = response.read_to_end().await;
-    assert!(reply.text().contains("\"error\"") && reply.aborted, "{}", reply.text());
+    assert!(reply.broken_stream().contains("the backend answered 200, not with a stream"), "{}", reply.text());
     // It is the backend that failed, and not the client that left.
     relay.log().wait_for_line("outcome=\"upstream_error\" code=200").await;
 }
@@ -177,4 +175,48 @@ async fn keep_alives_are_sent_between_events_that_end_in_crlf() {
     worker.stream_on(&job, "\r\n").await;
     worker.end_stream(&job).await;
     assert!(response.read_to_end().await.text().ends_with("data: b\r\n\r\n"));
+}
+
+#[tokio::test]
+async fn broken_stream_of_another_route_is_aborted() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let body = json!({"model": "m", "input": "x", "stream_format": "sse"});
+    let pending = relay.begin(Request::post("/v1/audio/speech", &body));
+    let job = worker.expect_request().await;
+    worker.start_stream(&job, "data: 1\n\n").await;
+    worker.fail(&job.id, "backend_reset", "connection reset").await;
+    let reply = pending.reply().await;
+    assert!(reply.aborted && reply.error_frame().is_some(), "nobody knows its clients: {}", reply.text());
+}
+
+#[tokio::test]
+async fn broken_compressed_stream_is_aborted_without_a_frame() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let pending = relay.begin(chat_stream("m"));
+    let job = worker.expect_request().await;
+    worker.response_start(&job, 200, &[("content-type", "text/event-stream"), ("content-encoding", "gzip")]).await;
+    worker.pieces(&job, b"\x1f\x8b").await;
+    worker.fail(&job.id, "backend_reset", "connection reset").await;
+    let reply = pending.reply().await;
+    assert_eq!((reply.body.as_slice(), reply.aborted), (&b"\x1f\x8b"[..], true));
+}
+
+#[tokio::test]
+async fn connection_serves_on_behind_a_broken_stream() {
+    let relay = Relay::start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let mut connection = modelrelay_harness::client::Connection::open(relay.addr(), relay.log()).await;
+    let (response, ()) = tokio::join!(connection.send(chat_stream("m")), async {
+        let job = worker.expect_request().await;
+        worker.start_stream(&job, "data: 1\n\n").await;
+        worker.fail(&job.id, "backend_reset", "connection reset").await;
+    });
+    assert!(response.read_to_end().await.broken_stream().contains("backend_reset"));
+    let (response, ()) = tokio::join!(connection.send(chat("m")), async {
+        let job = worker.expect_request().await;
+        worker.answer(&job, &json!({})).await;
+    });
+    let _ = response.read_to_end().await.with_status(200);
 }

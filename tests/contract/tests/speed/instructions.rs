@@ -113,7 +113,7 @@ impl Rig {
             assert_eq!(response.read_at_least(token.len()).await, token, "token {number}");
         }
         call.end_stream().await;
-        assert!(!response.read_to_end().await.aborted);
+        assert!(response.read_to_end().await.is_complete());
     }
 }
 

@@ -1,0 +1,172 @@
+//! What a worker without a response head has sent, while nobody can say what it is.
+//!
+//! A published worker sends the body of an answer first and the status last. Bytes that begin as an event stream are one, and
+//! pass at once. Anything else is an error's body: it is held until its status comes, for a client would read it as a stream
+//! without events. What is no error after all passes as a stream as soon as it is too large, or takes too long.
+
+use bytes::{Bytes, BytesMut};
+use modelrelay_protocol::event_stream;
+
+use super::{Exchange, Head, HeadState, PushError};
+use crate::budget::{Purpose, Reservation};
+
+/// As much as is held of one answer: more than any error says.
+const MAX_HELD_BYTES: usize = 64 << 10;
+
+/// The bytes that are held.
+#[derive(Default)]
+pub(super) struct Held {
+    bytes: BytesMut,
+    /// Their place in the budget.
+    reservation: Option<Reservation>,
+}
+
+impl Held {
+    /// Whether the answer is to begin with these bytes: they are an event stream, or cannot be held.
+    fn must_pass(&mut self, exchange: &Exchange) -> bool {
+        let len = self.bytes.len();
+        if len > MAX_HELD_BYTES || event_stream::begins_with(&self.bytes) == Some(true) {
+            return true;
+        }
+        match &mut self.reservation {
+            Some(reservation) => !reservation.grow(len as u64 - reservation.bytes(), Purpose::Bulk),
+            none @ None => {
+                *none = exchange.budget.reserve(len as u64, Purpose::Bulk);
+                none.is_none()
+            }
+        }
+    }
+}
+
+/// What became of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// It is held, as the first one of its answer.
+    First,
+    /// It is held behind others.
+    Further,
+    /// It has gone to the client, and so will all that follow.
+    Passed,
+}
+
+impl Exchange {
+    /// Takes a piece of an answer without a head. Where it is an event stream, the answer begins with `head`.
+    pub fn hold(&self, attempt: u32, bytes: &Bytes, head: Head) -> Result<Hold, PushError> {
+        let mut state = self.current(attempt)?;
+        let mut held = match std::mem::take(&mut state.head) {
+            HeadState::Awaited => Held::default(),
+            HeadState::Held(held) => held,
+            given @ (HeadState::Ready(_) | HeadState::Taken) => {
+                state.head = given;
+                drop(state);
+                return self.push_uncredited(attempt, bytes.clone()).map(|()| Hold::Passed);
+            }
+        };
+        let is_first = held.bytes.is_empty();
+        held.bytes.extend_from_slice(bytes);
+        if held.must_pass(self) {
+            state.head = HeadState::Ready(head);
+            return self.take_bytes(state, held.bytes.freeze()).map(|()| Hold::Passed);
+        }
+        state.moved_at = Some(std::time::Instant::now());
+        state.head = HeadState::Held(held);
+        Ok(if is_first { Hold::First } else { Hold::Further })
+    }
+
+    /// The answer begins with what is held, if its status has not come yet; whether it does.
+    pub fn pass_held(&self, attempt: u32, head: Head) -> bool {
+        let Ok(mut state) = self.current(attempt) else { return false };
+        match std::mem::take(&mut state.head) {
+            HeadState::Held(held) => {
+                state.head = HeadState::Ready(head);
+                self.take_bytes(state, held.bytes.freeze()).is_ok()
+            }
+            other @ (HeadState::Awaited | HeadState::Ready(_) | HeadState::Taken) => {
+                state.head = other;
+                false
+            }
+        }
+    }
+
+    /// What is held, now that the status has come: nothing of an answer that has sent nothing; `None` where it has begun.
+    pub fn take_held(&self, attempt: u32) -> Option<Bytes> {
+        let mut state = self.current(attempt).ok()?;
+        match std::mem::take(&mut state.head) {
+            HeadState::Held(held) => Some(held.bytes.freeze()),
+            HeadState::Awaited => Some(Bytes::new()),
+            begun @ (HeadState::Ready(_) | HeadState::Taken) => {
+                state.head = begun;
+                None
+            }
+        }
+    }
+
+    /// Whether a head was handed over.
+    pub fn has_head(&self) -> bool {
+        self.lock().head.is_given()
+    }
+}
+
+impl HeadState {
+    /// Whether the client has it, or may.
+    pub(super) fn is_given(&self) -> bool {
+        matches!(self, Self::Ready(_) | Self::Taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{all, exchange, head};
+    use super::*;
+
+    fn hold(exchange: &Exchange, piece: &str) -> Result<Hold, PushError> {
+        exchange.hold(1, &Bytes::copy_from_slice(piece.as_bytes()), head(None))
+    }
+
+    #[test]
+    fn event_stream_passes_as_soon_as_it_is_known() {
+        let exchange = exchange();
+        assert_eq!(hold(&exchange, "da"), Ok(Hold::First));
+        assert!(!exchange.has_head());
+        assert_eq!(hold(&exchange, "ta: 1\n"), Ok(Hold::Passed));
+        assert_eq!(hold(&exchange, "{}"), Ok(Hold::Passed));
+        assert!(exchange.has_head() && exchange.take_held(1).is_none());
+        assert_eq!((all(&exchange).0, exchange.budget.used()), (b"data: 1\n{}".to_vec(), 0));
+    }
+
+    #[test]
+    fn other_bytes_are_held_and_counted_until_taken() {
+        let exchange = exchange();
+        assert_eq!((hold(&exchange, "{\"e"), hold(&exchange, "\"}")), (Ok(Hold::First), Ok(Hold::Further)));
+        assert_eq!((all(&exchange).0.len(), exchange.budget.used()), (0, 5));
+        assert_eq!(exchange.take_held(1).as_deref(), Some(&b"{\"e\"}"[..]));
+        assert_eq!((exchange.take_held(1), exchange.budget.used()), (Some(Bytes::new()), 0));
+    }
+
+    #[test]
+    fn held_bytes_pass_when_time_or_room_is_over() {
+        let exchange = exchange();
+        assert!(!exchange.pass_held(1, head(None)), "nothing is held");
+        assert_eq!(hold(&exchange, "{"), Ok(Hold::First));
+        assert!(exchange.pass_held(1, head(None)) && !exchange.pass_held(1, head(None)));
+        assert_eq!(all(&exchange).0, b"{");
+        let full = Exchange::new(crate::budget::Budget::new(1), 1 << 20, 1 << 20);
+        full.begin(1, None);
+        assert_eq!(hold(&full, "{}"), Ok(Hold::Passed), "no room in the budget");
+        let exchange = Exchange::new(crate::budget::Budget::new(1 << 20), 1 << 20, 1 << 20);
+        exchange.begin(1, None);
+        assert_eq!(hold(&exchange, &"x".repeat(MAX_HELD_BYTES)), Ok(Hold::First));
+        assert_eq!(hold(&exchange, "x"), Ok(Hold::Passed), "longer than an error");
+    }
+
+    #[test]
+    fn lost_attempt_takes_what_is_held_with_it() {
+        let exchange = exchange();
+        assert_eq!(hold(&exchange, "{"), Ok(Hold::First));
+        assert_eq!(exchange.detach(1), super::super::Detached::Unbegun);
+        assert_eq!(exchange.budget.used(), 0);
+        exchange.begin(2, None);
+        assert_eq!(hold(&exchange, "{"), Err(PushError::Stale));
+        assert_eq!(exchange.take_held(2), Some(Bytes::new()));
+    }
+}

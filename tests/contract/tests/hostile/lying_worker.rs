@@ -118,7 +118,7 @@ async fn be_lied_to(relay: Arc<Relay>, seed: u64, enough: Arc<AtomicBool>) -> Ve
 /// In one word, how this answer ended.
 fn end_of(reply: &Reply) -> String {
     assert!(!reply.text().contains("\"model\":\"honest\""), "an answer of somebody else's");
-    if reply.aborted {
+    if !reply.is_complete() {
         return "cut off".into();
     }
     // The backend's own statuses are the liar's to choose; those of the relay say a code.

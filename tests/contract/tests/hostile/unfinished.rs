@@ -12,7 +12,7 @@ const MIB: usize = 1 << 20;
 const TOO_LARGE: u16 = 1009;
 
 /// The beginning of a text that goes on.
-pub fn begun(bytes: usize) -> Message {
+pub(crate) fn begun(bytes: usize) -> Message {
     let header = FrameHeader { is_final: false, opcode: OpCode::Data(Data::Text), ..FrameHeader::default() };
     Message::Frame(Frame::from_payload(header, vec![b'x'; bytes].into()))
 }

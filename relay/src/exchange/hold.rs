@@ -150,9 +150,11 @@ mod tests {
         assert_eq!(hold(&exchange, "{"), Ok(Hold::First));
         assert!(exchange.pass_held(1, head(None)) && !exchange.pass_held(1, head(None)));
         assert_eq!(all(&exchange).0, b"{");
-        let full = Exchange::new(crate::budget::Budget::new(1), 1 << 20, 1 << 20);
+        let budget = crate::budget::Budget::new(16);
+        let _others = budget.reserve(14, Purpose::Bulk).unwrap();
+        let full = Exchange::new(budget, 1 << 20, 1 << 20);
         full.begin(1, None);
-        assert_eq!(hold(&full, "{}"), Ok(Hold::Passed), "no room in the budget");
+        assert_eq!(hold(&full, "{}"), Ok(Hold::Passed), "no room to hold them in");
         let exchange = Exchange::new(crate::budget::Budget::new(1 << 20), 1 << 20, 1 << 20);
         exchange.begin(1, None);
         assert_eq!(hold(&exchange, &"x".repeat(MAX_HELD_BYTES)), Ok(Hold::First));

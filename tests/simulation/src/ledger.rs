@@ -87,9 +87,9 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// Whether the answer came to its end, so that its connection may be used again.
+    /// Whether the body may have come to its end, also behind an error frame, so that its connection is used again.
     pub fn keeps_the_connection(&self) -> bool {
-        matches!(self, Self::Answered | Self::BackendError | Self::Failed(_))
+        matches!(self, Self::Answered | Self::BackendError | Self::Failed(_) | Self::BrokenStream(_))
     }
 }
 

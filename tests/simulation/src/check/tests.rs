@@ -235,6 +235,8 @@ fn a_kept_connection_is_excused_by_its_own_relays_restart_and_by_none_of_before(
     };
     // The connection was made before the restart, and is used again only now.
     assert_eq!(with(Ending::Answered, Ending::Unconnected), "");
+    let broken = Ending::BrokenStream("worker_lost".to_owned());
+    assert!(!with(broken, Ending::Unconnected).contains("lost its relay"));
     // What comes over it after that comes from the new relay.
     assert!(with(Ending::Answered, Ending::BrokenOff).contains("without a reason"));
     // The first had taken its connection along: this one is of after the restart.

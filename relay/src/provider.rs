@@ -5,6 +5,7 @@
 //! for microseconds and never over an await.
 
 mod details;
+mod drain;
 mod effects;
 mod listed;
 mod multiplexer;
@@ -19,10 +20,10 @@ pub use snapshot::{LiveRequest, ProviderState, WorkerState};
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use modelrelay_protocol::message::{GracefulShutdown, ModelsUpdate, RegisterAck, RelayToWorker};
+use modelrelay_protocol::message::{ModelsUpdate, RegisterAck, RelayToWorker};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
@@ -41,9 +42,6 @@ use crate::socket::places::Places;
 use crate::socket::register;
 use crate::socket::session::{DRAINED, SECRET_REMOVED};
 use listed::Listed;
-
-/// What a worker that drains itself may need beyond its own deadline to say goodbye.
-const DRAIN_MARGIN: Duration = Duration::from_secs(5);
 
 /// One provider.
 pub struct Provider {
@@ -276,21 +274,6 @@ impl Provider {
         self.handle(&mut state, Event::AttemptFailed { worker, request, attempt, failure });
     }
 
-    /// The worker asked for no new work: it gets the barrier, behind which no request follows, and the time that it asked
-    /// for. Nothing runs for longer than the request timeout, so more than that is not given.
-    pub fn worker_asked_to_drain(&self, link: &Arc<WorkerLink>, asked: Option<Duration>) {
-        if let Some(asked) = asked {
-            link.allow_drain(asked.min(self.config().request_timeout()) + DRAIN_MARGIN);
-        }
-        self.drain_link(link, GracefulShutdown::DRAIN, None, None);
-    }
-
-    /// Drains one worker, by an admin's order or because its secret is gone.
-    pub fn drain_worker(&self, link: &Arc<WorkerLink>, reason: &str, close: Option<Close>) {
-        let timeout = self.shared.config.load().drain_timeout.as_secs();
-        self.drain_link(link, reason, Some(timeout), close);
-    }
-
     /// The link of a worker, by its id for people.
     pub fn link(&self, id: &str) -> Option<Arc<WorkerLink>> {
         self.lock().links.values().find(|link| &*link.info.id == id).cloned()
@@ -370,37 +353,6 @@ impl Provider {
     /// Whether no request is left.
     pub fn is_idle(&self) -> bool {
         self.lock().requests.is_empty()
-    }
-
-    fn drain_link(&self, link: &Arc<WorkerLink>, reason: &str, timeout: Option<u64>, close: Option<Close>) {
-        self.drain_locked(&mut self.lock(), link, reason, timeout, close);
-    }
-
-    fn drain_locked(
-        &self,
-        state: &mut State,
-        link: &Arc<WorkerLink>,
-        reason: &str,
-        timeout: Option<u64>,
-        close: Option<Close>,
-    ) {
-        info!(provider = %self.name, worker = %link.info.name, worker_id = %link.info.id, reason, "graceful shutdown");
-        self.stop_sending(state, link);
-        link.begin_drain(reason, timeout, close);
-        self.execute_all(state);
-        self.arm(state);
-    }
-
-    /// Nothing new goes over this link from here on; what was not written yet goes to somebody else.
-    fn stop_sending(&self, state: &mut State, link: &WorkerLink) {
-        let worker = link.info.key;
-        self.handle_quietly(state, Event::WorkerDraining { worker });
-        for held in link.take_unwritten() {
-            let (request, attempt) = (held.record.key, held.attempt);
-            held.exchange().detach(attempt);
-            let failure = AttemptFailure::Draining;
-            self.handle_quietly(state, Event::AttemptFailed { worker, request, attempt, failure });
-        }
     }
 
     fn remove(&self, state: &mut State, link: &Arc<WorkerLink>, cause: LossCause) {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::paths::Endpoint;

@@ -3,7 +3,9 @@
 //! The link owns the map from its own streams and request ids to exchanges. An answer for a request that this worker
 //! does not hold finds nothing there, so it can reach nobody; and a chunk takes no lock that another worker takes.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+mod models;
+
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -25,7 +27,6 @@ use crate::request::RequestRecord;
 
 use super::failures::{Failure, Failures};
 use super::pace::{Lines, Updates};
-use super::register::WILDCARD;
 pub use super::worker_info::WorkerInfo;
 
 /// Stream numbers are never used twice; a link that has used nearly all of them is drained and dialled anew.
@@ -349,43 +350,6 @@ impl WorkerLink {
         self.wake.notify_one();
     }
 
-    /// True if the worker lists a model. One whose backend is down lists none.
-    pub fn lists_models(&self) -> bool {
-        self.lock().advertised.iter().any(|model| model.trim() != WILDCARD)
-    }
-
-    /// What the worker last said it serves, before it was cleaned.
-    pub fn advertised(&self) -> Vec<String> {
-        self.lock().advertised.clone()
-    }
-
-    /// True while an older worker owes its list: it registers `*` when its backend is down at its start. One that asks its
-    /// backend in vain gives its link up, so it is left alone while it holds requests.
-    pub fn owes_list(&self) -> bool {
-        let state = self.lock();
-        !self.info.core1 && state.held.is_empty() && state.advertised.iter().any(|model| model.trim() == WILDCARD)
-    }
-
-    /// The worker serves these now.
-    pub fn set_advertised(&self, models: Vec<String>) {
-        let mut state = self.lock();
-        state.advertised = models;
-        state.leave_out_meaningless();
-    }
-
-    /// Stores the limits and capabilities of the models that the worker advertises; those of other models are left out.
-    pub fn set_details(&self, mut details: DetailsByModel) {
-        let mut state = self.lock();
-        let advertised: HashSet<&str> = state.advertised.iter().map(|model| model.trim()).collect();
-        details.retain(|model| advertised.contains(model));
-        state.details = Arc::new(details);
-    }
-
-    /// Limits and capabilities of the models that the worker advertises.
-    pub fn details(&self) -> Arc<DetailsByModel> {
-        Arc::clone(&self.lock().details)
-    }
-
     /// What a multiplexer last said about its slots, and how long ago.
     pub fn slots(&self) -> (Arc<[Slot]>, Duration) {
         let state = self.lock();
@@ -399,14 +363,6 @@ impl WorkerLink {
         failures.note(known, &slots, now);
         (*known, *at) = (slots.into(), now);
         meaningless.clear();
-    }
-
-    /// Its slots were left out, and with them what these names stand for. They are not advertised until slots were accepted,
-    /// and the worker advertises them again.
-    pub fn set_meaningless(&self, names: BTreeSet<String>) {
-        let mut state = self.lock();
-        state.meaningless = names;
-        state.leave_out_meaningless();
     }
 
     /// The last load that failed in a slot, if it is still worth a word.
@@ -503,11 +459,6 @@ impl WorkerLink {
 }
 
 impl State {
-    fn leave_out_meaningless(&mut self) {
-        let Self { advertised, meaningless, .. } = self;
-        advertised.retain(|model| !meaningless.contains(model));
-    }
-
     fn forget(&mut self, stream: u32) -> Option<Held> {
         let held = self.held.remove(&stream)?;
         self.by_request_id.remove(&held.request_id);

@@ -1,0 +1,62 @@
+//! A worker drains: it gets no new requests, and finishes what it has.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use modelrelay_protocol::message::GracefulShutdown;
+use tracing::info;
+
+use super::{Provider, State};
+use crate::dispatch::{AttemptFailure, Event};
+use crate::socket::link::{Close, WorkerLink};
+
+/// The time that a draining worker may need to leave after its own deadline.
+const DRAIN_MARGIN: Duration = Duration::from_secs(5);
+
+impl Provider {
+    /// The worker asked for no new work: it gets the barrier, behind which no request follows, and the time that it asked
+    /// for. Nothing runs for longer than the request timeout, so more than that is not given.
+    pub fn worker_asked_to_drain(&self, link: &Arc<WorkerLink>, asked: Option<Duration>) {
+        if let Some(asked) = asked {
+            link.allow_drain(asked.min(self.config().request_timeout()) + DRAIN_MARGIN);
+        }
+        self.drain_link(link, GracefulShutdown::DRAIN, None, None);
+    }
+
+    /// Drains one worker, by an admin's order or because its secret is gone.
+    pub fn drain_worker(&self, link: &Arc<WorkerLink>, reason: &str, close: Option<Close>) {
+        let timeout = self.shared.config.load().drain_timeout.as_secs();
+        self.drain_link(link, reason, Some(timeout), close);
+    }
+
+    pub(super) fn drain_link(&self, link: &Arc<WorkerLink>, reason: &str, timeout: Option<u64>, close: Option<Close>) {
+        self.drain_locked(&mut self.lock(), link, reason, timeout, close);
+    }
+
+    pub(super) fn drain_locked(
+        &self,
+        state: &mut State,
+        link: &Arc<WorkerLink>,
+        reason: &str,
+        timeout: Option<u64>,
+        close: Option<Close>,
+    ) {
+        info!(provider = %self.name, worker = %link.info.name, worker_id = %link.info.id, reason, "graceful shutdown");
+        self.stop_sending(state, link);
+        link.begin_drain(reason, timeout, close);
+        self.execute_all(state);
+        self.arm(state);
+    }
+
+    /// Nothing new goes over this link from here on; what was not written yet goes to somebody else.
+    pub(super) fn stop_sending(&self, state: &mut State, link: &WorkerLink) {
+        let worker = link.info.key;
+        self.handle_quietly(state, Event::WorkerDraining { worker });
+        for held in link.take_unwritten() {
+            let (request, attempt) = (held.record.key, held.attempt);
+            held.exchange().detach(attempt);
+            let failure = AttemptFailure::Draining;
+            self.handle_quietly(state, Event::AttemptFailed { worker, request, attempt, failure });
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The models that a link's worker advertises, and their details.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+use modelrelay_protocol::model_details::DetailsByModel;
+
+use super::super::register::WILDCARD;
+use super::{State, WorkerLink};
+
+impl WorkerLink {
+    /// True if the worker lists a model. One whose backend is down lists none.
+    pub fn lists_models(&self) -> bool {
+        self.lock().advertised.iter().any(|model| model.trim() != WILDCARD)
+    }
+
+    /// What the worker last said it serves, before it was cleaned.
+    pub fn advertised(&self) -> Vec<String> {
+        self.lock().advertised.clone()
+    }
+
+    /// True while an older worker owes its list: it registers `*` when its backend is down at its start. One that asks its
+    /// backend in vain gives its link up, so it is left alone while it holds requests.
+    pub fn owes_list(&self) -> bool {
+        let state = self.lock();
+        !self.info.core1 && state.held.is_empty() && state.advertised.iter().any(|model| model.trim() == WILDCARD)
+    }
+
+    /// The worker serves these now.
+    pub fn set_advertised(&self, models: Vec<String>) {
+        let mut state = self.lock();
+        state.advertised = models;
+        state.leave_out_meaningless();
+    }
+
+    /// Stores the limits and capabilities of the models that the worker advertises; those of other models are left out.
+    pub fn set_details(&self, mut details: DetailsByModel) {
+        let mut state = self.lock();
+        let advertised: HashSet<&str> = state.advertised.iter().map(|model| model.trim()).collect();
+        details.retain(|model| advertised.contains(model));
+        state.details = Arc::new(details);
+    }
+
+    /// Limits and capabilities of the models that the worker advertises.
+    pub fn details(&self) -> Arc<DetailsByModel> {
+        Arc::clone(&self.lock().details)
+    }
+
+    /// Its slots were left out, and with them what these names stand for. They are not advertised until slots were accepted,
+    /// and the worker advertises them again.
+    pub fn set_meaningless(&self, names: BTreeSet<String>) {
+        let mut state = self.lock();
+        state.meaningless = names;
+        state.leave_out_meaningless();
+    }
+}
+
+impl State {
+    fn leave_out_meaningless(&mut self) {
+        let Self { advertised, meaningless, .. } = self;
+        advertised.retain(|model| !meaningless.contains(model));
+    }
+}

@@ -27,8 +27,10 @@ struct Entry {
     provider: Arc<Provider>,
     /// From every name that a client may write to the backend's; empty without a catalogue.
     catalogue: HashMap<Arc<str>, Arc<str>>,
-    /// From names that count where nobody serves a model of that name to the models that are meant.
+    /// Maps names to models. A model of the same name takes precedence.
     aliases: HashMap<Arc<str>, Arc<str>>,
+    default_model: Option<Arc<str>>,
+    fallback_model: Option<Arc<str>>,
     cold: Vec<Arc<str>>,
     is_open: bool,
 }
@@ -88,7 +90,7 @@ impl Providers {
 
     /// The provider of this name.
     pub fn named(&self, name: &str) -> Option<Arc<Provider>> {
-        self.table.load().candidates(Some(name)).first().map(|entry| Arc::clone(&entry.provider))
+        self.table.load().candidates(Some(name)).next().map(|entry| Arc::clone(&entry.provider))
     }
 
     /// Where a request for `model` goes: to the provider that it names, else to the first whose catalogue has the model,
@@ -101,38 +103,40 @@ impl Providers {
             return Err(model_not_found(model));
         }
         let table = self.table.load();
-        let candidates = table.candidates(named);
-        if let (Some(name), []) = (named, &*candidates) {
+        let candidates = || table.candidates(named);
+        if let Some(name) = named
+            && candidates().next().is_none()
+        {
             return Err(provider_not_found(name));
         }
-        if let Some(route) = now_served(&candidates, model) {
+        if let Some(route) = now_served(candidates, model) {
             return Ok(route);
         }
-        let aliased = || candidates.iter().filter_map(|entry| Some((*entry, entry.aliases.get(model)?)));
-        let served = aliased().find_map(|(entry, id)| now_served(&[entry], id));
+        let aliased = || candidates().filter_map(|entry| Some((entry, entry.aliases.get(model)?)));
+        let served = aliased().find_map(|(entry, id)| now_served(|| std::iter::once(entry), id));
         match (served, aliased().next()) {
             (Some(route), _) => Ok(route),
-            (None, None) => table.expected(&candidates, model).ok_or_else(|| model_not_found(model)),
-            (None, Some((entry, id))) => table.expected(&[entry], id).ok_or_else(|| alias_of_nothing(model, id)),
+            (None, None) => table.expected(candidates(), model).ok_or_else(|| model_not_found(model)),
+            (None, Some((entry, id))) => {
+                table.expected(std::iter::once(entry), id).ok_or_else(|| alias_of_nothing(model, id))
+            }
         }
     }
 
-    /// Where a request goes whose model nobody knows, if the settings say so.
+    /// Returns the route of a request for an unknown model, if a fallback is configured.
     pub fn fallback(&self, named: Option<&str>) -> Option<Route> {
         let table = self.table.load();
-        table.candidates(named).into_iter().find_map(|entry| {
-            let config = entry.provider.config();
-            self.route(Some(&config.name), config.names.fallback_model.as_deref()?).ok()
-        })
+        table
+            .candidates(named)
+            .find_map(|entry| self.route(Some(&entry.provider.name), entry.fallback_model.as_deref()?).ok())
     }
 
-    /// What a request means that names no model: a provider, and a model of it.
+    /// Returns the provider and the model of a request that names no model, if a default is configured.
     pub fn default_model(&self, named: Option<&str>) -> Option<(Arc<str>, Arc<str>)> {
         let table = self.table.load();
-        table.candidates(named).into_iter().find_map(|entry| {
-            let model = entry.provider.config().names.default_model.as_deref().map(Arc::from)?;
-            Some((Arc::clone(&entry.provider.name), model))
-        })
+        table
+            .candidates(named)
+            .find_map(|entry| Some((Arc::clone(&entry.provider.name), Arc::clone(entry.default_model.as_ref()?))))
     }
 
     /// Whether a worker that comes may bring models that nobody has heard of.
@@ -178,30 +182,29 @@ impl Providers {
 }
 
 impl Table {
-    fn candidates(&self, named: Option<&str>) -> Vec<&Entry> {
-        let entries = self.entries.iter();
-        entries.filter(|entry| named.is_none_or(|name| *entry.provider.name == *name)).collect()
+    fn candidates<'a>(&'a self, named: Option<&'a str>) -> impl Iterator<Item = &'a Entry> {
+        self.entries.iter().filter(move |entry| named.is_none_or(|name| *entry.provider.name == *name))
     }
 
-    /// Where a model is waited for that nobody serves now.
-    fn expected(&self, candidates: &[&Entry], model: &str) -> Option<Route> {
+    /// Returns the route on which a request waits for a model that no worker serves now.
+    fn expected<'a>(&self, candidates: impl Iterator<Item = &'a Entry>, model: &str) -> Option<Route> {
         if let [entry] = &*self.entries
             && entry.is_open
             && !entry.provider.never_listed(model)
         {
             return Some(entry.route(model.into()));
         }
-        let mut open = candidates.iter().filter(|entry| entry.is_open);
+        let mut open = candidates.filter(|entry| entry.is_open);
         open.find(|entry| entry.provider.has_listed(model)).map(|entry| entry.route(model.into()))
     }
 }
 
-/// The first that has declared the model, else the first with a worker that serves it.
-fn now_served(candidates: &[&Entry], model: &str) -> Option<Route> {
-    let declared = candidates.iter().find_map(|entry| entry.declared(model));
+/// Returns the first candidate that declares the model, else the first with a worker that serves it.
+fn now_served<'a, I: Iterator<Item = &'a Entry>>(candidates: impl Fn() -> I, model: &str) -> Option<Route> {
+    let declared = candidates().find_map(|entry| entry.declared(model));
     declared.or_else(|| {
-        let serves = |entry: &&&Entry| entry.is_open && entry.provider.serves(model);
-        candidates.iter().find(serves).map(|entry| entry.route(model.into()))
+        let mut open = candidates().filter(|entry| entry.is_open);
+        open.find(|entry| entry.provider.serves(model)).map(|entry| entry.route(model.into()))
     })
 }
 
@@ -215,9 +218,20 @@ impl Entry {
             }
             catalogue.insert(Arc::clone(&id), id);
         }
-        let aliases = config.names.aliases.iter().map(|(alias, model)| (alias.as_str().into(), model.as_str().into()));
-        let cold = config.cold_models.iter().map(|model| model.as_str().into()).collect();
-        Self { provider, catalogue, aliases: aliases.collect(), cold, is_open: config.models.is_none() }
+        let names = &config.names;
+        Self {
+            provider,
+            catalogue,
+            aliases: names
+                .aliases
+                .iter()
+                .map(|(alias, model)| (alias.as_str().into(), model.as_str().into()))
+                .collect(),
+            default_model: names.default_model.as_deref().map(Arc::from),
+            fallback_model: names.fallback_model.as_deref().map(Arc::from),
+            cold: config.cold_models.iter().map(|model| model.as_str().into()).collect(),
+            is_open: config.models.is_none(),
+        }
     }
 
     fn declared(&self, model: &str) -> Option<Route> {

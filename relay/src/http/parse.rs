@@ -20,32 +20,28 @@ pub struct Routed {
     pub stream: bool,
     /// The response that this one continues.
     pub previous_response_id: Option<String>,
-    /// Where the model's name stands in the body, or would, and how it is spelled there.
     span: ModelSpan,
 }
 
+/// Where the model's name stands in the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum ModelSpan {
-    Json(Range<usize>),
-    Form(Range<usize>),
-    /// No name is there: what has to be around it.
-    Absent {
-        place: Range<usize>,
-        before: String,
-        after: &'static str,
-        is_json: bool,
-    },
+struct ModelSpan {
+    place: Range<usize>,
+    /// The name is a JSON string, not plain text.
+    is_json: bool,
+    /// No name is there; a default one goes to the place, between these.
+    around: Option<(String, &'static str)>,
 }
 
 impl Routed {
-    /// Whether the body has to be another one for a backend to read this model's name in it.
+    /// True if the body must be rewritten for a backend to read this model's name in it.
     pub fn needs_rewrite(&self, id: &str) -> bool {
-        self.model != id || matches!(self.span, ModelSpan::Absent { .. })
+        self.model != id || self.names_no_model()
     }
 
-    /// Whether the body names no model.
+    /// True if the body names no model.
     pub fn names_no_model(&self) -> bool {
-        matches!(self.span, ModelSpan::Absent { .. })
+        self.span.around.is_some()
     }
 }
 
@@ -60,20 +56,15 @@ pub fn parse(content_type: Option<&str>, body: &[u8], default: Option<&str>) -> 
 
 /// The body with the model's name replaced; every other byte stays.
 pub fn with_model(body: &Bytes, routed: &Routed, id: &str) -> Bytes {
-    let json = || Cow::Owned(serde_json::Value::from(id).to_string());
-    let (range, before, name, after) = match &routed.span {
-        ModelSpan::Json(range) => (range, "", json(), ""),
-        ModelSpan::Form(range) => (range, "", Cow::Borrowed(id), ""),
-        ModelSpan::Absent { place, before, after, is_json } => {
-            (place, before.as_str(), if *is_json { json() } else { Cow::Borrowed(id) }, *after)
-        }
-    };
+    let ModelSpan { place, is_json, around } = &routed.span;
+    let (before, after) = around.as_ref().map_or(("", ""), |(before, after)| (before.as_str(), *after));
+    let name = if *is_json { Cow::Owned(serde_json::Value::from(id).to_string()) } else { Cow::Borrowed(id) };
     let mut replaced = BytesMut::with_capacity(body.len() + before.len() + name.len() + after.len());
-    replaced.extend_from_slice(&body[..range.start]);
+    replaced.extend_from_slice(&body[..place.start]);
     replaced.extend_from_slice(before.as_bytes());
     replaced.extend_from_slice(name.as_bytes());
     replaced.extend_from_slice(after.as_bytes());
-    replaced.extend_from_slice(&body[range.end..]);
+    replaced.extend_from_slice(&body[place.end..]);
     replaced.freeze()
 }
 
@@ -95,7 +86,7 @@ fn parse_json(body: &[u8], default: Option<&str>) -> Result<Routed, ApiError> {
 
 fn json_model(body: &[u8], raw: Option<&RawValue>, default: Option<&str>) -> Result<(String, ModelSpan), ApiError> {
     let absent =
-        |place, before: &str, after| ModelSpan::Absent { place, before: before.to_owned(), after, is_json: true };
+        |place, before: &str, after| ModelSpan { place, is_json: true, around: Some((before.to_owned(), after)) };
     let Some(raw) = raw else {
         let default = default.ok_or_else(missing_model)?;
         let is_blank = |byte: &&u8| byte.is_ascii_whitespace();
@@ -114,7 +105,7 @@ fn json_model(body: &[u8], raw: Option<&RawValue>, default: Option<&str>) -> Res
     if model.is_empty() {
         return Err(missing_model());
     }
-    Ok((model, ModelSpan::Json(place)))
+    Ok((model, ModelSpan { place, is_json: true, around: None }))
 }
 
 fn parse_form(boundary: &str, body: &[u8], default: Option<&str>) -> Result<Routed, ApiError> {
@@ -127,7 +118,7 @@ fn parse_form(boundary: &str, body: &[u8], default: Option<&str>) -> Result<Rout
         // A part can come first where nothing comes before the parts.
         (None, None, Some(default)) if body.starts_with(format!("--{boundary}").as_bytes()) => {
             let before = format!("--{boundary}\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n");
-            (default, ModelSpan::Absent { place: 0..0, before, after: "\r\n", is_json: false })
+            (default, ModelSpan { place: 0..0, is_json: false, around: Some((before, "\r\n")) })
         }
         (_, _, _) => {
             let message = "the form must have exactly one field `model`";
@@ -147,10 +138,8 @@ fn form_model<'a>(
     let model = std::str::from_utf8(&body[place.clone()]).map_err(|_| wrong_type("model", "text"))?;
     match (model, default) {
         ("", None) => Err(missing_model()),
-        ("", Some(default)) => {
-            Ok((default, ModelSpan::Absent { place, before: String::new(), after: "", is_json: false }))
-        }
-        (model, _) => Ok((model, ModelSpan::Form(place))),
+        ("", Some(default)) => Ok((default, ModelSpan { place, is_json: false, around: Some((String::new(), "")) })),
+        (model, _) => Ok((model, ModelSpan { place, is_json: false, around: None })),
     }
 }
 

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use modelrelay_protocol::error::{ApiError, ErrorKind};
 
-/// What memory is for. Each of these may use more of the budget than the one before it, so that what is large or waits never takes
-/// the room of what is small or moves.
+/// The purpose of memory. Each may use more of the budget than the one before it, so that large or waiting data never takes the
+/// room of small or moving data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// A large body, a message, or response bytes behind others that the client has not read: seven eighths.
@@ -39,6 +40,11 @@ impl Purpose {
             Self::Passing => limit,
         }
     }
+}
+
+/// Returns the error of a request or response for which the budget has no room.
+pub fn full() -> ApiError {
+    ApiError::new(ErrorKind::Overloaded, "the relay's memory is full (MAX_BUFFERED_BYTES); try again")
 }
 
 /// The budget and what is taken from it.

@@ -33,7 +33,7 @@ const PASSING_BYTES: u64 = 16 << 10;
 /// A larger piece is counted until the client's connection has written it; smaller ones are within what a connection may buffer.
 const BUFFERED_BYTES: usize = 64 << 10;
 
-/// What a header field costs beside its name and value.
+/// Bytes that a header field takes in addition to its name and value.
 const FIELD_BYTES: usize = 64;
 
 /// The head of an answer.
@@ -187,15 +187,20 @@ impl Exchange {
         if !matches!(state.head, HeadState::Awaited) {
             return Err(PushError::Broken("a second response head"));
         }
+        self.give_head(&mut state, head)?;
+        wake(state);
+        Ok(())
+    }
+
+    fn give_head(&self, state: &mut State, head: Head) -> Result<(), PushError> {
         let bytes = head.bytes();
-        if !self.budget.take_unread(bytes, purpose(&state, bytes)) {
+        if !self.budget.take_unread(bytes, purpose(state, bytes)) {
             return Err(PushError::NoMemory);
         }
         state.head_bytes = bytes;
         state.expected = head.content_length;
         state.moved_at = Some(Instant::now());
         state.head = HeadState::Ready(head);
-        wake(state);
         Ok(())
     }
 
@@ -389,8 +394,7 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        self.give_back(&mut state);
+        self.give_back(&mut self.lock());
     }
 }
 

@@ -1,16 +1,18 @@
-//! What a worker without a response head has sent, while nobody can say what it is.
+//! The first bytes of a response without a head, until their kind is known.
 //!
-//! A published worker sends the body of an answer first and the status last. Bytes that begin as an event stream are one, and
-//! pass at once. Anything else is an error's body: it is held until its status comes, for a client would read it as a stream
-//! without events. What is no error after all passes as a stream as soon as it is too large, or takes too long.
+//! A published worker sends the body of a response first and the status last. Bytes that begin like an event stream pass at once.
+//! Other bytes are the body of an error: they are held until the status arrives, because a client would read them as a stream
+//! without events. They pass as a stream once they exceed the limit in size or time.
+
+use std::sync::MutexGuard;
 
 use bytes::{Bytes, BytesMut};
 use modelrelay_protocol::event_stream;
 
-use super::{Exchange, Head, HeadState, PushError};
+use super::{Exchange, Head, HeadState, PushError, State};
 use crate::budget::{Purpose, Reservation};
 
-/// As much as is held of one answer: more than any error says.
+/// The number of bytes that are held of one response, more than any error has.
 const MAX_HELD_BYTES: usize = 64 << 10;
 
 /// The bytes that are held.
@@ -65,8 +67,7 @@ impl Exchange {
         let is_first = held.bytes.is_empty();
         held.bytes.extend_from_slice(bytes);
         if held.must_pass(self) {
-            state.head = HeadState::Ready(head);
-            return self.take_bytes(state, held.bytes.freeze()).map(|()| Hold::Passed);
+            return self.pass(state, held, head).map(|()| Hold::Passed);
         }
         state.moved_at = Some(std::time::Instant::now());
         state.head = HeadState::Held(held);
@@ -77,15 +78,19 @@ impl Exchange {
     pub fn pass_held(&self, attempt: u32, head: Head) -> bool {
         let Ok(mut state) = self.current(attempt) else { return false };
         match std::mem::take(&mut state.head) {
-            HeadState::Held(held) => {
-                state.head = HeadState::Ready(head);
-                self.take_bytes(state, held.bytes.freeze()).is_ok()
-            }
+            HeadState::Held(held) => self.pass(state, held, head).is_ok(),
             other @ (HeadState::Awaited | HeadState::Ready(_) | HeadState::Taken) => {
                 state.head = other;
                 false
             }
         }
+    }
+
+    fn pass(&self, mut state: MutexGuard<'_, State>, held: Held, head: Head) -> Result<(), PushError> {
+        // From here on they are counted as unread.
+        drop(held.reservation);
+        self.give_head(&mut state, head)?;
+        self.take_bytes(state, held.bytes.freeze())
     }
 
     /// What is held, now that the status has come: nothing of an answer that has sent nothing; `None` where it has begun.

@@ -24,7 +24,7 @@ use super::ticket::Ticket;
 use super::{browser, intake, models, parse, spelling, text_header};
 use crate::affinity::Origin;
 use crate::blocking;
-use crate::budget::Purpose;
+use crate::budget::{self, Purpose};
 use crate::dispatch::WorkerKey;
 use crate::exchange::Exchange;
 use crate::metrics::{ClientKind, Outcome};
@@ -188,7 +188,7 @@ async fn prepare_by_id(
 }
 
 /// Where the request goes. Nobody who listed the model is an error at once, but for the time in which workers come back to a
-/// relay that has just started, and where the settings say what is meant then.
+/// relay that has just started, and unless a fallback model is configured.
 async fn find_route(relay: &Relay, caller: &Caller, named: Option<&str>, model: &str) -> Result<Route, ApiError> {
     let is_starting = relay.shared.started_at.elapsed() < STARTING && relay.providers.may_get_models(named);
     let deadline = tokio::time::Instant::now() + if is_starting { PATIENCE_WHILE_STARTING } else { Duration::ZERO };
@@ -202,7 +202,7 @@ async fn find_route(relay: &Relay, caller: &Caller, named: Option<&str>, model: 
             continue;
         }
         let fallback = relay.providers.fallback(named);
-        // What a key says about the unknown name is nothing about this model.
+        // The key must allow the fallback model, not the unknown name.
         if let Some(route) = fallback.filter(|route| caller.allows_model(&route.provider, &[&route.model])) {
             return Ok(route);
         }
@@ -249,7 +249,7 @@ async fn read_route(
 /// Replaces an alias; the copy is charged to the budget like the original, which is dropped.
 fn rename(relay: &Relay, body: &Bytes, routed: &parse::Routed, model: &str) -> Result<Bytes, ApiError> {
     let bytes = body.len() as u64;
-    let reservation = relay.shared.budget.reserve(bytes, Purpose::of_body(bytes)).ok_or_else(intake::overloaded)?;
+    let reservation = relay.shared.budget.reserve(bytes, Purpose::of_body(bytes)).ok_or_else(budget::full)?;
     Ok(reservation.hold(parse::with_model(body, routed, model)))
 }
 

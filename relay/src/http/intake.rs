@@ -16,7 +16,7 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use tokio::time::Instant;
 
 use super::coding::Coding;
-use crate::budget::{Budget, Purpose, Reservation};
+use crate::budget::{self, Budget, Purpose, Reservation};
 
 /// A client that sends nothing at all of its body for so long is not waited for.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -101,10 +101,10 @@ pub fn discard(headers: &HeaderMap, mut body: Body) {
 fn begin(announced: u64, budget: &Arc<Budget>) -> Result<Reservation, ApiError> {
     let purpose = Purpose::of_body(announced);
     if purpose == Purpose::SmallBody {
-        return budget.reserve(announced, purpose).ok_or_else(overloaded);
+        return budget.reserve(announced, purpose).ok_or_else(budget::full);
     }
     if budget.used().saturating_add(announced) > budget.room(purpose) {
-        return Err(overloaded());
+        return Err(budget::full());
     }
     Ok(budget.open())
 }
@@ -118,7 +118,7 @@ pub(super) fn grow(reservation: &mut Reservation, total: u64) -> Result<(), ApiE
     // Little by little at first: most bodies are small.
     let step = missing.max(reservation.bytes().min(GROWTH_BYTES));
     let purpose = Purpose::of_body(total);
-    if reservation.grow(step, purpose) || reservation.grow(missing, purpose) { Ok(()) } else { Err(overloaded()) }
+    if reservation.grow(step, purpose) || reservation.grow(missing, purpose) { Ok(()) } else { Err(budget::full()) }
 }
 
 fn announced_length(headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
@@ -132,10 +132,6 @@ pub(super) fn too_large(limit: u64) -> ApiError {
         ErrorKind::RequestTooLarge,
         format!("the request body is larger than {limit} bytes (MAX_REQUEST_BYTES)"),
     )
-}
-
-pub(super) fn overloaded() -> ApiError {
-    ApiError::new(ErrorKind::Overloaded, "the relay's memory is full (MAX_BUFFERED_BYTES); try again")
 }
 
 #[cfg(test)]

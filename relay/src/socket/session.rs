@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{SinkExt, StreamExt};
+use futures_util::{SinkExt, Stream, StreamExt};
 use modelrelay_protocol::limits::{
     ANSWER_WINDOW_BYTES, HEARTBEATS_UNTIL_LOST, MAX_CONTROL_BYTES, REGISTER_TIMEOUT, STREAM_WINDOW_BYTES,
 };
@@ -202,17 +202,25 @@ impl Drop for LostOnDrop<'_> {
     }
 }
 
+/// Returns the next message, which is not unfinished any more.
+async fn next_message<S>(source: &mut S, unfinished: &Unfinished) -> Option<Result<Message, WsError>>
+where
+    S: Stream<Item = Result<Message, WsError>> + Unpin,
+{
+    let message = source.next().await;
+    if matches!(message, Some(Ok(_))) {
+        unfinished.end();
+    }
+    message
+}
+
 /// The registration; none from a peer that takes its leave, such as `modelrelay-worker connect`, which only tries its secret.
 async fn first_message<S>(socket: &mut Socket<S>, unfinished: &Unfinished) -> Result<Option<Register>, Close>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     loop {
-        let message = socket.next().await;
-        if matches!(message, Some(Ok(_))) {
-            unfinished.end();
-        }
-        let text = match message {
+        let text = match next_message(socket, unfinished).await {
             Some(Ok(Message::Text(text))) => text,
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
             Some(Err(WsError::Capacity(_))) => return Err(TOO_LARGE),
@@ -309,11 +317,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     loop {
-        let message = source.next().await;
-        if matches!(message, Some(Ok(_))) {
-            unfinished.end();
-        }
-        let handled = match message {
+        let handled = match next_message(source, unfinished).await {
             Some(Ok(Message::Text(text))) => {
                 if link.info.core1 && text.len() > MAX_CONTROL_BYTES {
                     return End::closing(TOO_LARGE, DisconnectReason::MessageTooLarge);

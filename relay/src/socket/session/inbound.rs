@@ -16,6 +16,7 @@ use modelrelay_protocol::names::printable;
 use tracing::{debug, warn};
 
 use crate::affinity::Origin;
+use crate::budget;
 use crate::dispatch::{AttemptFailure, CancelReason, Grant, LoadFailure};
 use crate::exchange::{Head, Hold, PushError};
 use crate::provider::Provider;
@@ -145,20 +146,21 @@ fn stream_head() -> Head {
     Head { status: StatusCode::OK, headers, content_length: None }
 }
 
+fn mark_begun(provider: &Provider, link: &WorkerLink, held: &Held) {
+    link.mark_started(held.stream);
+    provider.shared.progress.notify_waiters();
+}
+
 /// Passes an event stream on, and holds anything else until its status comes.
 fn hold(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &Held, chunk: &Bytes) {
     match held.exchange().hold(held.attempt, chunk, stream_head()) {
-        Ok(Hold::Passed) => {
-            link.mark_started(held.stream);
-            provider.shared.progress.notify_waiters();
-        }
+        Ok(Hold::Passed) => mark_begun(provider, link, held),
         Ok(Hold::First) => {
             let (provider, link, held) = (Arc::clone(provider), Arc::clone(link), held.clone());
             tokio::spawn(async move {
                 tokio::time::sleep(STATUS_PATIENCE).await;
                 if held.exchange().pass_held(held.attempt, stream_head()) {
-                    link.mark_started(held.stream);
-                    provider.shared.progress.notify_waiters();
+                    mark_begun(&provider, &link, &held);
                 }
             });
         }
@@ -250,10 +252,7 @@ fn push_failed(provider: &Provider, link: &WorkerLink, held: &Held, error: PushE
             let message = "the client left too much of the answer unread (MAX_UNREAD_BYTES)";
             (CancelReason::SlowClient, ApiError::new(ErrorKind::SlowClient, message))
         }
-        PushError::NoMemory => {
-            let message = "the relay's memory is full (MAX_BUFFERED_BYTES); try again";
-            (CancelReason::NoMemory, ApiError::new(ErrorKind::Overloaded, message))
-        }
+        PushError::NoMemory => (CancelReason::NoMemory, budget::full()),
     };
     held.exchange().fail(error);
     provider.cancel(held.record.key, reason);

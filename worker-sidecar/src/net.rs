@@ -16,6 +16,7 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use url::Url;
 
 pub use network::{TcpStream, look_up, tune_for_relay};
 use network::{dial, dial_name};
@@ -155,6 +156,12 @@ async fn connect_directly(host: &str, port: u16, to: &[SocketAddr], tls: Option<
 async fn in_time(late: &str, connecting: impl Future<Output = io::Result<Stream>>) -> io::Result<Stream> {
     let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
     connected.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, late)))
+}
+
+/// Returns a URL's host without brackets, which is empty if there is none, and its port.
+pub(crate) fn host_and_port(url: &Url) -> (&str, u16) {
+    let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    (host, url.port_or_known_default().unwrap_or(80))
 }
 
 /// `host:port` as it is written in a URL.

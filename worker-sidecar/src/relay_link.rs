@@ -195,7 +195,7 @@ impl Link {
         self.work.notify_one();
     }
 
-    /// Tells the relay which models are served, unless the link is muted. Only a `core1` relay is sent their details.
+    /// Reports the served models to the relay, unless the link is muted. Only a `core1` relay receives their details.
     pub fn announce(&self, advertised: &Advertised, load: u32) {
         let Advertised { models, mut details } = advertised.clone();
         details.retain(|_| self.core1);

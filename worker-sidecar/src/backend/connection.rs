@@ -82,8 +82,7 @@ pub struct Answer {
 
 impl Connection {
     pub(super) async fn dial(url: &Url, trust: &Trust) -> io::Result<Self> {
-        let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-        let port = url.port_or_known_default().unwrap_or(80);
+        let (host, port) = net::host_and_port(url);
         let tls = (url.scheme() == "https").then_some(trust);
         let stream = net::connect(host, port, &[], tls).await?;
         let io = TokioIo::new(ReadWins { stream, write_broken: false });

@@ -1,6 +1,6 @@
 //! Requests of a backend that is gone, and from which no byte comes any more.
 //!
-//! A server that is told to end may close its port and still finish its streams, or hold them open for ever. The difference is
+//! A server that receives SIGTERM may close its port and still finish its streams, or hold them open indefinitely. The difference is
 //! seen in what it sends.
 
 use std::collections::HashMap;

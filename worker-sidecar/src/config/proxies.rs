@@ -12,7 +12,7 @@ use modelrelay_protocol::secret::Secret;
 use url::Url;
 
 use super::{RelayUrl, SettingError};
-use crate::net::Proxy;
+use crate::net::{self, Proxy};
 
 /// The variables, not judged yet. They may hold passwords.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -76,7 +76,10 @@ impl Named {
         let text = self.value.expose();
         let text = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
         let url = Url::parse(&text).map_err(|_| refuse())?;
-        let host = url.host_str().filter(|host| !host.is_empty()).ok_or_else(refuse)?;
+        let (host, port) = net::host_and_port(&url);
+        if host.is_empty() {
+            return Err(refuse());
+        }
         let tls = match url.scheme() {
             "http" => false,
             "https" => true,
@@ -85,12 +88,7 @@ impl Named {
         // The library decodes the credentials, which may be percent-encoded.
         let matcher = Matcher::builder().all(url.as_str()).build();
         let intercept = matcher.intercept(&Uri::from_static("http://relay.invalid/")).ok_or_else(refuse)?;
-        Ok(Proxy {
-            tls,
-            host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
-            port: url.port_or_known_default().unwrap_or(80),
-            authorization: intercept.basic_auth().cloned(),
-        })
+        Ok(Proxy { tls, host: host.to_owned(), port, authorization: intercept.basic_auth().cloned() })
     }
 }
 

@@ -45,12 +45,15 @@ impl RelayUrl {
         if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some() {
             return Err(SettingError::hidden(setting, "must not hold credentials, a query or a fragment"));
         }
-        let host = url.host_str().filter(|host| !host.is_empty()).ok_or_else(refuse)?;
+        let (host, port) = net::host_and_port(&url);
+        if host.is_empty() {
+            return Err(refuse());
+        }
         Ok(Self {
             every_address,
             tls,
-            host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
-            port: url.port().unwrap_or(if tls { 443 } else { 80 }),
+            host: host.to_owned(),
+            port,
             base_path: url.path().trim_end_matches('/').to_owned(),
         })
     }

@@ -9,10 +9,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{Stream, Trust, connect_directly};
 
-/// What a proxy says before the tunnel begins, at most.
+/// The size limit of a proxy's response head.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
-/// What is repeated of it.
+/// The number of characters of it that errors repeat.
 const MAX_SAID_CHARS: usize = 100;
 
 /// An HTTP proxy.

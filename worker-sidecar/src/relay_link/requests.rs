@@ -221,7 +221,7 @@ impl Link {
     }
 
     /// The requests that wait for their backend, with the pieces that it has sent of each: those with a slot, and with nothing
-    /// here that the relay has not taken. An older relay gets whole answers, of which nothing can be said.
+    /// here that the relay has not taken. Older relays are left out: they receive whole responses.
     pub fn waiting_for_backend(&self) -> Vec<(RequestKey, u64)> {
         let state = self.lock();
         let waits = |running: &&Running| {
@@ -231,7 +231,7 @@ impl Link {
         state.requests.values().filter(waits).map(|running| (running.key.clone(), running.pieces)).collect()
     }
 
-    /// Ends a request, and says so to its relay. `false` when it is not known any more.
+    /// Ends a request and reports the error to its relay. Returns `false` when the request is not known any more.
     pub fn break_off(&self, key: &RequestKey, code: &str, message: &str) -> bool {
         let is_known = self.lock().running(key).is_some();
         let ended = is_known && self.cancel(&key.id);

@@ -119,7 +119,7 @@ impl Client {
     /// All that the name stands for, in order: any of them may be the one that listens, as of `localhost`.
     async fn check_addresses(&self) -> Result<Vec<SocketAddr>, DriverError> {
         let forbidden = |why: String| DriverError::Forbidden { url: self.base.to_string(), why };
-        let (host, port) = host_and_port(&self.base);
+        let (host, port) = net::host_and_port(&self.base);
         let found = net::look_up(host, port).await;
         let addresses = found.map_err(|error| self.unreachable(&self.base, &error))?;
         if let Some(stranger) = addresses.iter().find(|address| !is_local_network(address.ip())) {
@@ -136,7 +136,7 @@ impl Client {
 
     /// Connects to one of these addresses; of none: to whatever the name stands for.
     async fn connect(&self, url: &Url, to: &[SocketAddr]) -> std::io::Result<net::Stream> {
-        let (host, port) = host_and_port(url);
+        let (host, port) = net::host_and_port(url);
         let tls = (url.scheme() == "https").then_some(&self.trust);
         net::connect(host, port, to, tls).await
     }
@@ -216,11 +216,6 @@ pub fn is_local_network(address: IpAddr) -> bool {
         }
         IpAddr::V6(v6) => v6.is_loopback() || v6.is_unique_local(),
     }
-}
-
-fn host_and_port(url: &Url) -> (&str, u16) {
-    let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-    (host, url.port_or_known_default().unwrap_or(80))
 }
 
 fn request(method: Method, url: &Url, body: Option<&Value>, key: Option<&Secret>) -> Request<Full<Bytes>> {

@@ -215,9 +215,9 @@ impl Api {
 
     async fn send(&self, ask: &Ask<'_>, url: &Url) -> Result<Exchange, DriverError> {
         let token = self.access.token().map_err(|why| silent(url, &why))?;
-        let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        let (host, port) = net::host_and_port(url);
         let trust = (url.scheme() == "https").then(|| self.access.trust());
-        let stream = net::connect(host, url.port_or_known_default().unwrap_or(443), &[], trust.as_ref()).await;
+        let stream = net::connect(host, port, &[], trust.as_ref()).await;
         let stream = stream.map_err(|error| silent(url, &error))?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| silent(url, &error))?;

@@ -1,12 +1,10 @@
 """aider, with one message, against relay and worker."""
 
 import os
-import signal
 
 import pytest
+from coding_agents import PATIENCE, interrupt
 from conftest import MODEL, TEXT
-
-PATIENCE = 60  # seconds
 
 
 @pytest.fixture
@@ -56,7 +54,4 @@ def test_a_refusal_of_the_backend_is_understood(stack, aider):
 
 def test_ending_it_in_mid_stream_reaches_the_backend(stack, aider):
     stack = stack()
-    process = aider(stack, "hold")
-    stack.seen("running")
-    process.send_signal(signal.SIGINT)
-    stack.seen("left")
+    interrupt(aider(stack, "hold"), stack)

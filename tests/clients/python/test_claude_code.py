@@ -1,12 +1,8 @@
 """Claude Code, headless, against relay and worker: the program itself, with nothing but the relay within its reach."""
 
-import json
-import signal
-
 import pytest
+from coding_agents import interrupt, outcome, streamed_words, tool_results
 from conftest import MODEL, TEXT, installed
-
-PATIENCE = 60  # seconds
 
 
 @pytest.fixture
@@ -22,21 +18,12 @@ def claude(headless):
     return start
 
 
-def outcome(process):
-    """Everything that it printed, and its verdict."""
-    out, err = process.communicate(timeout=PATIENCE)
-    events = [json.loads(line) for line in out.splitlines()]
-    assert events and events[-1]["type"] == "result", out + err
-    return events, events[-1]
-
-
 def test_a_prompt_is_answered_as_a_stream_with_usage(stack, claude):
     stack = stack()
     events, result = outcome(claude(stack, "echo"))
     assert (result["result"], result["is_error"]) == (TEXT, False)
     assert (result["usage"]["input_tokens"], result["usage"]["output_tokens"]) == (5, 4)
-    inner = [event["event"] for event in events if event["type"] == "stream_event"]
-    words = [event["delta"]["text"] for event in inner if event["type"] == "content_block_delta"]
+    words = streamed_words(events)
     assert "".join(words) == TEXT and len(words) > 1
     assert {request["path"] for request in stack.seen("done")} == {"/v1/messages"}
 
@@ -45,8 +32,7 @@ def test_a_tool_call_is_made_and_its_result_goes_back(stack, claude):
     stack = stack()
     events, result = outcome(claude(stack, "call", "--allowedTools", "Bash(echo:*)"))
     assert (result["result"], result["num_turns"]) == (TEXT, 2)
-    results = [part for event in events if event["type"] == "user" for part in event["message"]["content"] if part["type"] == "tool_result"]
-    assert [part["content"] for part in results] == ["mango"]
+    assert tool_results(events) == ["mango"]
 
 
 def test_a_wrong_key_is_said_to_be_one(stack, claude):
@@ -64,7 +50,4 @@ def test_a_refusal_of_the_backend_is_shown(stack, claude):
 
 def test_ending_it_in_mid_stream_reaches_the_backend(stack, claude):
     stack = stack()
-    process = claude(stack, "hold")
-    stack.seen("running")
-    process.send_signal(signal.SIGINT)
-    stack.seen("left")
+    interrupt(claude(stack, "hold"), stack)

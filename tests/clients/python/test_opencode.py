@@ -1,12 +1,10 @@
 """opencode, headless, against relay and worker."""
 
 import json
-import signal
 
 import pytest
+from coding_agents import events_of, interrupt
 from conftest import MODEL, TEXT, installed
-
-PATIENCE = 60  # seconds
 
 
 @pytest.fixture
@@ -27,16 +25,12 @@ def opencode(headless):
 
 def parts(process, kind):
     """What it printed of this kind."""
-    out, err = process.communicate(timeout=PATIENCE)
-    events = [json.loads(line) for line in out.splitlines()]
-    assert events, out + err
-    return [event.get("part") or event["error"] for event in events if event["type"] == kind]
+    return [event.get("part") or event["error"] for event in events_of(process) if event["type"] == kind]
 
 
 def test_a_prompt_is_answered_as_a_stream_with_usage(stack, opencode):
     stack = stack()
-    out, _ = (process := opencode(stack, "echo")).communicate(timeout=PATIENCE)
-    events = [json.loads(line) for line in out.splitlines()]
+    events = events_of(process := opencode(stack, "echo"))
     assert [event["part"]["text"] for event in events if event["type"] == "text"] == [TEXT]
     tokens = events[-1]["part"]["tokens"]
     assert (tokens["input"], tokens["output"], process.returncode) == (5, 4, 0)
@@ -66,7 +60,4 @@ def test_a_refusal_of_the_backend_is_shown(stack, opencode):
 
 def test_ending_it_in_mid_stream_reaches_the_backend(stack, opencode):
     stack = stack()
-    process = opencode(stack, "hold")
-    stack.seen("running")
-    process.send_signal(signal.SIGINT)
-    stack.seen("left")
+    interrupt(opencode(stack, "hold"), stack)

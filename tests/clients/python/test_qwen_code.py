@@ -1,13 +1,10 @@
 """Qwen Code, headless, against relay and worker."""
 
-import json
 import os
-import signal
 
 import pytest
+from coding_agents import interrupt, outcome, streamed_words, tool_results
 from conftest import MODEL, TEXT, installed
-
-PATIENCE = 60  # seconds
 
 
 @pytest.fixture
@@ -22,20 +19,11 @@ def qwen(headless):
     return start
 
 
-def outcome(process):
-    """Everything that it printed, and its verdict."""
-    out, err = process.communicate(timeout=PATIENCE)
-    events = [json.loads(line) for line in out.splitlines()]
-    assert events and events[-1]["type"] == "result", out + err
-    return events, events[-1]
-
-
 def test_a_prompt_is_answered_as_a_stream_with_usage(stack, qwen):
     stack = stack()
     events, result = outcome(qwen(stack, "echo"))
     assert (result["result"], result["is_error"]) == (TEXT, False)
-    inner = [event["event"] for event in events if event["type"] == "stream_event"]
-    words = [event["delta"]["text"] for event in inner if event["type"] == "content_block_delta"]
+    words = streamed_words(events)
     assert "".join(words) == TEXT and len(words) > 1
     [message] = [event["message"] for event in events if event["type"] == "assistant"]
     assert (message["usage"]["input_tokens"], message["usage"]["output_tokens"]) == (5, 4)
@@ -46,8 +34,7 @@ def test_a_tool_call_is_made_and_its_result_goes_back(stack, qwen):
     stack = stack()
     events, result = outcome(qwen(stack, "call", "--allowed-tools", "run_shell_command(echo)"))
     assert (result["result"], result["num_turns"]) == (TEXT, 2)
-    results = [part for event in events if event["type"] == "user" for part in event["message"]["content"] if part["type"] == "tool_result"]
-    assert [part["content"] for part in results] == ["mango"]
+    assert tool_results(events) == ["mango"]
 
 
 def test_a_wrong_key_is_said_to_be_one(stack, qwen):
@@ -65,7 +52,4 @@ def test_a_refusal_of_the_backend_is_shown(stack, qwen):
 
 def test_ending_it_in_mid_stream_reaches_the_backend(stack, qwen):
     stack = stack()
-    process = qwen(stack, "hold")
-    stack.seen("running")
-    process.send_signal(signal.SIGINT)
-    stack.seen("left")
+    interrupt(qwen(stack, "hold"), stack)

@@ -1,9 +1,9 @@
-//! All that peers can make the relay hold is inside `MAX_BUFFERED_BYTES`: each way in by itself, and all of them at once. An honest
-//! request is answered beside them, and the metric says what is held.
+//! Everything that peers can make the relay hold stays within `MAX_BUFFERED_BYTES`: each way in by itself, and all of them at once.
+//! Honest requests still receive responses, and the metric reports the bytes that are held.
 
 use modelrelay_harness::client::{Pending, RawConnection, Reply, Request, Response};
 use modelrelay_harness::relay::Relay;
-use modelrelay_harness::worker::FakeWorker;
+use modelrelay_harness::worker::{FakeWorker, Job};
 use serde_json::{Map, json};
 use tokio_tungstenite::tungstenite::Message;
 
@@ -12,10 +12,57 @@ use crate::unfinished::begun;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// The relay's memory for others, as `MAX_BUFFERED_BYTES` takes it.
-async fn relay(mib: usize) -> Relay {
-    let builder = Relay::builder().env("MAX_BUFFERED_BYTES", &format!("{mib}Mi")).env("MAX_REQUEST_BYTES", "2Mi");
-    builder.env("STREAM_KEEPALIVE_SECS", "0").start().await
+/// The model whose requests are streamed.
+const STREAMED: &str = "streamed";
+
+/// A relay under attack, and a worker that is not part of it.
+struct Site {
+    relay: Relay,
+    honest: FakeWorker,
+    resident_before: u64,
+}
+
+impl Site {
+    /// Starts both. `mib`: `MAX_BUFFERED_BYTES` of the relay.
+    async fn start(mib: usize) -> Self {
+        let builder = Relay::builder().env("MAX_BUFFERED_BYTES", &format!("{mib}Mi")).env("MAX_REQUEST_BYTES", "2Mi");
+        let relay = builder.env("STREAM_KEEPALIVE_SECS", "0").start().await;
+        let honest = relay.core1_worker(&["honest"], 1).await;
+        let resident_before = relay.usage().resident_bytes;
+        Self { relay, honest, resident_before }
+    }
+
+    async fn holds_more_than(&self, bytes: usize) {
+        self.relay.eventually("much is held", async || held(&self.relay).await > bytes).await;
+    }
+
+    /// Checks the relay's memory since its start, after an attack with `sent` bytes.
+    fn check_cost(&self, sent: usize, limit: usize) {
+        let cost = self.relay.usage().peak_bytes - self.resident_before;
+        eprintln!("{} KiB for {} KiB", cost / KIB as u64, sent / KIB);
+        assert!(cost < limit as u64, "{cost} bytes");
+    }
+
+    /// Checks that clients that read receive responses, whole and streamed.
+    async fn check_honest(&mut self) {
+        let Self { relay, honest, .. } = self;
+        let pending = ask(relay, "honest", false);
+        let job = honest.expect_request().await;
+        honest.answer(&job, &json!({"fine": true})).await;
+        assert_eq!(pending.reply().await.with_status(200).json()["fine"], true);
+        let pending = ask(relay, "honest", true);
+        let job = honest.expect_request().await;
+        honest.start_stream(&job, "data: 1\n\n").await;
+        honest.end_stream(&job).await;
+        let reply = pending.reply().await.with_status(200);
+        assert!(!reply.aborted && reply.text().starts_with("data: 1\n\n"), "{}", reply.text());
+    }
+
+    /// Ends the attack, and checks that the budget is free again.
+    async fn check_freed_of(&self, attack: impl Sized) {
+        drop(attack);
+        self.relay.eventually("nothing is held", async || held(&self.relay).await == 0).await;
+    }
 }
 
 async fn held(relay: &Relay) -> usize {
@@ -25,27 +72,9 @@ async fn held(relay: &Relay) -> usize {
     held as usize
 }
 
-async fn is_free(relay: &Relay) {
-    relay.eventually("nothing is held", async || held(relay).await == 0).await;
-}
-
 fn ask(relay: &Relay, model: &str, stream: bool) -> Pending {
     let body = json!({"model": model, "messages": [], "stream": stream});
     relay.begin(Request::post("/v1/chat/completions", &body).small_receive_buffer())
-}
-
-/// A client that reads is answered, whole and streamed.
-async fn check_honest(relay: &Relay, worker: &mut FakeWorker) {
-    let pending = ask(relay, "honest", false);
-    let job = worker.expect_request().await;
-    worker.answer(&job, &json!({"fine": true})).await;
-    assert_eq!(pending.reply().await.with_status(200).json()["fine"], true);
-    let pending = ask(relay, "honest", true);
-    let job = worker.expect_request().await;
-    worker.start_stream(&job, "data: 1\n\n").await;
-    worker.end_stream(&job).await;
-    let reply = pending.reply().await.with_status(200);
-    assert!(!reply.aborted && reply.text().starts_with("data: 1\n\n"), "{}", reply.text());
 }
 
 fn check_overloaded(reply: &Reply) {
@@ -53,53 +82,56 @@ fn check_overloaded(reply: &Reply) {
     assert!(reply.text().contains("MAX_BUFFERED_BYTES"), "{}", reply.text());
 }
 
-/// Clients that read nothing of streams of so many pieces of 64 KiB, which an older worker sends without being asked.
-async fn leave_streams_unread(relay: &Relay, worker: &mut FakeWorker, streams: usize, pieces: usize) -> Vec<Response> {
-    let piece = format!("data: {}\n\n", "x".repeat(64 * KIB - 8));
-    let (mut asked, mut jobs) = (Vec::new(), Vec::new());
-    for _ in 0..streams {
-        asked.push(ask(relay, "m", true));
+/// Requests that a worker has received.
+async fn dispatched(relay: &Relay, worker: &mut FakeWorker, model: &str, count: usize) -> (Vec<Pending>, Vec<Job>) {
+    let (mut pending, mut jobs) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        pending.push(ask(relay, model, model == STREAMED));
         jobs.push(worker.expect_request().await);
     }
+    (pending, jobs)
+}
+
+/// Streams of `pieces` of 64 KiB, which an older worker sends without credit and of which clients read nothing.
+async fn leave_streams_unread(relay: &Relay, worker: &mut FakeWorker, streams: usize, pieces: usize) -> Vec<Response> {
+    let piece = format!("data: {}\n\n", "x".repeat(64 * KIB - 8));
+    let (pending, jobs) = dispatched(relay, worker, STREAMED, streams).await;
     for job in &jobs {
         for _ in 0..pieces {
             worker.chunk(&job.id, &piece).await;
         }
     }
     let mut unread = Vec::new();
-    for asked in asked {
-        unread.push(asked.response().await);
+    for pending in pending {
+        unread.push(pending.response().await);
     }
     unread
 }
 
-/// Whole responses of older workers, one each.
+/// Whole responses of older workers, one of each.
 async fn answer_whole(relay: &Relay, workers: usize, bytes: usize) -> Vec<Pending> {
-    let (mut asked, body) = (Vec::new(), "x".repeat(bytes));
+    let (mut unread, body) = (Vec::new(), "x".repeat(bytes));
     for _ in 0..workers {
         let mut worker = relay.worker(&["whole"], 1).await;
-        asked.push(ask(relay, "whole", false));
+        unread.push(ask(relay, "whole", false));
         let job = worker.expect_request().await;
         worker.complete(&job.id, 200, Map::new(), &body).await;
         worker.vanish();
     }
-    asked
+    unread
 }
 
-/// Response heads of so many bytes, whose bodies do not come.
+/// Response heads of `bytes` each, whose bodies do not come.
 async fn send_heads(relay: &Relay, worker: &mut FakeWorker, heads: usize, bytes: usize) -> Vec<Pending> {
-    let (mut asked, mut jobs, value) = (Vec::new(), Vec::new(), "x".repeat(bytes));
-    for _ in 0..heads {
-        asked.push(ask(relay, "heads", false));
-        jobs.push(worker.expect_request().await);
-    }
+    let value = "x".repeat(bytes);
+    let (pending, jobs) = dispatched(relay, worker, "heads", heads).await;
     for job in &jobs {
         worker.response_start(job, 200, &[("openai-processing-ms", &value)]).await;
     }
-    asked
+    pending
 }
 
-/// Connections with a request's head of so many bytes that goes on.
+/// Connections on which `bytes` of a request's head have come, and not its end.
 async fn begin_heads(relay: &Relay, connections: usize, bytes: usize) -> Vec<RawConnection> {
     let (mut open, head) = (Vec::new(), format!("GET /health HTTP/1.1\r\nhost: x\r\nx-long: {}", "x".repeat(bytes)));
     for _ in 0..connections {
@@ -112,75 +144,58 @@ async fn begin_heads(relay: &Relay, connections: usize, bytes: usize) -> Vec<Raw
 
 #[tokio::test]
 async fn unread_streams_stay_in_the_budget() {
-    let relay = relay(16).await;
-    let mut honest = relay.core1_worker(&["honest"], 1).await;
-    let mut worker = relay.worker(&["m"], 32).await;
-    let before = relay.usage().resident_bytes;
-    let unread = leave_streams_unread(&relay, &mut worker, 32, 48).await;
-    relay.eventually("much is held", async || held(&relay).await > 8 * MIB).await;
-    let cost = relay.usage().peak_bytes - before;
-    eprintln!("{} KiB for {} KiB of streams", cost / KIB as u64, 32 * 48 * 64);
-    assert!(cost < 32 * MIB as u64, "{cost} bytes");
-    check_honest(&relay, &mut honest).await;
-    drop(unread);
-    is_free(&relay).await;
+    let mut site = Site::start(16).await;
+    let mut worker = site.relay.worker(&[STREAMED], 32).await;
+    let unread = leave_streams_unread(&site.relay, &mut worker, 32, 48).await;
+    site.holds_more_than(8 * MIB).await;
+    site.check_cost(32 * 48 * 64 * KIB, 32 * MIB);
+    site.check_honest().await;
+    site.check_freed_of(unread).await;
 }
 
 #[tokio::test]
 async fn whole_responses_stay_in_the_budget() {
-    let relay = relay(64).await;
-    let mut honest = relay.core1_worker(&["honest"], 1).await;
-    let before = relay.usage().resident_bytes;
-    let unread = answer_whole(&relay, 12, 20 * MIB).await;
-    relay.eventually("two are held", async || held(&relay).await > 40 * MIB).await;
-    let cost = relay.usage().peak_bytes - before;
-    eprintln!("{} MiB for {} MiB of responses", cost / MIB as u64, 12 * 20);
+    let mut site = Site::start(64).await;
+    let unread = answer_whole(&site.relay, 12, 20 * MIB).await;
     // Two of them, and one on its way: its message, and its text.
-    assert!(cost < 120 * MIB as u64, "{cost} bytes");
-    check_honest(&relay, &mut honest).await;
-    drop(unread);
-    is_free(&relay).await;
+    site.holds_more_than(40 * MIB).await;
+    site.check_cost(12 * 20 * MIB, 120 * MIB);
+    site.check_honest().await;
+    site.check_freed_of(unread).await;
 }
 
 #[tokio::test]
 async fn response_heads_stay_in_the_budget() {
-    let relay = relay(4).await;
-    let mut honest = relay.core1_worker(&["honest"], 1).await;
-    let mut worker = relay.core1_worker(&["heads"], 100).await;
-    let mut asked = send_heads(&relay, &mut worker, 100, 60 * KIB).await;
-    check_overloaded(&asked.pop().expect("the last of them").reply().await.with_status(503));
-    assert!(held(&relay).await > 3 * MIB);
-    check_honest(&relay, &mut honest).await;
-    drop(asked);
-    is_free(&relay).await;
+    let mut site = Site::start(4).await;
+    let mut worker = site.relay.core1_worker(&["heads"], 100).await;
+    let mut unread = send_heads(&site.relay, &mut worker, 100, 60 * KIB).await;
+    check_overloaded(&unread.pop().expect("the last of them").reply().await.with_status(503));
+    assert!(held(&site.relay).await > 3 * MIB);
+    site.check_honest().await;
+    site.check_freed_of(unread).await;
 }
 
 #[tokio::test]
 async fn unfinished_request_heads_stay_in_the_budget() {
-    let relay = relay(16).await;
-    let mut honest = relay.core1_worker(&["honest"], 1).await;
-    let before = relay.usage().resident_bytes;
-    let mut open = begin_heads(&relay, 400, 60 * KIB).await;
+    let mut site = Site::start(16).await;
+    let mut open = begin_heads(&site.relay, 400, 60 * KIB).await;
     assert_eq!(open.pop().expect("the last of them").read_to_end().await, "");
-    assert!(held(&relay).await > 12 * MIB);
-    let cost = relay.usage().peak_bytes - before;
-    eprintln!("{} KiB for {} KiB of heads", cost / KIB as u64, 400 * 60);
-    assert!(cost < 40 * MIB as u64, "{cost} bytes");
-    check_honest(&relay, &mut honest).await;
-    drop(open);
-    is_free(&relay).await;
+    assert!(held(&site.relay).await > 12 * MIB);
+    site.check_cost(400 * 60 * KIB, 40 * MIB);
+    site.check_honest().await;
+    site.check_freed_of(open).await;
 }
 
 #[tokio::test]
 async fn all_ways_at_once_stay_in_the_budget() {
-    let relay = relay(64).await;
-    let mut honest = relay.core1_worker(&["honest"], 1).await;
-    let mut streaming = relay.worker(&["m"], 32).await;
+    let mut site = Site::start(64).await;
+    let relay = &site.relay;
+    let mut streaming = relay.worker(&[STREAMED], 32).await;
     let mut heading = relay.core1_worker(&["heads"], 100).await;
 
-    let heads = begin_heads(&relay, 200, 60 * KIB).await;
-    let streams = leave_streams_unread(&relay, &mut streaming, 16, 16).await;
-    let response_heads = send_heads(&relay, &mut heading, 100, 60 * KIB).await;
+    let heads = begin_heads(relay, 200, 60 * KIB).await;
+    let streams = leave_streams_unread(relay, &mut streaming, 16, 16).await;
+    let response_heads = send_heads(relay, &mut heading, 100, 60 * KIB).await;
     let mut uploads = Vec::new();
     for _ in 0..32 {
         let mut raw = RawConnection::open(relay.addr(), relay.log()).await;
@@ -194,17 +209,16 @@ async fn all_ways_at_once_stay_in_the_budget() {
         worker.send_message(begun(4 * MIB)).await;
         messages.push(worker);
     }
-    let whole = answer_whole(&relay, 16, 4 * MIB).await;
+    let whole = answer_whole(relay, 16, 4 * MIB).await;
     let mut talkative = relay.core1_worker(&["m2"], 1).await;
     let noise: Vec<_> = (0..2_000).map(|at| Message::text(json!({"type": "unknown", "at": at}).to_string())).collect();
     talkative.send_together(noise).await;
 
-    relay.eventually("most of the budget is used", async || held(&relay).await > 48 * MIB).await;
-    check_honest(&relay, &mut honest).await;
-    // What the operator gives a relay with this budget.
-    let peak = relay.usage().peak_bytes;
-    eprintln!("{} MiB at most, {} MiB held", peak / MIB as u64, held(&relay).await / MIB);
+    site.holds_more_than(48 * MIB).await;
+    site.check_honest().await;
+    // The operator sets a relay's memory limit to twice this budget.
+    let peak = site.relay.usage().peak_bytes;
+    eprintln!("{} MiB at most, {} MiB held", peak / MIB as u64, held(&site.relay).await / MIB);
     assert!(peak < 128 * MIB as u64, "{peak} bytes");
-    drop((heads, streams, response_heads, uploads, messages, whole));
-    is_free(&relay).await;
+    site.check_freed_of((heads, streams, response_heads, uploads, messages, whole)).await;
 }

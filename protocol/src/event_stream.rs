@@ -23,8 +23,8 @@ impl Tail {
     }
 }
 
-/// Whether bytes that begin so are an event stream: a comment or a field comes first, after empty lines. `None` while too
-/// little is there to say.
+/// Returns true if bytes begin like an event stream: with a comment or a field, after empty lines. `None` while there are too few
+/// bytes to decide.
 #[must_use]
 pub fn begins_with(bytes: &[u8]) -> Option<bool> {
     const MARK: &[u8] = b"\xef\xbb\xbf";

@@ -59,7 +59,7 @@ pub const MAX_ADVERTISED_NAME_BYTES: usize = 512 << 10;
 /// Details of one model, in bytes of JSON: its limits and capabilities, several times as long as any server lists them.
 pub const MAX_DETAILS_BYTES_PER_MODEL: usize = 4096;
 
-/// The details of all models of one worker together, in bytes: beside their names they fit into one message.
+/// The details of all models of one worker, in bytes. Details and names fit into one message.
 pub const MAX_DETAILS_BYTES: usize = 256 << 10;
 
 /// Slots of one multiplexer: as many as any machine has accelerators. What its file may have, a pool's resource may have,

@@ -1,4 +1,4 @@
-//! Limits and capabilities of models, which backends list beside a model's id and from which clients configure themselves.
+//! Limits and capabilities of models, which backends list with a model's id and from which clients configure themselves.
 //!
 //! The fields are a closed list, each with one form and a bound: every client of the relay reads what a worker or a backend sends
 //! here. `id`, `object`, `created` and `owned_by` are not among them. A field of another form is left out alone, so that one odd
@@ -230,7 +230,7 @@ fn clean_names(names: &[Value]) -> Option<Value> {
     (names.len() <= MAX_ENTRIES && all_plain).then(|| Value::Array(names.to_vec()))
 }
 
-/// Backends put other values beside their flags, such as the limits of a tool. Those are left out.
+/// Backends put other values among their flags, such as the limits of a tool. Those are left out.
 fn clean_flags(flags: &Map<String, Value>) -> Option<Value> {
     let flags: Map<_, _> = flags
         .iter()

@@ -68,7 +68,7 @@ pub struct Args {
     #[arg(long, env = "DEFAULT_MODEL", value_name = "MODEL", value_parser = values::optional_text)]
     pub default_model: Option<OptionalText>,
 
-    /// Model of requests for a name that nobody has listed (provider). [default: none; they are refused with 404]
+    /// Model of requests for an unknown name (provider). [default: none; they are refused with 404]
     #[arg(long, env = "FALLBACK_MODEL", value_name = "MODEL", value_parser = values::optional_text)]
     pub fallback_model: Option<OptionalText>,
 

@@ -50,8 +50,8 @@ pub struct ProviderSpec {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
     pub models: Vec<CatalogueModel>,
 
-    /// Further names of models, beside or without a list of models: from each name to the model that is meant, where no worker
-    /// serves a model of that name.
+    /// Further names of models, with or without a list of models: maps each name to a model. A served model of that name takes
+    /// precedence.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 256))]
     pub aliases: BTreeMap<String, String>,
@@ -61,7 +61,7 @@ pub struct ProviderSpec {
     #[schemars(length(min = 1, max = 256))]
     pub default_model: Option<String>,
 
-    /// Model of requests for a name that nobody has listed. Default: they are refused with 404.
+    /// Model of requests for an unknown name. Default: they are refused with 404.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub fallback_model: Option<String>,

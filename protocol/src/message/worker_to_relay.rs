@@ -130,7 +130,7 @@ pub struct ModelsUpdate {
     /// Requests that run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_load: Option<u32>,
-    /// Limits and capabilities of the models, anew (`core1`).
+    /// Limits and capabilities of the models, in place of the previous ones (`core1`).
     #[serde(default, skip_serializing_if = "DetailsByModel::is_empty")]
     pub model_details: DetailsByModel,
 }

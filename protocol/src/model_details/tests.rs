@@ -149,7 +149,7 @@ fn context_in_force_precedes_context_of_training() {
 }
 
 #[test]
-fn hostile_map_of_details_is_read_as_far_as_usable() {
+fn unusable_details_of_a_map_are_skipped() {
     for nonsense in
         ["null", "7", "\"m\"", "[{\"n_ctx\":1}]", "{\"m\":[1]}", "{\"\":{\"n_ctx\":1}}", "{\"a\\u001b\":{\"n_ctx\":1}}"]
     {

@@ -135,7 +135,7 @@ pub(super) fn accounts(text: &str) -> Result<Accounts, Allowed> {
     accounts.filter(|accounts| accounts.len() <= MAX_ACCOUNTS).map(Accounts).ok_or_else(allowed)
 }
 
-/// The settings say which names are allowed.
+/// Splits the list. Names are checked with the other settings.
 pub(super) fn aliases(text: &str) -> Result<RawAliases, Allowed> {
     let pair = |part: &str| {
         let (alias, model) = part.split_once('=')?;

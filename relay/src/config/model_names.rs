@@ -1,5 +1,5 @@
-//! Names of models that clients write and no worker has: aliases beside or without a catalogue, and what is meant by no name
-//! and by one that nobody knows.
+//! Names of models that clients use and no worker has: aliases, with or without a catalogue, and the models of requests that name
+//! none or an unknown one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -17,9 +17,9 @@ pub struct ModelNames {
     /// From a name that clients may write to the model that is meant, which is no alias itself. A name that a worker serves
     /// means that worker's model.
     pub aliases: BTreeMap<String, String>,
-    /// Meant by requests that name no model.
+    /// The model of requests that name none.
     pub default_model: Option<String>,
-    /// Meant by requests for a name that nobody knows.
+    /// The model of requests for an unknown name.
     pub fallback_model: Option<String>,
 }
 
@@ -27,14 +27,14 @@ pub struct ModelNames {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawAliases(pub Vec<(String, String)>);
 
-/// What is written about further names.
+/// The three settings as they are written.
 pub(super) struct RawModelNames<'a> {
     pub(super) aliases: &'a [(String, String)],
     pub(super) default_model: Option<&'a str>,
     pub(super) fallback_model: Option<&'a str>,
 }
 
-/// What the three settings are called where they are written.
+/// The names of the three settings where they are written.
 pub(super) struct Places {
     pub(super) aliases: String,
     pub(super) default_model: String,
@@ -82,7 +82,7 @@ fn aliases(
     Ok(aliases)
 }
 
-/// A model that may be asked for, as far as the settings know: without a catalogue any may come with a worker.
+/// Checks that requests for a model can be served. Without a catalogue any model may come with a worker.
 fn meant(place: &str, name: &str, known: Option<&HashSet<&str>>) -> Result<String, ConfigError> {
     unique_model(place, name, &mut HashSet::new())?;
     match known {

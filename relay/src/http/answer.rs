@@ -38,7 +38,7 @@ pub struct Answer {
     request_id: String,
     stage: Stage,
     is_event_stream: bool,
-    /// Whether the clients of this route raise the error frame, so that nothing more has to tell them.
+    /// True if the clients of this route raise the error frame, so that the connection need not break.
     raises_frame: bool,
     length: Option<u64>,
     /// The status allows no body: what the backend sends all the same is dropped.
@@ -213,7 +213,7 @@ impl Answer {
         Frame::data(chunk)
     }
 
-    /// The answer is broken: say so in the stream, where it is one.
+    /// Begins the end of a broken response, in an event stream with the error frame.
     fn break_off(&mut self, error: &ApiError, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let is_whole = !self.sent_any || self.tail.is_between_events();
         // Half an event hides the frame from some clients (LiteLLM for Anthropic's API).

@@ -1,4 +1,4 @@
-//! `GET /v1/models`, answered by the relay: one object that both APIs' SDKs can list. Beside its name a model has the limits and
+//! `GET /v1/models`, answered by the relay: one object that both APIs' SDKs can list. In addition to its name a model has the limits and
 //! capabilities that its workers state, from which agents configure themselves; `GET /props` has the context length alone.
 
 use std::collections::HashMap;

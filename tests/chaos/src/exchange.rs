@@ -23,7 +23,7 @@ const UPLOAD_PAUSE: Duration = Duration::from_millis(5);
 pub enum Outcome {
     /// All of the right answer, and its end.
     Answered,
-    /// Somebody said why not: a status and its error code, or an error frame as the last of a stream.
+    /// The request failed with a reason: a status and an error code, or an error frame as the last event of a stream.
     Failed(String),
     /// We left.
     Cancelled,
@@ -167,7 +167,7 @@ impl Client<'_> {
         Outcome::Broken(format!("in the answer, after {} bytes: {error}", body.len()))
     }
 
-    /// What a stream's error frame says, if it has one. Before it comes the begin of the right answer; only where the connection
+    /// Returns the reason of a stream's error frame, if it has one. Before it comes the begin of the right answer; only where the connection
     /// breaks behind it may that end in the middle of an event.
     fn judge_frame(&self, body: &[u8], is_cut: bool) -> Option<Outcome> {
         const FRAME: &[u8] = b"data: {\"error\"";

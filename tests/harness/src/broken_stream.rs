@@ -1,4 +1,4 @@
-//! Streams that broke, and say so.
+//! Streams that end with an error frame.
 
 use serde_json::Value;
 

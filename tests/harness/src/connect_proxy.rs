@@ -60,10 +60,10 @@ impl ConnectProxy {
     /// When none comes within ten seconds.
     pub async fn asked(&mut self) -> String {
         let asked = tokio::time::timeout(PATIENCE, self.asked.recv()).await;
-        asked.ok().flatten().expect("nobody asked the proxy")
+        asked.ok().flatten().expect("the proxy received no request")
     }
 
-    /// Whether nobody has asked yet.
+    /// True if no request has come.
     #[must_use]
     pub fn is_unused(&self) -> bool {
         self.asked.is_empty()

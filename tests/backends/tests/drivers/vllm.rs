@@ -102,7 +102,7 @@ async fn aborted_request_looks_complete_to_its_client() {
     assert!(!holds_memory(&server).await);
 }
 
-/// A server that a former worker told to sleep, and that still waits for a request. `while_it_waits` runs beside both.
+/// A server that a former worker put to sleep, and that still waits for a request. `while_it_waits` runs in parallel with both.
 async fn while_sleep_waits<T>(server: &Server, while_it_waits: impl Future<Output = T>) -> T {
     let body = endless();
     let request = post(&server.url, "/v1/completions", &body);

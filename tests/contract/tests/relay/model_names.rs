@@ -1,4 +1,4 @@
-//! Aliases without a catalogue, a model for requests without one, and one for names that nobody knows.
+//! Aliases without a catalogue, a model for requests without one, and one for unknown names.
 
 use modelrelay_harness::relay::{Relay, RelayBuilder};
 use modelrelay_harness::{client::Request, worker::FakeWorker};
@@ -86,7 +86,7 @@ async fn key_may_list_an_alias_or_its_model() {
     let listed = async |key: &str| model_ids(&relay.fetch(Request::get("/v1/models").bearer(key)).await.json());
     assert_eq!(listed(&by_model).await, ["gpt-4o-mini", "qwen"]);
     assert_eq!(listed(&by_alias).await, ["claude"]);
-    // Nobody gets a model as the fallback that the key does not allow.
+    // A key that does not allow the fallback model does not get it.
     assert_eq!(sent(&relay, &mut worker, chat("unheard-of").bearer(&by_model)).await.0, "qwen");
     assert_eq!(relay.fetch(chat("unheard-of").bearer(&by_alias)).await.status, 403);
     worker.expect_quiet().await;

@@ -235,7 +235,7 @@ async fn error_event_continues_the_sequence_numbers() {
 }
 
 #[tokio::test]
-async fn stream_cut_inside_an_event_is_aborted_behind_its_error() {
+async fn stream_cut_inside_an_event_is_aborted() {
     let relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;
     let pending = relay.begin(chat_stream("m"));

@@ -187,7 +187,7 @@ async fn broken_stream_of_another_route_is_aborted() {
     worker.start_stream(&job, "data: 1\n\n").await;
     worker.fail(&job.id, "backend_reset", "connection reset").await;
     let reply = pending.reply().await;
-    assert!(reply.aborted && reply.error_frame().is_some(), "nobody knows its clients: {}", reply.text());
+    assert!(reply.aborted && reply.error_frame().is_some(), "its clients are unknown: {}", reply.text());
 }
 
 #[tokio::test]

@@ -265,7 +265,7 @@ async fn silent_streams_of_a_closed_backend_are_broken_off() {
     let mut call = backend.call().await;
     call.start_stream().await;
     backend.refuse().await;
-    // It is refused, which tells at once that the backend is gone.
+    // Its refusal withdraws the backend at once.
     link.ask(&Ask::chat("m"));
     let broken = async {
         let error = link.message_within(RECOVERY, "error", |error| error["request_id"] == *silent.id).await;

@@ -37,6 +37,9 @@ const CONFINED: [(HeaderName, &str); 3] = [
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
+/// The content types of nearly all responses, which no browser runs or renders as a document.
+const PASSIVE_TYPES: [&str; 2] = ["application/json", "text/event-stream"];
+
 /// Parts of content types that a browser would run or render as a document.
 const ACTIVE_TYPES: [&str; 13] = [
     "css",
@@ -210,7 +213,11 @@ pub fn confine(headers: &mut HeaderMap) {
 
 fn is_active(content_type: &HeaderValue) -> bool {
     let Ok(text) = content_type.to_str() else { return true };
-    let kind = text.split(';').next().unwrap_or(text).to_ascii_lowercase();
+    let kind = text.split(';').next().unwrap_or(text);
+    if PASSIVE_TYPES.iter().any(|passive| kind.eq_ignore_ascii_case(passive)) {
+        return false;
+    }
+    let kind = kind.to_ascii_lowercase();
     ACTIVE_TYPES.iter().any(|part| kind.contains(part))
 }
 

@@ -25,7 +25,9 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 LOGS = TARGET / "suites"
 # What nextest writes, one for each of its profiles.
 JUNIT = "nextest/*/junit.xml"
+# The flaky tests of all suites, and those that the runner of one suite other than nextest found.
 FLAKY = LOGS / "flaky.txt"
+FOUND_FLAKY = "*.flaky"
 # Longer than it takes to bring a cluster down.
 GRACE_SECONDS = 60
 PROGRESS_SECONDS = 60
@@ -171,7 +173,8 @@ class Runner:
         live = len(self.runs) == 1
         log = None if live else open(log_of(run.suite.name), "wb")
         run.process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT if log else None, start_new_session=True)
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT if log else None, start_new_session=True,
+            env=os.environ | {"MODELRELAY_FLAKY": str(LOGS / f"{run.suite.name}.flaky")})
         if log:
             log.close()
         else:
@@ -255,8 +258,8 @@ def with_needs(names):
 
 
 def flaky_tests():
-    """Tests that failed and passed on a second try, of the reports that nextest wrote."""
-    found = []
+    """Tests that failed and passed on a second try: those of nextest's reports, and those that other runners listed."""
+    found = [f"{listed.stem}: {name}" for listed in sorted(LOGS.glob(FOUND_FLAKY)) for name in listed.read_text().splitlines()]
     for report in sorted(TARGET.glob(JUNIT)):
         for case in ElementTree.parse(report).iter("testcase"):
             if case.find("flakyFailure") is not None or case.find("flakyError") is not None:
@@ -310,7 +313,7 @@ def main():
             print(f"{suite.name:18} {suite.about}")
         return 0
     LOGS.mkdir(parents=True, exist_ok=True)
-    for old in TARGET.glob(JUNIT):
+    for old in [*TARGET.glob(JUNIT), *LOGS.glob(FOUND_FLAKY)]:
         old.unlink()
     free_gb = shutil.disk_usage(ROOT).free / 1e9
     if free_gb < DISK_GB:

@@ -9,7 +9,8 @@ module.exports = {
   workers: 1,
   timeout: 180_000,
   expect: { timeout: 15_000 },
-  reporter: [['list']],
+  retries: 1,
+  reporter: [['list'], [`${__dirname}/lib/flaky.js`]],
   use: {
     browserName: 'chromium',
     viewport: { width: 1440, height: 900 },

@@ -15,6 +15,8 @@ import urllib.request
 from pathlib import Path
 from unittest import mock
 
+import second_try
+
 PROGRAMS = Path(os.environ["MODELRELAY_BIN_DIR"])
 RELAY, WORKER = PROGRAMS / "modelrelay-relay.exe", PROGRAMS / "modelrelay-worker.exe"
 ALL_IN_ONE = PROGRAMS / "modelrelay.exe"
@@ -214,16 +216,16 @@ class Windows(unittest.TestCase):
             self.assertIn(f"removed the service {service}", run(program, "service", "uninstall")[1])
         self.assertIn("stopped", self.log("relay.log"))
         code, said = run(RELAY, "service", "uninstall")
-        self.assertTrue(code == 1 and "ModelRelayServer cannot be removed: there is none" in said, said)
+        self.assertTrue(code == 1 and "ModelRelayServer cannot be removed: there is none" in said, (code, said))
 
     def test_a_service_that_would_not_run_is_not_installed(self):
         config = self.write("worker.yaml", "provder: local\n")
         code, said = run(WORKER, "service", "install", "--config", config)
-        self.assertTrue(code == 1 and "nothing was installed" in said and "provder" in said, said)
+        self.assertTrue(code == 1 and "nothing was installed" in said and "provder" in said, (code, said))
         # What is set where it is installed makes it no better: the service would not have it.
         config = self.write("worker.yaml", "provider: local\n")
         code, said = run(WORKER, "service", "install", "--config", config, WORKER_SECRET=SECRET)
-        self.assertTrue(code == 1 and "nothing was installed" in said and "WORKER_SECRET: missing" in said, said)
+        self.assertTrue(code == 1 and "nothing was installed" in said and "WORKER_SECRET: missing" in said, (code, said))
         self.assertNotEqual(run("net", "start", "ModelRelayWorker")[0], 0)
 
     def test_windows_waits_for_a_drain_before_it_goes_down(self):
@@ -234,7 +236,7 @@ class Windows(unittest.TestCase):
     def test_service_run_by_hand_says_so_where_it_was_typed(self):
         log = self.folder / "relay.log"
         code, said = run(RELAY, "service", "run", "--log", windows(log), "--folder", windows(self.folder))
-        self.assertTrue(code == 1 and said.count("leave `service run` out") == 1, said)
+        self.assertTrue(code == 1 and said.count("leave `service run` out") == 1, (code, said))
         self.assertFalse(log.exists())
 
     def test_why_a_service_has_ended_is_in_its_log(self):
@@ -268,4 +270,4 @@ def processes(word):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    second_try.main()

@@ -86,7 +86,7 @@ SUITES = [
     Suite("wheel", "the Python wheel, installed and run to the first response", 1.0, ("build",)),
     Suite("rustdoc", "links of the code's documentation", 1.6),
     Suite("msrv", "the oldest compiler that Cargo.toml promises", 1.6),
-    Suite("publish", "images and chart, pushed into a registry", 0.6),
+    Suite("publish", "images and chart, pushed into a registry", 0.6, ("chart-programs",)),
     Suite("deny", "licences and sources of libraries", 0.3),
     Suite("workflows", "GitHub's workflows", 0.5),
     Suite("soak", "only the soak of `chaos`", 2.0, ("build",)),

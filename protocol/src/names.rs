@@ -3,7 +3,41 @@
 //! They are shown in logs, terminals, pages and metrics, so that none may have characters which change how the text around them is
 //! shown.
 
+use serde::{Deserialize, Serialize};
+
 use crate::limits::MAX_MODEL_CHARS;
+
+/// The rule by which a worker's backend finds a model by its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Naming {
+    /// Ollama's: [`ollama_key`].
+    Ollama,
+    /// The name is the listed one, character by character. Any unknown rule of a newer worker counts as this one.
+    #[default]
+    #[serde(other)]
+    Exact,
+}
+
+impl Naming {
+    /// True for the rule that messages leave out.
+    pub fn is_exact(&self) -> bool {
+        *self == Self::Exact
+    }
+}
+
+/// Returns the one spelling of all names that Ollama takes for the same model: `tiny`, `Tiny:latest` and
+/// `registry.ollama.ai/library/tiny` all give `tiny:latest`. Source: `ParseName` in Ollama's `types/model/name.go`.
+pub fn ollama_key(name: &str) -> String {
+    let key = name.to_ascii_lowercase();
+    let key = key.strip_prefix("registry.ollama.ai/").unwrap_or(&key);
+    let key = key.strip_prefix("library/").unwrap_or(key);
+    // A colon before the last slash is that of a registry's port.
+    match key.rsplit_once(':') {
+        Some((_, tag)) if !tag.contains('/') => key.to_owned(),
+        Some(_) | None => format!("{key}:latest"),
+    }
+}
 
 /// Whether a character is not shown but changes how others are: controls, marks of the writing direction, invisible ones, and separators
 /// of lines (Unicode's `Cc`, `Zl`, `Zp`, and what of `Cf` has no shape).
@@ -49,6 +83,23 @@ mod tests {
         }
         assert!(is_model_name("Qwen/Qwen3-8B:q4_K_M") && is_model_name("模型 ü") && is_model_name(&"x".repeat(256)));
         assert!(!is_model_name("") && !is_model_name(" m") && !is_model_name(&"x".repeat(257)));
+    }
+
+    #[test]
+    fn names_of_one_ollama_model_share_a_key() {
+        for name in
+            ["TINY", "library/tiny", "registry.ollama.ai/library/tiny", "Registry.Ollama.AI/library/Tiny:LATEST"]
+        {
+            assert_eq!(ollama_key(name), "tiny:latest", "{name}");
+        }
+        assert_eq!(ollama_key("host:5000/Me/tiny"), "host:5000/me/tiny:latest");
+        assert_eq!(ollama_key("tiny:q8"), "tiny:q8");
+    }
+
+    #[test]
+    fn unknown_naming_rule_counts_as_exact() {
+        let rule = |text: &str| serde_json::from_str::<Naming>(text).unwrap();
+        assert_eq!((rule("\"ollama\""), rule("\"fuzzy\"")), (Naming::Ollama, Naming::Exact));
     }
 
     #[test]

@@ -294,6 +294,15 @@ mod worker_with_capabilities {
     }
 
     #[test]
+    fn naming_of_models() {
+        golden::<WorkerToRelay>(
+            r#"{"type": "register", "worker_name": "gpu-box-1", "models": ["llama3.2:latest"], "max_concurrent": 1,
+                "current_load": 0, "naming": "ollama"}"#,
+        );
+        golden::<WorkerToRelay>(r#"{"type": "models_update", "models": ["llama3.2:latest"], "naming": "ollama"}"#);
+    }
+
+    #[test]
     fn register_of_a_multiplexer() {
         golden::<WorkerToRelay>(&format!(
             r#"{{"type": "register", "worker_name": "gpu-box-1", "models": ["qwen"], "max_concurrent": 8,

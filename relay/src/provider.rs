@@ -171,7 +171,7 @@ impl Provider {
         self.shared.mark_worker();
         link.push(&RelayToWorker::RegisterAck(ack));
         state.links.insert(link.info.key, Arc::clone(link));
-        state.listed.add(&worker.models);
+        state.listed.add(&worker.models, accepted.naming);
         self.handle(&mut state, Event::WorkerJoined(worker));
         if let Some(older) = &succeeded {
             self.shared.operations.worker_moved(older.info.key, link.info.key, Instant::now());
@@ -233,7 +233,7 @@ impl Provider {
         let models = register::sanitize_models(&link.advertised(), &self.config.load(), &mut warnings);
         let count = models.len();
         let load = update.current_load;
-        state.listed.add(&models);
+        state.listed.add(&models, update.naming);
         self.handle(&mut state, Event::ModelsUpdated { worker: link.info.key, models, load });
         drop(state);
         self.shared.models_listed.notify_waiters();

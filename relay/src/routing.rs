@@ -94,8 +94,9 @@ impl Providers {
     }
 
     /// Where a request for `model` goes: to the provider that it names, else to the first whose catalogue has the model,
-    /// else to the first with a worker that serves it, else to the first that has it as an alias, else to the first with a
-    /// worker that served it. A sole provider without a catalogue gets every request while it has no worker.
+    /// else to the first with a worker that serves it, else to the first that has it as an alias, else to the first whose
+    /// workers take the name for one of their models, else to the first with a worker that served it. A sole provider without a
+    /// catalogue gets every request while it has no worker.
     pub fn route(&self, named: Option<&str>, model: &str) -> Result<Route, ApiError> {
         // Nobody can serve it, because no worker, catalogue or alias may have such a name. It must not wait either: what waits
         // is logged and listed by its name.
@@ -116,7 +117,17 @@ impl Providers {
         let served = aliased().find_map(|(entry, id)| now_served(|| std::iter::once(entry), id));
         match (served, aliased().next()) {
             (Some(route), _) => Ok(route),
-            (None, None) => table.expected(candidates(), model).ok_or_else(|| model_not_found(model)),
+            (None, None) => {
+                let spelled = candidates().find_map(|entry| Some((entry, entry.provider.spelled(model)?)));
+                let route = match spelled {
+                    Some((entry, listed)) => {
+                        let only = || std::iter::once(entry);
+                        now_served(only, &listed).or_else(|| table.expected(only(), &listed))
+                    }
+                    None => table.expected(candidates(), model),
+                };
+                route.ok_or_else(|| model_not_found(model))
+            }
             (None, Some((entry, id))) => {
                 table.expected(std::iter::once(entry), id).ok_or_else(|| alias_of_nothing(model, id))
             }

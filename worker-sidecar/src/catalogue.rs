@@ -250,17 +250,17 @@ impl Catalogue {
             self.wake.notify_one();
             return;
         }
-        let load = worker.capacity.load();
+        let (load, naming) = (worker.capacity.load(), advertised::naming(backend.settings()));
         let changed = self.change(&worker.links, load, |state| {
             let now = Instant::now();
             state.backend.handle_probe(&health, began, now);
             match (&models, listing.as_ref()) {
                 (Models::Fixed(fixed), _) => {
-                    state.models = Advertised::new(fixed.clone(), &Declared::default(), &declared);
+                    state.models = Advertised::new(fixed.clone(), &Declared::default(), &declared).with_naming(naming);
                 }
                 (Models::Ask, Some(Listing::Models { listed, details, odd, .. })) => {
                     let cleaned = list::clean(listed, *odd);
-                    state.models = Advertised::new(cleaned.models, details, &declared);
+                    state.models = Advertised::new(cleaned.models, details, &declared).with_naming(naming);
                     state.listed = Some(now);
                     warn_of_new(&mut state.list_warnings, cleaned.warnings);
                 }

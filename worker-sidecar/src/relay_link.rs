@@ -26,6 +26,7 @@ use std::time::Instant;
 
 use modelrelay_protocol::frame::BodyKind;
 use modelrelay_protocol::message::{Credit, ModelsUpdate, WorkerToRelay, encode};
+use modelrelay_protocol::names::Naming;
 use modelrelay_protocol::outbox::{Latest, Outbox};
 use modelrelay_protocol::version::{Capabilities, Capability};
 use tokio::sync::Notify;
@@ -197,13 +198,15 @@ impl Link {
 
     /// Reports the served models to the relay, unless the link is muted. Only a `core1` relay receives their details.
     pub fn announce(&self, advertised: &Advertised, load: u32) {
-        let Advertised { models, mut details } = advertised.clone();
-        details.retain(|_| self.core1);
-        let update =
-            WorkerToRelay::ModelsUpdate(ModelsUpdate { models, current_load: Some(load), model_details: details });
+        let Advertised { models, mut details, mut naming } = advertised.clone();
+        if !self.core1 {
+            details.retain(|_| false);
+            naming = Naming::Exact;
+        }
+        let update = ModelsUpdate { models, current_load: Some(load), model_details: details, naming };
         let mut state = self.lock();
         if !state.muted {
-            state.outbox.set_latest(Latest::ModelsUpdate, encode(&update));
+            state.outbox.set_latest(Latest::ModelsUpdate, encode(&WorkerToRelay::ModelsUpdate(update)));
             drop(state);
             self.work.notify_one();
         }

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use http::HeaderMap;
 use modelrelay_protocol::message::{Command, CommandResult, Demand, Grant, Slots, WorkerToRelay, encode};
+use modelrelay_protocol::names::Naming;
 use modelrelay_protocol::outbox::Latest;
 
 use crate::backend::Backend;
 use crate::catalogue::{Advertised, Declared};
-use crate::config::{BackendSettings, Engine, SettingError, SlotSettings};
+use crate::config::{BackendSettings, DriverSettings, Engine, SettingError, SlotSettings};
 use crate::multiplexer::Model;
 use crate::multiplexer::actor::{Arriving, Lease, Suspicion};
 use crate::multiplexer::board::RelaySink;
@@ -106,7 +107,9 @@ impl Swapping {
 
     fn with_details(&self, models: Vec<String>) -> Advertised {
         let details = self.details.lock().unwrap_or_else(PoisonError::into_inner);
-        Advertised::new(models, &Declared::default(), &details)
+        let is_ollama = |slot: &SlotSettings| matches!(slot.driver, DriverSettings::Ollama(..));
+        let naming = if self.started.iter().all(is_ollama) { Naming::Ollama } else { Naming::Exact };
+        Advertised::new(models, &Declared::default(), &details).with_naming(naming)
     }
 
     /// Warns where a relay gives requests up that would still have had their turn.

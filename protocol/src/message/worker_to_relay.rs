@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::MAX_CONTROL_BYTES;
 use crate::model_details::DetailsByModel;
+use crate::names::Naming;
 
 use super::{Credit, MessageError, ModelGrant, Parsed, TokenCounts, read, type_of};
 
@@ -112,6 +113,9 @@ pub struct Register {
     /// Limits and capabilities of the models, by name. Absent where none are known.
     #[serde(default, skip_serializing_if = "DetailsByModel::is_empty")]
     pub model_details: DetailsByModel,
+    /// How the backend matches model names: `"ollama"`, or absent if only exactly.
+    #[serde(default, skip_serializing_if = "Naming::is_exact")]
+    pub naming: Naming,
 }
 
 /// Bounds that the worker tells.
@@ -133,6 +137,9 @@ pub struct ModelsUpdate {
     /// Limits and capabilities of the models, in place of the previous ones (`core1`).
     #[serde(default, skip_serializing_if = "DetailsByModel::is_empty")]
     pub model_details: DetailsByModel,
+    /// How the backend matches model names, as in `register` (`core1`).
+    #[serde(default, skip_serializing_if = "Naming::is_exact")]
+    pub naming: Naming,
 }
 
 /// A part of a streamed answer, ready to be written.

@@ -46,7 +46,7 @@ pub async fn list(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Re
 pub async fn one(State(relay): State<Arc<Relay>>, Path(id): Path<String>, request: Request<Body>) -> Response {
     respond(&relay, &request, |caller, anthropic| {
         let names = allowed_names(&relay, caller);
-        let found = names.iter().find(|named| *named.name == *id).ok_or_else(|| not_found(&id))?;
+        let found = find(&relay, &names, &id).ok_or_else(|| not_found(&id))?;
         Ok(entry(found, created(&relay), &Known::default().details(found), anthropic))
     })
 }
@@ -67,8 +67,9 @@ pub async fn props(
     respond(&relay, &request, |caller, _| {
         let mut names = allowed_names(&relay, caller);
         if let Some(model) = &wanted {
-            names.retain(|named| *named.name == **model);
-            names.first().ok_or_else(|| not_found(model))?;
+            let found = find(&relay, &names, model).ok_or_else(|| not_found(model))?;
+            let name = Arc::clone(&found.name);
+            names.retain(|named| named.name == name);
         }
         let mut known = Known::default();
         let lengths = names.iter().filter_map(|named| known.details(named).context_length());
@@ -79,6 +80,12 @@ pub async fn props(
         let alias = wanted.as_deref().unwrap_or("modelrelay");
         Ok(json!({ "model_alias": alias, "default_generation_settings": settings }))
     })
+}
+
+/// Returns the model of this name, or the one that a request for this name would be sent to.
+fn find<'a>(relay: &Relay, names: &'a [Named], name: &str) -> Option<&'a Named> {
+    let named = |name: &str| names.iter().find(|named| *named.name == *name);
+    named(name).or_else(|| named(&relay.providers.route(None, name).ok()?.model))
 }
 
 /// The details of each provider, read once per answer.

@@ -1,29 +1,52 @@
 //! Which names workers have listed, so that a misspelt model is told from one whose worker is away.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+
+use modelrelay_protocol::names::{Naming, ollama_key};
 
 /// Names that are kept. When there are more, every name counts as listed: a worker that makes up names must not have others
 /// forgotten.
 const LIMIT: usize = 10_000;
 
+/// Names of one key that are kept. Ollama itself lists one, but workers may declare another spelling.
+const MAX_SPELLINGS: usize = 8;
+
 /// Every name that a worker has listed since the relay started.
 #[derive(Debug, Default)]
-pub(super) struct Listed(HashSet<Arc<str>>);
+pub(super) struct Listed {
+    names: HashSet<Arc<str>>,
+    /// From a key to the names that have it, of backends that take other spellings of their names.
+    spellings: HashMap<String, Vec<Arc<str>>>,
+}
 
 impl Listed {
-    /// A worker lists these names.
-    pub(super) fn add(&mut self, names: &[Arc<str>]) {
+    /// Notes the names that a worker lists, and how its backend matches them.
+    pub(super) fn add(&mut self, names: &[Arc<str>], naming: Naming) {
         for name in names {
-            if self.0.len() < LIMIT && !self.0.contains(name) {
-                self.0.insert(Arc::clone(name));
+            if self.names.len() < LIMIT && !self.names.contains(name) {
+                self.names.insert(Arc::clone(name));
+            }
+            if naming == Naming::Ollama && self.spellings.len() < LIMIT {
+                let same = self.spellings.entry(ollama_key(name)).or_default();
+                if same.len() < MAX_SPELLINGS && !same.contains(name) {
+                    same.push(Arc::clone(name));
+                }
             }
         }
     }
 
     /// Whether a worker has listed the name, as far as that is known.
     pub(super) fn contains(&self, name: &str) -> bool {
-        self.0.len() >= LIMIT || self.0.contains(name)
+        self.names.len() >= LIMIT || self.names.contains(name)
+    }
+
+    /// Returns the listed names that backends take `name` for. There are none if `name` is a listed one itself.
+    pub(super) fn spelled(&self, name: &str) -> &[Arc<str>] {
+        if self.spellings.is_empty() || self.names.contains(name) {
+            return &[];
+        }
+        self.spellings.get(&ollama_key(name)).map_or(&[], Vec::as_slice)
     }
 }
 
@@ -34,11 +57,25 @@ mod tests {
     #[test]
     fn names_beyond_the_limit_all_count_as_listed() {
         let mut listed = Listed::default();
-        listed.add(&["m".into()]);
+        listed.add(&["m".into()], Naming::Exact);
         assert!(listed.contains("m") && !listed.contains("n"));
         let many: Vec<Arc<str>> = (0..LIMIT).map(|number| number.to_string().into()).collect();
-        listed.add(&many);
+        listed.add(&many, Naming::Exact);
         assert!(listed.contains("m") && listed.contains("n"));
-        assert_eq!(listed.0.len(), LIMIT);
+        assert_eq!(listed.names.len(), LIMIT);
+    }
+
+    #[test]
+    fn other_spelling_means_the_listed_names() {
+        let mut listed = Listed::default();
+        listed.add(&["Qwen".into()], Naming::Exact);
+        assert!(listed.spelled("qwen:latest").is_empty());
+        listed.add(&["llama3.2:latest".into(), "Gemma:2B".into(), "gemma:2b".into()], Naming::Ollama);
+        let meant = |name| listed.spelled(name).iter().map(|name| &**name).collect::<Vec<_>>();
+        assert_eq!(meant("Llama3.2"), ["llama3.2:latest"]);
+        assert_eq!(meant("library/GEMMA:2b"), ["Gemma:2B", "gemma:2b"]);
+        for name in ["llama3.2:latest", "gemma", "qwen"] {
+            assert!(meant(name).is_empty(), "{name}");
+        }
     }
 }

@@ -120,6 +120,15 @@ impl Provider {
         self.lock().listed.contains(model)
     }
 
+    /// Returns the listed name that a worker's backend takes `name` for, where that is another one. Of several, one that is
+    /// served now comes first.
+    pub fn spelled(&self, name: &str) -> Option<Arc<str>> {
+        let state = self.lock();
+        let listed = state.listed.spelled(name);
+        let served = listed.iter().find(|listed| state.core.worker_serves(listed));
+        served.or(listed.first()).cloned()
+    }
+
     /// Whether a connected worker serves the model.
     pub fn serves(&self, model: &str) -> bool {
         self.lock().core.worker_serves(model)

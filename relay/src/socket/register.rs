@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use modelrelay_protocol::limits::{MAX_ID_BYTES, MAX_MODEL_CHARS, MAX_WORKER_NAME_CHARS};
 use modelrelay_protocol::message::{Register, Slot};
-use modelrelay_protocol::names;
+use modelrelay_protocol::names::{self, Naming};
 use modelrelay_protocol::version::{Capabilities, Capability, is_known_version};
 
 use super::slots::{aliases, clean_slots, most_models};
@@ -29,6 +29,8 @@ pub struct Accepted {
     pub slots: Vec<Slot>,
     /// Names that only slots which were left out would give a meaning.
     pub meaningless: BTreeSet<String>,
+    /// How the worker's backend matches model names.
+    pub naming: Naming,
     /// What was changed.
     pub warnings: Vec<String>,
 }
@@ -62,7 +64,7 @@ pub fn sanitize(register: &Register, provider: &ProviderConfig) -> Accepted {
     let (slots, meaningless) = sanitize_slots(register, provider, &mut warnings);
     let mut models = sanitize_models(&register.models, provider, &mut warnings);
     models.retain(|model| !meaningless.contains(&**model));
-    Accepted { name, models, max_concurrent, slots, meaningless, warnings }
+    Accepted { name, models, max_concurrent, slots, meaningless, naming: register.naming, warnings }
 }
 
 /// The slots of a multiplexer, where they make sense; without the capability they mean nothing. Where they make none, also

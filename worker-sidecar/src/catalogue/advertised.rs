@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 
 use modelrelay_protocol::model_details::{DetailsByModel, ModelDetails};
+use modelrelay_protocol::names::Naming;
+
+use crate::config::{BackendSettings, Engine};
 
 /// The content of `register` and `models_update` about models.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,6 +14,19 @@ pub struct Advertised {
     pub models: Vec<String>,
     /// The details of those models of which any are known.
     pub details: DetailsByModel,
+    /// How the backend matches names.
+    pub naming: Naming,
+}
+
+/// Ollama's own port.
+const OLLAMA_PORT: u16 = 11434;
+
+/// Returns how this backend matches names. Ollama is recognised by the settings or by its port.
+pub(super) fn naming(backend: &BackendSettings) -> Naming {
+    match (backend.engine, backend.url.port_or_known_default()) {
+        (Engine::Ollama, _) | (Engine::OpenAi, Some(OLLAMA_PORT)) => Naming::Ollama,
+        (Engine::Vllm | Engine::Sglang | Engine::LlamaServer | Engine::OpenAi, _) => Naming::Exact,
+    }
 }
 
 /// Details that `worker.yaml` declares, by model name.
@@ -27,7 +43,13 @@ impl Advertised {
             (model.clone(), details)
         };
         let details = models.iter().map(details_of).collect();
-        Self { models, details }
+        Self { models, details, naming: Naming::Exact }
+    }
+
+    /// Sets how the backend matches names.
+    #[must_use]
+    pub fn with_naming(self, naming: Naming) -> Self {
+        Self { naming, ..self }
     }
 }
 

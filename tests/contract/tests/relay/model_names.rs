@@ -1,7 +1,8 @@
 //! Aliases without a catalogue, a model for requests without one, and one for unknown names.
 
+use modelrelay_harness::client::Request;
 use modelrelay_harness::relay::{Relay, RelayBuilder};
-use modelrelay_harness::{client::Request, worker::FakeWorker};
+use modelrelay_harness::worker::{FakeWorker, core1_registration, new_instance_id};
 use serde_json::{Value, json};
 
 use crate::support::{chat, model_ids, one_provider, openai_error, post_bytes, two_providers, wait_for_model};
@@ -147,4 +148,45 @@ async fn changed_aliases_count_without_a_restart() {
     relay.replace_file("relay.yaml", &one_provider("  aliases: {slow: fast, fast: slow}"));
     relay.log().wait_for_line("an alias stands for a model, not for an alias").await;
     assert_eq!(sent(&relay, &mut worker, chat("slow")).await.0, "coder", "the last good settings count");
+}
+
+/// A worker in front of Ollama with these models.
+async fn ollama_worker(relay: &Relay, models: &[&str]) -> FakeWorker {
+    let mut worker = relay.dial().open().await;
+    let mut message = core1_registration(models, 1, &new_instance_id());
+    message["naming"] = json!("ollama");
+    worker.register_with(message).await;
+    worker.grant(1).await;
+    worker
+}
+
+#[tokio::test]
+async fn ollama_worker_gets_its_own_spelling() {
+    let relay = Relay::start().await;
+    let mut worker = ollama_worker(&relay, &["llama3.2:latest", "qwen3:8b"]).await;
+    for (name, meant) in [
+        ("llama3.2", "llama3.2:latest"),
+        ("Llama3.2:latest", "llama3.2:latest"),
+        ("library/llama3.2", "llama3.2:latest"),
+        ("QWEN3:8B", "qwen3:8b"),
+    ] {
+        let (model, body) = sent(&relay, &mut worker, post(&format!(r#"{{ "model" :"{name}"}}"#))).await;
+        assert_eq!((model, body), (json!(meant), format!(r#"{{ "model" :"{meant}"}}"#)));
+        let shown = relay.get(&format!("/v1/models/{name}")).await.with_status(200).json();
+        assert_eq!(shown["id"], meant);
+    }
+    assert_eq!(model_ids(&relay.get("/v1/models").await.json()), ["llama3.2:latest", "qwen3:8b"]);
+    openai_error(&relay.fetch(chat("qwen3")).await, 404, "invalid_request_error", "model_not_found");
+}
+
+#[tokio::test]
+async fn listed_name_is_never_another_spelling() {
+    let relay = Relay::start().await;
+    let mut ollama = ollama_worker(&relay, &["qwen:latest"]).await;
+    let mut other = relay.worker(&["Qwen"], 1).await;
+    assert_eq!(sent(&relay, &mut other, chat("Qwen")).await.0, "Qwen");
+    assert_eq!(sent(&relay, &mut ollama, chat("qwen")).await.0, "qwen:latest");
+    other.send(&json!({"type": "models_update", "models": ["gone"], "naming": "unknown"})).await;
+    wait_for_model(&relay, "gone", true).await;
+    openai_error(&relay.fetch(chat("GONE")).await, 404, "invalid_request_error", "model_not_found");
 }

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use modelrelay_protocol::names::ollama_key;
 use serde_json::{Value, json};
 use url::Url;
 
@@ -136,26 +137,8 @@ fn names(list: &Value) -> Vec<String> {
     models.iter().filter_map(|model| model["name"].as_str().map(str::to_owned)).collect()
 }
 
-/// `tiny`, `Tiny:latest` and `registry.ollama.ai/library/tiny` are the same model: Ollama takes all of them, and lists the
-/// shortest.
 fn is_same(name: &str, model: &str) -> bool {
-    fn full(name: &str) -> (&str, &str) {
-        let name = without(name, "registry.ollama.ai/");
-        let name = without(name, "library/");
-        // A registry's port is before the last slash.
-        match name.rsplit_once(':') {
-            Some((name, tag)) if !tag.contains('/') => (name, tag),
-            Some(_) | None => (name, "latest"),
-        }
-    }
-    fn without<'a>(name: &'a str, prefix: &str) -> &'a str {
-        match name.split_at_checked(prefix.len()) {
-            Some((begin, rest)) if begin.eq_ignore_ascii_case(prefix) => rest,
-            Some(_) | None => name,
-        }
-    }
-    let (a, b) = (full(name), full(model));
-    a.0.eq_ignore_ascii_case(b.0) && a.1.eq_ignore_ascii_case(b.1)
+    ollama_key(name) == ollama_key(model)
 }
 
 impl Driver for Ollama {

@@ -195,12 +195,13 @@ impl Link {
         self.work.notify_one();
     }
 
-    /// Reports the served models to the relay, unless the link is muted. Only a `core1` relay receives their details.
+    /// Reports the served models to the relay, unless the link is muted. Only a `core1` relay receives more than their names.
     pub fn announce(&self, advertised: &Advertised, load: u32) {
-        let Advertised { models, mut details } = advertised.clone();
+        let Advertised { models, mut details, mut failing } = advertised.clone();
         details.retain(|_| self.core1);
-        let update =
-            WorkerToRelay::ModelsUpdate(ModelsUpdate { models, current_load: Some(load), model_details: details });
+        failing.retain(|_| self.core1);
+        let update = ModelsUpdate { models, current_load: Some(load), model_details: details, failing };
+        let update = WorkerToRelay::ModelsUpdate(update);
         let mut state = self.lock();
         if !state.muted {
             state.outbox.set_latest(Latest::ModelsUpdate, encode(&update));

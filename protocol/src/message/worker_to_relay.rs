@@ -112,6 +112,9 @@ pub struct Register {
     /// Limits and capabilities of the models, by name. Absent where none are known.
     #[serde(default, skip_serializing_if = "DetailsByModel::is_empty")]
     pub model_details: DetailsByModel,
+    /// Models whose requests the backend fails with server errors. Absent where there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failing: Vec<String>,
 }
 
 /// Bounds that the worker tells.
@@ -133,6 +136,9 @@ pub struct ModelsUpdate {
     /// Limits and capabilities of the models, in place of the previous ones (`core1`).
     #[serde(default, skip_serializing_if = "DetailsByModel::is_empty")]
     pub model_details: DetailsByModel,
+    /// Models whose requests the backend fails with server errors, in place of the previous ones (`core1`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failing: Vec<String>,
 }
 
 /// A part of a streamed answer, ready to be written.

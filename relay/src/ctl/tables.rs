@@ -74,10 +74,14 @@ fn problems(state: &Value) -> Vec<String> {
 /// `/admin/workers`.
 pub(super) fn workers(answer: &Value) -> String {
     let rows = list(answer, "workers").iter().map(|worker| {
-        let state = match (worker["is_draining"] == true, worker["load"].as_u64()) {
-            (true, _) => "draining",
-            (false, Some(0) | None) => "idle",
-            (false, Some(_)) => "busy",
+        let state = if worker["is_draining"] == true {
+            "draining"
+        } else if !list(worker, "failing_models").is_empty() {
+            "failing"
+        } else if worker["load"].as_u64().unwrap_or(0) == 0 {
+            "idle"
+        } else {
+            "busy"
         };
         let models: Vec<_> = list(worker, "models").iter().filter_map(Value::as_str).collect();
         vec![

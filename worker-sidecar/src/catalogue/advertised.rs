@@ -11,6 +11,8 @@ pub struct Advertised {
     pub models: Vec<String>,
     /// The details of those models of which any are known.
     pub details: DetailsByModel,
+    /// The models whose requests the backend fails, in order.
+    pub failing: Vec<String>,
 }
 
 /// Details that `worker.yaml` declares, by model name.
@@ -27,7 +29,13 @@ impl Advertised {
             (model.clone(), details)
         };
         let details = models.iter().map(details_of).collect();
-        Self { models, details }
+        Self { models, details, failing: Vec::new() }
+    }
+
+    /// The same with the models that are failing.
+    pub fn with_failing(mut self, is_failing: impl Fn(&str) -> bool) -> Self {
+        self.failing = self.models.iter().filter(|model| is_failing(model)).cloned().collect();
+        self
     }
 }
 

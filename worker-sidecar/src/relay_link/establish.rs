@@ -214,6 +214,7 @@ async fn register(
         limits: Some(WorkerLimits { stream_window_bytes: STREAM_WINDOW_BYTES }),
         slots: worker.swapping.as_ref().map(|swapping| swapping.multiplexer.slots().slots),
         model_details: advertised.details.clone(),
+        failing: advertised.failing.clone(),
     });
     let lost = |reason: String| End::new(EndKind::Failed, "unreachable", reason);
     socket.send(Message::text(encode(&register))).await.map_err(|error| lost(error.to_string()))?;

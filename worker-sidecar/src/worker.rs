@@ -288,14 +288,14 @@ impl Worker {
         self.capacity.join(link);
     }
 
-    /// Takes the status of a response that is passed on. Relays hear of it if a model is failing now, or no longer.
+    /// Takes the status of a response that is passed on, and reports to relays if the model fails now, or no longer.
     pub fn note_status(&self, model: &str, status: u16) {
         if self.failing.handle_status(model, status) {
             self.announce();
         }
     }
 
-    /// Has relays try failing models again when their time is over. Never returns.
+    /// Ends ejections whose time is over, so that relays try those models again. Never returns.
     async fn try_failing_models(&self) {
         loop {
             self.failing.expired().await;

@@ -212,6 +212,14 @@ mod tests {
     }
 
     #[test]
+    fn worker_with_a_failing_model_is_failing() {
+        let worker = json!({"worker_name": "gpu", "load": 0, "models": ["a", "b"], "failing_models": ["b"]});
+        assert!(workers(&json!({"workers": [worker]})).contains("failing"));
+        let worker = json!({"worker_name": "gpu", "load": 0, "models": ["a"], "failing_models": []});
+        assert!(workers(&json!({"workers": [worker]})).contains("idle"));
+    }
+
+    #[test]
     fn what_waits_for_nobody_is_a_problem() {
         let model = |id: &str, waiting: u32, workers: u32, open: u32| json!({"id": id, "waiting": waiting, "workers": workers, "open_workers": open});
         let models = [model("a", 2, 0, 0), model("b", 1, 3, 0), model("c", 9, 1, 1), model("d", 0, 0, 0)];

@@ -1,4 +1,4 @@
-//! The models that relays are told to be failing: the [outliers](super::outliers), their log lines and their metric.
+//! The models that are reported to relays as failing: the [outliers](super::outliers), their log lines and their metric.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -23,7 +23,7 @@ impl Failing {
         Self { outliers: Mutex::default(), ejected: Notify::new(), metrics }
     }
 
-    /// Takes the status of a response for a model. Returns true if relays must be told of a change.
+    /// Takes the status of a response for a model. Returns true if the reported models changed.
     #[must_use]
     pub fn handle_status(&self, model: &str, status: u16) -> bool {
         let mut outliers = self.lock();
@@ -73,7 +73,7 @@ impl Failing {
         !on_trial.is_empty()
     }
 
-    /// True while relays are told that the model fails.
+    /// True while the model is reported as failing.
     pub fn contains(&self, model: &str) -> bool {
         self.lock().is_ejected(model)
     }

@@ -25,7 +25,7 @@ const MAX_RECORDS: usize = 1000;
 
 /// The models of one worker.
 #[derive(Debug, Default)]
-pub struct Outliers(BTreeMap<Box<str>, Record>);
+pub(super) struct Outliers(BTreeMap<Box<str>, Record>);
 
 /// A model with at least one server error.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ enum State {
 
 /// A change to a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Change {
+pub(super) enum Change {
     /// It is ejected for this time.
     Ejected(Duration),
     /// It was ejected or on trial, and the backend responds to its requests again.
@@ -55,7 +55,7 @@ pub enum Change {
 
 impl Outliers {
     /// Takes the status of a response for a model.
-    pub fn handle_status(&mut self, model: &str, status: u16, now: Instant) -> Option<Change> {
+    pub(super) fn handle_status(&mut self, model: &str, status: u16, now: Instant) -> Option<Change> {
         match status {
             501 => None,
             500.. => self.handle_failure(model, now),
@@ -64,7 +64,7 @@ impl Outliers {
     }
 
     /// Ends the ejections whose time is over. Returns the models that are on trial from now on.
-    pub fn expire(&mut self, now: Instant) -> Vec<Box<str>> {
+    pub(super) fn expire(&mut self, now: Instant) -> Vec<Box<str>> {
         let over = |record: &Record| matches!(record.state, State::Ejected(until) if until <= now);
         let over = self.0.iter_mut().filter(|(_, record)| over(record));
         over.map(|(model, record)| {
@@ -75,7 +75,7 @@ impl Outliers {
     }
 
     /// The time of the next [`expire`](Self::expire).
-    pub fn next_timeout(&self) -> Option<Instant> {
+    pub(super) fn next_timeout(&self) -> Option<Instant> {
         let until = |record: &Record| match record.state {
             State::Ejected(until) => Some(until),
             State::Sound(_) | State::OnTrial => None,
@@ -84,17 +84,17 @@ impl Outliers {
     }
 
     /// True while the model is ejected.
-    pub fn is_ejected(&self, model: &str) -> bool {
+    pub(super) fn is_ejected(&self, model: &str) -> bool {
         self.0.get(model).is_some_and(|record| matches!(record.state, State::Ejected(_)))
     }
 
     /// The number of ejected models.
-    pub fn ejected(&self) -> usize {
+    pub(super) fn ejected(&self) -> usize {
         self.0.values().filter(|record| matches!(record.state, State::Ejected(_))).count()
     }
 
     /// Forgets everything: the backend is another one, or was restarted.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.0.clear();
     }
 

@@ -88,7 +88,7 @@ fn lost_workers_request_keeps_its_place_at_failing_worker() {
 }
 
 #[test]
-fn request_that_the_sound_worker_failed_goes_to_failing_one() {
+fn request_failed_by_sound_worker_goes_to_failing_one() {
     let mut p = one_fails();
     p.submit(1, "m");
     assert_eq!(p.fail(1, AttemptFailure::BackendReset), ["requeued r1 #1: BackendReset", "send r1 to w1 #2"]);
@@ -101,7 +101,7 @@ fn pinned_request_goes_to_its_failing_worker() {
 }
 
 #[test]
-fn worker_without_core1_is_no_sound_one_for_what_needs_it() {
+fn older_worker_is_not_sound_for_core1_request() {
     let mut p = Provider::new();
     p.join_granted(1, &["m"], 4);
     p.join(2, &["m"], 4);
@@ -117,7 +117,7 @@ fn recovered_worker_takes_what_waits() {
 }
 
 #[test]
-fn failing_worker_is_not_told_of_demand_for_others() {
+fn demand_leaves_out_passed_over_worker() {
     let mut p = Provider::new();
     p.join_core1(1, &["m"]);
     p.grant(1, 0, 0, 2);

@@ -196,7 +196,7 @@ impl Reference {
             && request.new.allowed.as_ref().is_none_or(|allowed| allowed.contains(&worker.id(&request.new.model)))
     }
 
-    /// Whether the worker fails the request's model, and another serves it that does not.
+    /// True if the worker fails the request's model, and another serves it that does not.
     fn passes_over(&self, key: WorkerKey, request: RequestKey) -> bool {
         let model = &self.requests[&request].new.model;
         let is_sound = |(key, worker): (&WorkerKey, &Worker)| {
@@ -205,14 +205,14 @@ impl Reference {
         self.requests[&request].new.pin.is_none() && self.fails(key, request) && self.workers.iter().any(is_sound)
     }
 
-    /// Whether the worker's backend fails the model that a request names.
+    /// True if the worker's backend fails the model that a request names.
     pub(super) fn fails(&self, key: WorkerKey, request: RequestKey) -> bool {
         let model = self.requests.get(&request).map(|request| &request.new.model);
         let worker = self.workers.get(&key);
         worker.zip(model).is_some_and(|(worker, model)| worker.failing.contains(model))
     }
 
-    /// Whether a request waits for a sound worker while one that fails its model has room.
+    /// True if a request waits for a sound worker while one that fails its model has room.
     pub(super) fn waits_beside_failing(&self) -> bool {
         let passed_over = |request: RequestKey, key: WorkerKey| {
             self.has_room(key, &self.requests[&request].new.model) && self.passes_over(key, request)

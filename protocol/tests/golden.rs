@@ -303,6 +303,17 @@ mod worker_with_capabilities {
     }
 
     #[test]
+    fn failing_models() {
+        golden::<WorkerToRelay>(
+            r#"{"type": "register", "worker_name": "gpu-box-1", "models": ["qwen", "llama"], "max_concurrent": 8,
+                "current_load": 0, "failing": ["qwen"]}"#,
+        );
+        golden::<WorkerToRelay>(
+            r#"{"type": "models_update", "models": ["qwen", "llama"], "current_load": 1, "failing": ["qwen"]}"#,
+        );
+    }
+
+    #[test]
     fn register_of_a_multiplexer() {
         golden::<WorkerToRelay>(&format!(
             r#"{{"type": "register", "worker_name": "gpu-box-1", "models": ["qwen"], "max_concurrent": 8,

@@ -8,8 +8,8 @@
 //! What always holds between two events:
 //!
 //! - a request ends exactly once, and at its deadline at the latest;
-//! - no request waits while a worker that could serve it has room; among requests that a worker could serve, the
-//!   oldest goes first, whatever way it came into the queue;
+//! - no request waits while a worker that could serve it has room, unless it is [passed over](outliers); among requests
+//!   that a worker could serve, the oldest goes first, whatever way it came into the queue;
 //! - no worker has more than it acknowledged or granted, nor a model that it did not advertise when it was sent; a
 //!   multiplexer has nothing for a model whose gate was shut when it was sent;
 //! - all names of a multiplexer's model are one model there, whatever other workers mean by them;
@@ -37,6 +37,7 @@ mod lifecycle;
 mod line;
 mod membership;
 mod models;
+mod outliers;
 mod placing;
 mod queue;
 mod registry;
@@ -84,6 +85,8 @@ pub struct Dispatch {
     drain_rate: DrainRate,
     /// Counts sendings, for the rotation among equals.
     turn: u64,
+    /// True if a worker that was passed over may be due for requests that wait.
+    are_servers_changed: bool,
 }
 
 /// How far the provider is on its way out.
@@ -112,6 +115,7 @@ impl Dispatch {
             marked: Marked::new(),
             drain_rate: DrainRate::default(),
             turn: 0,
+            are_servers_changed: false,
         }
     }
 
@@ -138,8 +142,8 @@ impl Dispatch {
             Event::WorkerLost { worker, started, cause } => {
                 self.handle_lost(worker, &started, cause, now, out);
             }
-            Event::ModelsUpdated { worker, models, load } => {
-                self.handle_models(worker, &models, load, now, out);
+            Event::ModelsUpdated { worker, models, failing, load } => {
+                self.handle_models(worker, (&models, &failing), load, now, out);
             }
             Event::LoadReported { worker, load } => self.handle_load(worker, load, now, out),
             Event::Granted { worker, grant } => self.handle_grant(worker, grant, now, out),

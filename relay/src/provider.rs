@@ -151,6 +151,7 @@ impl Provider {
         let worker = NewWorker {
             key: link.info.key,
             models: accepted.models.clone(),
+            failing: link.failing(),
             max_concurrent: accepted.max_concurrent,
             load,
             core1: link.info.core1,
@@ -230,11 +231,13 @@ impl Provider {
         let mut state = self.lock();
         link.set_advertised(update.models);
         link.set_details(update.model_details);
+        link.set_failing(&update.failing);
         let models = register::sanitize_models(&link.advertised(), &self.config.load(), &mut warnings);
         let count = models.len();
         let load = update.current_load;
         state.listed.add(&models, update.naming);
-        self.handle(&mut state, Event::ModelsUpdated { worker: link.info.key, models, load });
+        let failing = link.failing();
+        self.handle(&mut state, Event::ModelsUpdated { worker: link.info.key, models, failing, load });
         drop(state);
         self.shared.models_listed.notify_waiters();
         let Some(unsaid) = link.note_update() else { return };
@@ -319,7 +322,8 @@ impl Provider {
     /// Leaves a worker what the catalogue of now allows of what it advertises.
     fn apply_catalogue(&self, state: &mut State, link: &WorkerLink) {
         let models = register::sanitize_models(&link.advertised(), &self.config.load(), &mut Vec::new());
-        self.handle(state, Event::ModelsUpdated { worker: link.info.key, models, load: None });
+        let failing = link.failing();
+        self.handle(state, Event::ModelsUpdated { worker: link.info.key, models, failing, load: None });
     }
 
     /// Removes the provider: queued requests end, running ones finish, workers drain and are closed.

@@ -53,6 +53,7 @@ export function modelsInWords(models, total, most = 2) {
 export function workerState(worker) {
   if (worker.draining) return ['Draining', 'warn'];
   if (!worker.models_total) return ['No models', 'warn'];
+  if (worker.failing_models.length) return ['Failing', 'bad'];
   if (worker.in_flight > 0 || worker.load > 0) return worker.load >= worker.capacity ? ['Full', 'busy'] : ['Busy', 'busy'];
   return ['Idle', 'ok'];
 }

@@ -2,19 +2,23 @@
 //!
 //! [`condition`] decides whether the backend is healthy. A request that cannot connect, and a failed request whose health check
 //! fails too, withdraw all models before the failure itself is reported. The backend is then probed each second until it is
-//! back. A healthy backend is probed every 5 s, and lists its models every 30 s unless they are fixed.
+//! back. A healthy backend is probed every 5 s, and lists its models every 30 s unless they are fixed. A model whose requests a
+//! healthy backend fails stays advertised, and is reported as [failing](outliers).
 //!
 //! Locks: this one is taken before a link's, never after.
 
 mod advertised;
 mod concurrency;
 mod condition;
+mod failing;
 mod health;
 mod list;
+mod outliers;
 mod silence;
 
 pub use advertised::{Advertised, Declared};
 pub use condition::{Condition, Monitor};
+pub use failing::Failing;
 pub use health::{Listed, TIMEOUT, is_relay, look};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,6 +52,7 @@ pub struct Catalogue {
     healthy: watch::Sender<bool>,
     /// The newest check after a failed request. Failures that wait for it share its result.
     check: tokio::sync::Mutex<Option<Check>>,
+    failing: Arc<Failing>,
     metrics: Arc<Metrics>,
 }
 
@@ -94,8 +99,11 @@ impl State {
         }
     }
 
-    fn advertised(&self) -> Advertised {
-        if self.backend.is_healthy() { self.models.clone() } else { Advertised::default() }
+    fn advertised(&self, failing: &Failing) -> Advertised {
+        if !self.backend.is_healthy() {
+            return Advertised::default();
+        }
+        self.models.clone().with_failing(|model| failing.contains(model))
     }
 
     /// The time between two lists.
@@ -111,16 +119,16 @@ impl State {
 
 impl Catalogue {
     /// Nothing is known yet.
-    pub fn new(metrics: Arc<Metrics>) -> Self {
+    pub fn new(failing: Arc<Failing>, metrics: Arc<Metrics>) -> Self {
         let state = Mutex::new(State::new(Instant::now()));
         let (healthy, check) = (watch::channel(false).0, tokio::sync::Mutex::default());
         metrics.backend_condition(Condition::Unknown);
-        Self { state, wake: Notify::new(), healthy, check, metrics }
+        Self { state, wake: Notify::new(), healthy, check, failing, metrics }
     }
 
     /// What relays are told now.
     pub fn advertised(&self) -> Advertised {
-        self.lock().advertised()
+        self.lock().advertised(&self.failing)
     }
 
     /// The backend's condition, its reason and its age.
@@ -148,7 +156,7 @@ impl Catalogue {
     /// Runs `attach`, which makes a link known that registered with these models, and says to it what changed meanwhile.
     pub fn attach(&self, registered: &Advertised, attach: impl FnOnce(Option<&Advertised>)) {
         let state = self.lock();
-        let advertised = state.advertised();
+        let advertised = state.advertised(&self.failing);
         attach((advertised != *registered).then_some(&advertised));
     }
 
@@ -307,10 +315,13 @@ impl Catalogue {
     /// Changes what is known and tells every link what differs. Gives whether anything does.
     fn change(&self, links: &Links, load: u32, change: impl FnOnce(&mut State)) -> bool {
         let mut state = self.lock();
-        let (before, monitor) = (state.advertised(), state.backend.clone());
+        let (before, monitor) = (state.advertised(&self.failing), state.backend.clone());
         change(&mut state);
         self.report(&monitor, &state.backend);
-        let advertised = state.advertised();
+        if !monitor.is_healthy() && state.backend.is_healthy() {
+            self.failing.clear();
+        }
+        let advertised = state.advertised(&self.failing);
         if advertised == before {
             return false;
         }
@@ -408,6 +419,11 @@ fn unlisted(why: &str) -> String {
 mod tests {
     use super::*;
 
+    fn catalogue() -> Catalogue {
+        let metrics = Arc::new(Metrics::new());
+        Catalogue::new(Arc::new(Failing::new(Arc::clone(&metrics))), metrics)
+    }
+
     fn named(models: &[&str]) -> Advertised {
         let models = models.iter().map(|&model| model.to_owned()).collect();
         Advertised::new(models, &Declared::default(), &Declared::default())
@@ -425,7 +441,7 @@ mod tests {
 
     #[test]
     fn models_are_advertised_only_while_healthy() {
-        let catalogue = Catalogue::new(Arc::new(Metrics::new()));
+        let catalogue = catalogue();
         catalogue.lock().models = named(&["m"]);
         assert_eq!(catalogue.advertised(), Advertised::default());
         healthy(&catalogue, &["m"]);
@@ -435,8 +451,24 @@ mod tests {
     }
 
     #[test]
+    fn failing_model_stays_advertised_until_backend_returns() {
+        let catalogue = catalogue();
+        healthy(&catalogue, &["m", "n"]);
+        let reported = (0..5).map(|_| catalogue.failing.handle_status("m", 500)).filter(|is_changed| *is_changed);
+        assert_eq!(reported.count(), 1);
+        let advertised = catalogue.advertised();
+        assert_eq!(
+            (&advertised.models[..], &advertised.failing[..]),
+            (&named(&["m", "n"]).models[..], &["m".to_owned()][..])
+        );
+        catalogue.handle_unreachable("refused", &Links::default(), 0);
+        healthy(&catalogue, &["m", "n"]);
+        assert_eq!(catalogue.advertised(), named(&["m", "n"]));
+    }
+
+    #[test]
     fn fixed_models_do_not_end_the_probes() {
-        let catalogue = Catalogue::new(Arc::new(Metrics::new()));
+        let catalogue = catalogue();
         let fixed = Models::Fixed(vec!["m".to_owned()]);
         assert_eq!(catalogue.pause(&fixed, false), condition::RECOVERY_INTERVAL);
         healthy(&catalogue, &["m"]);
@@ -448,7 +480,7 @@ mod tests {
 
     #[test]
     fn list_is_due_every_thirty_seconds() {
-        let catalogue = Catalogue::new(Arc::new(Metrics::new()));
+        let catalogue = catalogue();
         assert!(catalogue.lock().is_list_due(Instant::now()));
         healthy(&catalogue, &["m"]);
         let listed = catalogue.lock().listed.unwrap();
@@ -458,7 +490,7 @@ mod tests {
 
     #[test]
     fn a_link_that_registered_with_old_models_is_told() {
-        let catalogue = Catalogue::new(Arc::new(Metrics::new()));
+        let catalogue = catalogue();
         healthy(&catalogue, &["m"]);
         let mut told = None;
         catalogue.attach(&named(&[]), |changed| told = changed.cloned());

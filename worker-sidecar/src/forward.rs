@@ -335,7 +335,14 @@ impl Job {
             // On the heap, as it is rare.
             return Box::pin(self.unless_lost(backend, answer)).await;
         }
+        self.note_status(status);
         Ok(answer)
+    }
+
+    /// Counts a status that is passed on for its model.
+    fn note_status(&self, status: u16) {
+        let model = self.leased.as_ref().and_then(Leased::model).unwrap_or(&self.request.model);
+        self.worker.note_status(model, status);
     }
 
     /// True if the backend, which failed this request, fails its health check too. Its models are withdrawn then. A slot judges
@@ -349,6 +356,7 @@ impl Job {
         if self.is_backend_lost(backend).await && self.link.core1 {
             return Err(Failure::Lost(answer.head.status.as_u16()));
         }
+        self.note_status(answer.head.status.as_u16());
         Ok(answer)
     }
 

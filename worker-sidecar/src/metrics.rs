@@ -20,6 +20,7 @@ pub struct Metrics {
     reconnects: IntCounterVec,
     backend_up: IntGauge,
     backend_condition: IntGaugeVec,
+    failing_models: IntGauge,
     backend_duration: HistogramVec,
     backend_errors: IntCounterVec,
     /// Requests that run.
@@ -91,6 +92,10 @@ impl Metrics {
                     opts("backend_condition", "1 for the condition that the backend is in"),
                     &["condition"],
                 ),
+            ),
+            failing_models: labelled(
+                &registry,
+                IntGauge::with_opts(opts("failing_models", "Models whose requests the backend fails")),
             ),
             backend_duration: labelled(
                 &registry,
@@ -168,6 +173,11 @@ impl Metrics {
             self.backend_condition.with_label_values(&[condition.as_str()]).set(is_entered);
         }
         self.backend_up.set(i64::from(entered == Condition::Healthy));
+    }
+
+    /// The number of models whose requests the backend fails.
+    pub fn failing_models(&self, count: usize) {
+        self.failing_models.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// The backend was asked for its models.
@@ -265,6 +275,7 @@ mod tests {
             "connected{relay=\"r\"} 1",
             "reconnects_total{reason=\"lost\"} 1",
             "backend_up 0",
+            "failing_models 0",
             "backend_request_duration_seconds_count{code=\"503\",endpoint=\"messages\"} 1",
             "backend_errors_total{kind=\"http_5xx\"} 1",
             "requests_in_flight 0",

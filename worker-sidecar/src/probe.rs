@@ -94,11 +94,13 @@ async fn healthz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
             "remaining_ms": order.deadline.saturating_duration_since(Instant::now()).as_millis() as u64,
         })),
     };
+    let advertised = worker.advertised();
     let mut health = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "name": worker.settings.name,
         "provider": worker.settings.provider,
-        "models": worker.advertised().models,
+        "models": advertised.models,
+        "failing_models": advertised.failing,
         "running": worker.load(),
         "max_concurrency": worker.max_concurrency(),
         "links": links,

@@ -196,14 +196,15 @@ impl Link {
         self.work.notify_one();
     }
 
-    /// Reports the served models to the relay, unless the link is muted. Only a `core1` relay receives their details.
+    /// Reports the served models to the relay, unless the link is muted. Only a `core1` relay receives more than their names.
     pub fn announce(&self, advertised: &Advertised, load: u32) {
-        let Advertised { models, mut details, mut naming } = advertised.clone();
+        let Advertised { models, mut details, mut naming, mut failing } = advertised.clone();
         if !self.core1 {
             details.retain(|_| false);
             naming = Naming::Exact;
+            failing.clear();
         }
-        let update = ModelsUpdate { models, current_load: Some(load), model_details: details, naming };
+        let update = ModelsUpdate { models, current_load: Some(load), model_details: details, naming, failing };
         let mut state = self.lock();
         if !state.muted {
             state.outbox.set_latest(Latest::ModelsUpdate, encode(&WorkerToRelay::ModelsUpdate(update)));

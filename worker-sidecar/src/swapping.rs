@@ -1,5 +1,6 @@
 //! What a worker with a multiplexer has in the place of one backend, its capacity and its catalogue.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use modelrelay_protocol::names::Naming;
 use modelrelay_protocol::outbox::Latest;
 
 use crate::backend::Backend;
-use crate::catalogue::{Advertised, Declared};
+use crate::catalogue::{Advertised, Declared, Failing};
 use crate::config::{BackendSettings, DriverSettings, Engine, SettingError, SlotSettings};
 use crate::multiplexer::Model;
 use crate::multiplexer::actor::{Arriving, Lease, Suspicion};
@@ -40,6 +41,10 @@ pub struct Swapping {
     drivers: Vec<Arc<SlotDriver>>,
     /// The declared details of all models, by each of their names. Never held over an await.
     details: Mutex<Declared>,
+    /// From each further name of a model to its id. Never held over an await.
+    aliases: Mutex<BTreeMap<String, String>>,
+    /// The models whose requests their backends fail, by their ids.
+    failing: Arc<Failing>,
     /// The latest first. Never held over an await.
     backends: Mutex<Vec<Arc<Backend>>>,
     running: AtomicU32,
@@ -61,6 +66,7 @@ impl Swapping {
     pub fn start(
         slots: Vec<SlotSettings>,
         declared: &Declared,
+        failing: Arc<Failing>,
         metrics: &crate::metrics::Metrics,
     ) -> Result<Arc<Self>, SettingError> {
         metrics.forget_backend();
@@ -77,6 +83,8 @@ impl Swapping {
         Ok(Arc::new(Self {
             multiplexer: Multiplexer::start(driven, Arc::new(Metrics::new(metrics.registry())), seed),
             details: Mutex::new(with_aliases(declared, &slots)),
+            aliases: Mutex::new(aliases(&slots)),
+            failing,
             started: slots,
             drivers,
             backends: Mutex::default(),
@@ -109,7 +117,11 @@ impl Swapping {
         let details = self.details.lock().unwrap_or_else(PoisonError::into_inner);
         let is_ollama = |slot: &SlotSettings| matches!(slot.driver, DriverSettings::Ollama(..));
         let naming = if self.started.iter().all(is_ollama) { Naming::Ollama } else { Naming::Exact };
-        Advertised::new(models, &Declared::default(), &details).with_naming(naming)
+        let aliases = self.aliases.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = |name: &str| aliases.get(name).map_or(name, String::as_str).to_owned();
+        Advertised::new(models, &Declared::default(), &details)
+            .with_naming(naming)
+            .with_failing(|name| self.failing.contains(&id(name)))
     }
 
     /// Warns where a relay gives requests up that would still have had their turn.
@@ -217,6 +229,7 @@ impl Swapping {
     /// The slots' settings were written anew. What only a driver knows stays, and the log says so.
     pub fn reconfigure(self: &Arc<Self>, slots: &[SlotSettings], declared: &Declared, links: &Arc<Links>) {
         *self.details.lock().unwrap_or_else(PoisonError::into_inner) = with_aliases(declared, slots);
+        *self.aliases.lock().unwrap_or_else(PoisonError::into_inner) = aliases(slots);
         for slot in slots {
             let started =
                 self.started.iter().zip(&self.drivers).find(|(started, _)| started.config.id == slot.config.id);
@@ -279,6 +292,18 @@ fn with_aliases(declared: &Declared, slots: &[SlotSettings]) -> Declared {
     of_aliases.chain(own).collect()
 }
 
+/// From each alias of a model to its id. An id is never an alias; of two models with the same alias, the first has it.
+fn aliases(slots: &[SlotSettings]) -> BTreeMap<String, String> {
+    let models = || slots.iter().flat_map(|slot| &slot.config.models);
+    let mut all = BTreeMap::new();
+    for model in models() {
+        for alias in model.aliases.iter().filter(|alias| models().all(|other| other.id != **alias)) {
+            all.entry(alias.to_string()).or_insert_with(|| model.id.to_string());
+        }
+    }
+    all
+}
+
 fn backend_of(lease: &Lease) -> Backend {
     let (url, api_key) = (lease.url().clone(), lease.key().cloned());
     let settings = BackendSettings { url, engine: Engine::OpenAi, api_key, headers: HeaderMap::new() };
@@ -291,6 +316,11 @@ impl Leased {
         let lease = self.lease.as_ref()?;
         let slot = self.swapping.started.get(lease.slot())?;
         Some(slot.backend_name(lease.model()))
+    }
+
+    /// The id of the model.
+    pub fn model(&self) -> Option<&str> {
+        self.lease.as_ref().map(|lease| &**lease.model())
     }
 
     /// Returns when the slot wants the request to end.

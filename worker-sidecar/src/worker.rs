@@ -17,7 +17,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::backend::Backend;
 use crate::capacity::Capacity;
-use crate::catalogue::{Advertised, Catalogue};
+use crate::catalogue::{Advertised, Catalogue, Failing};
 use crate::cli::Args;
 use crate::config::{self, Credential, Live, SettingError, Settings};
 use crate::demo::{self, DemoArgs};
@@ -58,6 +58,8 @@ pub struct Worker {
     pub unlinked: watch::Sender<bool>,
     /// How many relays there are, as they say.
     pub relay_count: watch::Sender<u32>,
+    /// The models whose requests the backend fails.
+    failing: Arc<Failing>,
     /// What makes spans, where traces are exported.
     pub traces: Option<Traces>,
     /// Counters.
@@ -145,7 +147,8 @@ impl Worker {
         let trust = ArcSwap::from_pointee(trust(settings.live.relay_ca_file.as_ref())?);
         let metrics = Arc::new(Metrics::new());
         let live = settings.live.clone();
-        let start = |slots| Swapping::start(slots, &live.model_details, &metrics);
+        let failing = Arc::new(Failing::new(Arc::clone(&metrics)));
+        let start = |slots| Swapping::start(slots, &live.model_details, Arc::clone(&failing), &metrics);
         let instance_id = instance_id()?;
         let traces = settings.traces.as_ref().map(|target| start_traces(target, &instance_id, &metrics)).transpose()?;
         Ok(Self {
@@ -156,7 +159,8 @@ impl Worker {
             trust,
             instance_id,
             links: Arc::default(),
-            catalogue: Catalogue::new(Arc::clone(&metrics)),
+            catalogue: Catalogue::new(Arc::clone(&failing), Arc::clone(&metrics)),
+            failing,
             drain: Drain::default(),
             unlinked: watch::channel(false).0,
             relay_count: watch::channel(1).0,
@@ -190,6 +194,8 @@ impl Worker {
         }
         tokio::spawn(relays::run(Arc::clone(self)));
         tokio::spawn(undo::undo_drains(Arc::clone(self)));
+        let worker = Arc::clone(self);
+        tokio::spawn(async move { worker.try_failing_models().await });
         let worker = Arc::clone(self);
         tokio::spawn(async move { worker.watch_credential().await });
         self.stop(stop.await).await;
@@ -280,6 +286,26 @@ impl Worker {
             }
         });
         self.capacity.join(link);
+    }
+
+    /// Takes the status of a response that is passed on, and reports to relays if the model fails now, or no longer.
+    pub fn note_status(&self, model: &str, status: u16) {
+        if self.failing.handle_status(model, status) {
+            self.announce();
+        }
+    }
+
+    /// Ends ejections whose time is over, so that relays try those models again. Never returns.
+    async fn try_failing_models(&self) {
+        loop {
+            self.failing.expired().await;
+            self.announce();
+        }
+    }
+
+    fn announce(&self) {
+        let (advertised, load) = (self.advertised(), self.load());
+        self.links.all().iter().for_each(|link| link.announce(&advertised, load));
     }
 
     /// What relays are told to be served here.

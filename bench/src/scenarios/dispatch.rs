@@ -206,6 +206,7 @@ impl Core {
         self.handle(Event::WorkerJoined(NewWorker {
             key: WorkerKey(worker),
             models,
+            failing: Vec::new(),
             max_concurrent: concurrency,
             load: 0,
             core1: false,

@@ -116,6 +116,9 @@ pub struct Register {
     /// How the backend matches model names: `"ollama"`, or absent if only exactly.
     #[serde(default, skip_serializing_if = "Naming::is_exact")]
     pub naming: Naming,
+    /// Models whose requests the backend fails with server errors. Absent where there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failing: Vec<String>,
 }
 
 /// Bounds that the worker tells.
@@ -140,6 +143,9 @@ pub struct ModelsUpdate {
     /// How the backend matches model names, as in `register` (`core1`).
     #[serde(default, skip_serializing_if = "Naming::is_exact")]
     pub naming: Naming,
+    /// Models whose requests the backend fails with server errors, in place of the previous ones (`core1`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failing: Vec<String>,
 }
 
 /// A part of a streamed answer, ready to be written.

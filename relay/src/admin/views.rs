@@ -105,6 +105,7 @@ fn worker(worker: &WorkerState, messages: Messages) -> Value {
         "provider": &*info.provider,
         "worker_name": &*info.name,
         "models": core.models.iter().map(AsRef::as_ref).collect::<Vec<&str>>(),
+        "failing_models": core.failing.iter().map(AsRef::as_ref).collect::<Vec<&str>>(),
         "max_concurrent": core.max_concurrent,
         "reported_load": core.reported_load,
         "load": core.load,

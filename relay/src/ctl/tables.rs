@@ -74,10 +74,14 @@ fn problems(state: &Value) -> Vec<String> {
 /// `/admin/workers`.
 pub(super) fn workers(answer: &Value) -> String {
     let rows = list(answer, "workers").iter().map(|worker| {
-        let state = match (worker["is_draining"] == true, worker["load"].as_u64()) {
-            (true, _) => "draining",
-            (false, Some(0) | None) => "idle",
-            (false, Some(_)) => "busy",
+        let state = if worker["is_draining"] == true {
+            "draining"
+        } else if !list(worker, "failing_models").is_empty() {
+            "failing"
+        } else if worker["load"].as_u64().unwrap_or(0) == 0 {
+            "idle"
+        } else {
+            "busy"
         };
         let models: Vec<_> = list(worker, "models").iter().filter_map(Value::as_str).collect();
         vec![
@@ -205,6 +209,14 @@ mod tests {
     #[test]
     fn what_others_named_does_not_steer_the_terminal() {
         assert_eq!(word(&json!("a\u{1b}[2Jb\n")), "a\u{fffd}[2Jb\u{fffd}");
+    }
+
+    #[test]
+    fn worker_with_a_failing_model_is_failing() {
+        let worker = json!({"worker_name": "gpu", "load": 0, "models": ["a", "b"], "failing_models": ["b"]});
+        assert!(workers(&json!({"workers": [worker]})).contains("failing"));
+        let worker = json!({"worker_name": "gpu", "load": 0, "models": ["a"], "failing_models": []});
+        assert!(workers(&json!({"workers": [worker]})).contains("idle"));
     }
 
     #[test]

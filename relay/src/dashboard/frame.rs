@@ -230,6 +230,7 @@ fn worker_part(worker: &WorkerState, now: SystemTime) -> Value {
         "name": &*info.name,
         "models": core.models.iter().take(MAX_WORKER_MODELS).map(AsRef::as_ref).collect::<Vec<&str>>(),
         "models_total": core.models.len(),
+        "failing_models": core.failing.iter().take(MAX_WORKER_MODELS).map(AsRef::as_ref).collect::<Vec<&str>>(),
         "capacity": core.max_concurrent,
         "load": core.load,
         "in_flight": core.in_flight.len(),

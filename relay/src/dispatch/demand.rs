@@ -13,6 +13,7 @@ use super::clock::{Moment, Span, duration};
 use super::effect::{Effect, ModelDemand};
 use super::event::{Model, WorkerKey};
 use super::models::ModelId;
+use super::queue::Waiting;
 use super::registry::Worker;
 
 /// The least time between two messages to one worker.
@@ -97,8 +98,11 @@ impl Dispatch {
     /// A multiplexer takes nothing to be waiting for the model any more, and something is: it is told without regard to its
     /// pace, or it would unload the model for another. That happens once per so many requests as it was told of.
     pub(super) fn hurry(&mut self, key: WorkerKey, model: ModelId, now: Moment) {
-        let waits = |worker: &&mut Worker| worker.multiplexer.is_some() && self.models[model].told(worker).count > 0;
-        let Some(worker) = self.workers.get_mut(&key).filter(waits) else {
+        let waits = |worker: &Worker| worker.multiplexer.is_some() && self.told(model, worker).count > 0;
+        if !self.workers.get(&key).is_some_and(waits) {
+            return;
+        }
+        let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
         if let Some(later) = worker.demand.marked.replace(now) {
@@ -173,14 +177,19 @@ impl Dispatch {
         }
     }
 
+    /// What waits for a model and is told to a worker.
+    fn told(&self, model: ModelId, worker: &Worker) -> Waiting {
+        let group = &self.models[model];
+        group.told(worker, |lane| !self.passes_over(group, worker.key, lane))
+    }
+
     /// What is told of one model to a worker.
     fn demand_of(&self, model: ModelId, worker: WorkerKey, now: Moment) -> Option<ModelDemand> {
-        let group = &self.models[model];
-        let waiting = group.told(self.workers.get(&worker)?);
+        let waiting = self.told(model, self.workers.get(&worker)?);
         let oldest = waiting.oldest?;
         let sum = now.nanos() * i128::from(waiting.count) - waiting.arrivals;
         Some(ModelDemand {
-            model: group.name.clone(),
+            model: self.models[model].name.clone(),
             waiting: waiting.count,
             oldest: duration(now.since(oldest)),
             sum: duration(Span::try_from(sum).unwrap_or(Span::MAX)),

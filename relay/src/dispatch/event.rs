@@ -86,6 +86,8 @@ pub enum Event {
         worker: WorkerKey,
         /// The whole list, as acknowledged.
         models: Vec<Model>,
+        /// Those of them whose requests its backend fails; other names mean nothing.
+        failing: Vec<Model>,
         /// What the worker said about its load, if it did.
         load: Option<u32>,
     },
@@ -199,6 +201,8 @@ pub struct NewWorker {
     pub key: WorkerKey,
     /// The acknowledged models.
     pub models: Vec<Model>,
+    /// Those of them whose requests its backend fails; other names mean nothing.
+    pub failing: Vec<Model>,
     /// The acknowledged number of requests at a time. The gate for workers without `core1`.
     pub max_concurrent: u32,
     /// What it said that it runs already.

@@ -7,7 +7,7 @@ use super::clock::Moment;
 use super::effect::Effect;
 use super::event::{Gate, Grant, Model, WorkerKey};
 use super::models::{Group, ModelId};
-use super::queue::Waiting;
+use super::queue::{LaneKey, Waiting};
 use super::registry::Worker;
 
 /// So many times what a model can run is told to be waiting for it at most: more changes nothing for the worker, and a
@@ -97,16 +97,16 @@ impl Dispatch {
 impl Group {
     /// What is told to a worker to be waiting. A multiplexer that does not serve the model is told only if it was chosen to
     /// load it, or of what nobody else may serve.
-    pub(super) fn told(&self, worker: &Worker) -> Waiting {
+    pub(super) fn told(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Waiting {
         if !self.concerns(worker) {
             return self.queue.pinned_waiting_for(worker);
         }
-        let mut waiting = self.queue.waiting_for(worker);
+        let mut waiting = self.queue.waiting_for(worker, &is_due);
         let gate = worker.multiplexer.as_ref().and_then(|multiplexer| multiplexer.gate(&self.name));
         let most = gate.filter(|gate| gate.capacity > 0).map(|gate| gate.capacity.saturating_mul(MOST_TOLD));
         if let Some(most) = most.filter(|most| *most < waiting.count) {
             waiting.count = most;
-            waiting.arrivals = self.queue.first_arrivals(worker, most);
+            waiting.arrivals = self.queue.first_arrivals(worker, most, is_due);
         }
         waiting
     }

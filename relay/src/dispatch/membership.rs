@@ -1,6 +1,6 @@
 //! Workers: joining, changing their models, draining, leaving.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use super::clock::Moment;
 use super::effect::{Effect, Failure, RequeueReason};
@@ -17,7 +17,8 @@ impl Dispatch {
             return;
         }
         let models = self.intern_all(&new.models);
-        let worker = Worker::new(new, models, now);
+        let mut worker = Worker::new(new, models, now);
+        worker.set_failing(self.failing_ids(&worker.models, &new.failing));
         let (key, models) = (worker.key, worker.models.clone());
         self.workers.insert(key, worker);
         for model in models {
@@ -38,7 +39,7 @@ impl Dispatch {
     pub(super) fn handle_models(
         &mut self,
         key: WorkerKey,
-        models: &[Model],
+        (models, failing): (&[Model], &[Model]),
         load: Option<u32>,
         now: Moment,
         out: &mut Vec<Effect>,
@@ -47,6 +48,7 @@ impl Dispatch {
             return;
         }
         let new = self.intern_all(models);
+        let failing = self.failing_ids(&new, failing);
         self.forget_demand(key);
         self.clear_rank(key);
         let Some(worker) = self.workers.get_mut(&key) else {
@@ -56,7 +58,9 @@ impl Dispatch {
             worker.handle_load(load);
         }
         let old = worker.handle_models(new.clone());
-        for model in new.iter().filter(|model| old.binary_search(model).is_err()) {
+        worker.set_failing(failing);
+        // What failed here before may be served here again, so those that it had already count as new, too.
+        for model in &new {
             self.begin_serving(key, *model, now);
         }
         let gone: Vec<_> = old.iter().filter(|model| new.binary_search(model).is_err()).copied().collect();
@@ -67,8 +71,6 @@ impl Dispatch {
         self.refresh_rank(key);
         self.fill(key, now, out);
         for model in new.iter().chain(&gone) {
-            // What failed here before may be served here again.
-            self.refresh_warmth(*model, now);
             self.fail_hopeless(*model, now, out);
         }
         for model in gone {
@@ -139,6 +141,7 @@ impl Dispatch {
             }
         }
         self.fail_pinned(key, now, out);
+        self.place_if_servers_changed(now, out);
         for request in &waiting {
             self.place_if_queued(*request, now, out);
         }
@@ -213,6 +216,12 @@ impl Dispatch {
         models
     }
 
+    /// Those of these models, which a worker advertises, that are named as failing.
+    fn failing_ids(&self, models: &[ModelId], failing: &[Model]) -> BTreeSet<ModelId> {
+        let ids = failing.iter().filter_map(|name| self.models.id(name));
+        ids.filter(|model| models.binary_search(model).is_ok()).collect()
+    }
+
     fn clear_rank(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
@@ -229,7 +238,7 @@ impl Dispatch {
         let Some(worker) = self.workers.get(&key) else {
             return;
         };
-        self.models[model].insert(worker);
+        self.models[model].insert(worker, worker.is_failing(model));
         self.refresh_warmth(model, now);
     }
 
@@ -244,6 +253,7 @@ impl Dispatch {
     /// Switches the clocks of what waits for the model, where its first worker came or opened, or its last one shut or went.
     fn refresh_warmth(&mut self, model: ModelId, now: Moment) {
         self.models.touch(model);
+        self.note_servers_changed(model, now);
         let group = &self.models[model];
         let switched = group.queue.lanes().filter_map(|(number, id, lane)| {
             let cold = self.is_cold(group, id.pin, &id.key);

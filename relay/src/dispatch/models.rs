@@ -29,6 +29,10 @@ pub(super) struct Group {
     /// Who of those could be sent requests for it now or after others: all but multiplexers that do not hold it. While there
     /// is anyone, the model is warm.
     pub(super) open: Servers,
+    /// The open ones whose backend does not fail the model.
+    pub(super) sound: Servers,
+    /// Workers that advertise the model and take requests, and whose backend fails it.
+    pub(super) failing: BTreeSet<WorkerKey>,
     /// Who of those serving has a multiplexer.
     pub(super) multiplexers: BTreeSet<WorkerKey>,
     /// Multiplexers that were asked for it by anybody, or are on their way there; draining ones may be among them.
@@ -94,6 +98,8 @@ impl Group {
             name,
             serving: Servers::default(),
             open: Servers::default(),
+            sound: Servers::default(),
+            failing: BTreeSet::new(),
             multiplexers: BTreeSet::new(),
             asked: BTreeSet::new(),
             choice: None,
@@ -108,7 +114,7 @@ impl Group {
     }
 
     /// A worker that advertises the model came, or changed.
-    pub(super) fn insert(&mut self, worker: &Worker) {
+    pub(super) fn insert(&mut self, worker: &Worker, is_failing: bool) {
         self.remove(worker);
         let id = worker.id(&self.name);
         if *id != self.name {
@@ -119,8 +125,14 @@ impl Group {
             return;
         }
         self.serving.insert(worker);
-        if worker.is_open_for(&self.name) {
+        let is_open = worker.is_open_for(&self.name);
+        if is_open {
             self.open.insert(worker);
+        }
+        if is_failing {
+            self.failing.insert(worker.key);
+        } else if is_open {
+            self.sound.insert(worker);
         }
         if let Some(multiplexer) = &worker.multiplexer {
             self.multiplexers.insert(worker.key);
@@ -141,6 +153,8 @@ impl Group {
     pub(super) fn remove(&mut self, worker: &Worker) {
         self.serving.remove(worker);
         self.open.remove(worker);
+        self.sound.remove(worker);
+        self.failing.remove(&worker.key);
         self.leaving.remove(worker);
         self.multiplexers.remove(&worker.key);
         self.asked.remove(&worker.key);

@@ -1,6 +1,8 @@
 //! Bringing requests and workers together. Two rules hold between any two events: no request waits while a worker that
 //! could serve it has room, and what waits is served oldest first.
 //!
+//! A worker that fails a model is [passed over](super::outliers) as if it could not serve it.
+//!
 //! Hence a new request may go straight to a free worker, for nothing that waits could use it; and a worker that gains
 //! room takes from the queue, oldest first, until one of the two is used up.
 
@@ -12,14 +14,18 @@ use super::models::{Group, ModelId};
 use super::queue::{LaneNo, LaneRef};
 use super::registry::Worker;
 use super::request::{Request, State};
+use super::select::Rank;
 
 impl Dispatch {
     /// The best free worker for a request, if there is one.
     pub(super) fn pick(&self, request: &Request) -> Option<WorkerKey> {
         let suits = |worker: &Worker| !request.refuses(worker);
         let Some(pin) = request.pin else {
-            let suits = |key| self.workers.get(&key).is_some_and(suits);
-            return self.models[request.model].available.best(request.needs_core1, suits);
+            let is_suited = |key| self.workers.get(&key).is_some_and(suits);
+            let group = &self.models[request.model];
+            // Where the best one fails the model, all of them do.
+            let best = group.available.best(request.needs_core1, is_suited)?;
+            return (!self.is_passed_over(group, best, request.needs_core1, suits)).then_some(best);
         };
         let worker = self.workers.get(&pin)?;
         // What needs `core1` is never pinned to a worker without it.
@@ -45,6 +51,7 @@ impl Dispatch {
 
     /// Gives a worker with room what it can serve of everything older than `limit`.
     pub(super) fn fill_before(&mut self, limit: RequestKey, key: WorkerKey, now: Moment, out: &mut Vec<Effect>) {
+        self.place_if_servers_changed(now, out);
         while let Some(worker) = self.workers.get(&key).filter(|worker| !worker.draining) {
             let Some(request) = self.oldest_for(worker).filter(|oldest| *oldest < limit) else {
                 break;
@@ -66,6 +73,11 @@ impl Dispatch {
             worker.serves(*model) && has_room(*model) && admits(&self.models[*model])
         };
         let pinned = self.queue.firsts_pinned_to(worker.key).find(suits);
+        let is_due = |(_, (model, lane)): &(RequestKey, LaneRef)| {
+            let group = &self.models[*model];
+            group.queue.lane(*lane).is_some_and(|lane| !self.passes_over(group, worker.key, lane.key()))
+        };
+        let suits = |first: &(RequestKey, LaneRef)| suits(first) && is_due(first);
         let firsts = &self.queue.firsts;
         // Most workers serve most of what waits. One that serves little of it looks through what it serves instead.
         let mut oldest = firsts.iter().copied().take(worker.models.len());
@@ -74,7 +86,10 @@ impl Dispatch {
             None if firsts.len() <= worker.models.len() => None,
             None => {
                 let able = worker.models.iter().filter(|model| has_room(**model));
-                able.filter_map(|model| self.models[*model].queue.oldest_open_for(worker)).min()
+                let oldest = |group: &Group| {
+                    group.queue.oldest_open_for(worker, |lane| !self.passes_over(group, worker.key, lane))
+                };
+                able.filter_map(|model| oldest(&self.models[*model])).min()
             }
         };
         pinned.map(|(key, _)| key).into_iter().chain(open).min()
@@ -156,15 +171,17 @@ impl Dispatch {
             return;
         };
         let shared = worker.shared_rank();
-        if worker.multiplexer.is_none() && worker.ranks.first().is_none_or(|rank| *rank == shared) {
+        if worker.multiplexer.is_none() && worker.ranks.first().is_none_or(|rank| rank.map(Rank::as_sound) == shared) {
             return;
         }
         for place in 0..worker.models.len() {
-            let group = &mut self.models[worker.models[place]];
+            let model = worker.models[place];
+            let group = &mut self.models[model];
             let new = match &worker.multiplexer {
                 Some(multiplexer) => worker.rank_for(&group.name, multiplexer),
                 None => shared,
             };
+            let new = new.map(|rank| Rank { is_failing: worker.is_failing(model), ..rank });
             let old = std::mem::replace(&mut worker.ranks[place], new);
             if old == new {
                 continue;

@@ -105,6 +105,10 @@ impl Lane {
         self.id.key.admits(worker)
     }
 
+    pub(super) fn key(&self) -> &LaneKey {
+        &self.id.key
+    }
+
     fn front(&self, now: Moment) -> Front {
         let due = |axis| self.clock.when(axis, self.line.next_due(axis)?.0, now);
         Front { first: self.line.first().map(|first| first.key), due: Axis::ALL.into_iter().filter_map(due).min() }
@@ -239,20 +243,21 @@ impl ModelQueue {
         }
     }
 
-    /// The oldest request that this worker can serve, of those that others can, too.
-    pub(super) fn oldest_open_for(&self, worker: &Worker) -> Option<RequestKey> {
-        self.open_lanes().filter(|(key, _)| key.admits(worker)).filter_map(|(_, lane)| lane.front.first).min()
+    /// The oldest request that this worker can serve, of those that others can, too, in the lanes that are due for it.
+    pub(super) fn oldest_open_for(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Option<RequestKey> {
+        let due = self.open_lanes().filter(|(key, _)| key.admits(worker) && is_due(key));
+        due.filter_map(|(_, lane)| lane.front.first).min()
     }
 
-    /// How much this worker could be sent.
-    pub(super) fn waiting_for(&self, worker: &Worker) -> Waiting {
-        total(self.lanes_for(worker))
+    /// How much this worker could be sent, in the lanes that are due for it and those that wait for it alone.
+    pub(super) fn waiting_for(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Waiting {
+        total(self.lanes_for(worker, is_due))
     }
 
-    /// The sum of the arrivals of the oldest `count` that this worker could be sent, in nanoseconds.
-    pub(super) fn first_arrivals(&self, worker: &Worker, count: u32) -> i128 {
+    /// The sum of the arrivals of the oldest `count` of those, in nanoseconds.
+    pub(super) fn first_arrivals(&self, worker: &Worker, count: u32, is_due: impl Fn(&LaneKey) -> bool) -> i128 {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
-        let mut first: Vec<_> = self.lanes_for(worker).flat_map(|lane| lane.line.oldest(count)).collect();
+        let mut first: Vec<_> = self.lanes_for(worker, is_due).flat_map(|lane| lane.line.oldest(count)).collect();
         first.sort_unstable_by_key(|waiter| waiter.key);
         first.iter().take(count).map(|waiter| waiter.arrived.nanos()).sum()
     }
@@ -283,8 +288,13 @@ impl ModelQueue {
         total(lanes.filter(|(key, _)| key.admits(worker)).map(|(_, lane)| lane))
     }
 
-    fn lanes_for<'a>(&'a self, worker: &'a Worker) -> impl Iterator<Item = &'a Lane> {
+    fn lanes_for<'a>(
+        &'a self,
+        worker: &'a Worker,
+        is_due: impl Fn(&LaneKey) -> bool,
+    ) -> impl Iterator<Item = &'a Lane> {
         self.open_lanes()
+            .filter(move |(key, _)| is_due(key))
             .chain(self.lanes_pinned_to(worker.key))
             .filter(|(key, _)| key.admits(worker))
             .map(|(_, lane)| lane)
@@ -350,6 +360,14 @@ impl Queue {
         let all = (!self.pinned_firsts.is_empty()).then(|| self.pinned_firsts.range(from..));
         let all = all.into_iter().flatten().take_while(move |(pin, ..)| *pin == worker);
         all.map(|(_, first, lane)| (*first, *lane))
+    }
+
+    /// The first of each lane, oldest first.
+    pub(super) fn all_firsts(&self) -> Vec<RequestKey> {
+        let open = self.firsts.iter().map(|(key, _)| *key);
+        let mut all: Vec<_> = open.chain(self.pinned_firsts.iter().map(|(_, key, _)| *key)).collect();
+        all.sort_unstable();
+        all
     }
 
     /// The oldest of all that wait.

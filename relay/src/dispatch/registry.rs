@@ -16,6 +16,8 @@ pub(super) struct Worker {
     pub(super) max_concurrent: u32,
     /// What it advertises, sorted, each once.
     pub(super) models: Vec<ModelId>,
+    /// The models of those whose requests its backend fails.
+    failing: BTreeSet<ModelId>,
     /// How often it said that models are there: it advertised them all, or opened the gates of some.
     announcements: u64,
     /// Which of those was the last for each of its models, in their order: a failure before it is forgiven.
@@ -52,6 +54,7 @@ impl Worker {
             ranks: vec![None; models.len()],
             announced: vec![0; models.len()],
             models,
+            failing: BTreeSet::new(),
             announcements: 0,
             in_flight: BTreeSet::new(),
             draining: false,
@@ -69,6 +72,16 @@ impl Worker {
 
     pub(super) fn serves(&self, model: ModelId) -> bool {
         self.models.binary_search(&model).is_ok()
+    }
+
+    /// True if its backend fails the requests for a model.
+    pub(super) fn is_failing(&self, model: ModelId) -> bool {
+        self.failing.contains(&model)
+    }
+
+    /// Replaces the models whose requests its backend fails.
+    pub(super) fn set_failing(&mut self, failing: BTreeSet<ModelId>) {
+        self.failing = failing;
     }
 
     /// It advertises these models, sorted, instead of those before, which come back.
@@ -143,6 +156,8 @@ impl Worker {
 
     /// Where a worker without a multiplexer stands among the available, if it does: its models share its slots, so it
     /// stands alike among those of each.
+    ///
+    /// Among those of a model that its backend fails it stands behind all others.
     pub(super) fn shared_rank(&self) -> Option<Rank> {
         (!self.draining && self.has_shared_room()).then(|| self.rank(self.load()))
     }
@@ -155,7 +170,7 @@ impl Worker {
     }
 
     fn rank(&self, load: u32) -> Rank {
-        Rank { load, turn: self.turn, worker: self.key }
+        Rank { is_failing: false, load, turn: self.turn, worker: self.key }
     }
 
     /// Whether it must be told what waits here: other relays want its slots too, or it decides by it what to load.

@@ -4,13 +4,21 @@ use std::collections::BTreeSet;
 
 use super::event::WorkerKey;
 
-/// A worker's place among those with room. Ordered: least loaded, then longest not served.
+/// A worker's place among those with room. Ordered: least loaded, then longest not served; those that fail the model last.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Rank {
+    pub(super) is_failing: bool,
     pub(super) load: u32,
     /// The number of the last sending to it.
     pub(super) turn: u64,
     pub(super) worker: WorkerKey,
+}
+
+impl Rank {
+    /// The rank of the same worker among those of a model that it does not fail.
+    pub(super) fn as_sound(self) -> Self {
+        Self { is_failing: false, ..self }
+    }
 }
 
 /// The workers that have room for one model, kept apart by what they can carry.

@@ -18,6 +18,8 @@ pub struct WorkerSnapshot {
     pub key: WorkerKey,
     /// What it advertises, sorted.
     pub models: Vec<Model>,
+    /// The models of those whose requests its backend fails, sorted.
+    pub failing: Vec<Model>,
     /// What it serves now of that: all, without a multiplexer.
     pub open: Vec<Model>,
     /// What it acknowledged.
@@ -204,8 +206,10 @@ impl Dispatch {
     fn snapshot(&self, worker: &Worker) -> WorkerSnapshot {
         let mut models: Vec<_> = worker.models.iter().map(|model| self.models[*model].name.clone()).collect();
         models.sort_unstable();
+        let is_failing = |name: &&Model| self.models.id(name).is_some_and(|model| worker.is_failing(model));
         WorkerSnapshot {
             key: worker.key,
+            failing: models.iter().filter(is_failing).cloned().collect(),
             open: models.iter().filter(|model| worker.is_open_for(model)).cloned().collect(),
             models,
             max_concurrent: worker.max_concurrent,

@@ -11,6 +11,7 @@ mod harness;
 mod history;
 mod joint;
 mod names;
+mod outliers;
 mod queue;
 mod requeue;
 mod scale;

@@ -83,6 +83,8 @@ struct State {
     next_stream: u32,
     /// What the worker last said it serves, before it was cleaned; the catalogue may change.
     advertised: Vec<String>,
+    /// Those of them whose requests the backend fails.
+    failing: BTreeSet<Arc<str>>,
     /// Limits and capabilities of those models.
     details: Arc<DetailsByModel>,
     /// What a multiplexer last said about its slots that made sense, and when.
@@ -132,6 +134,7 @@ impl WorkerLink {
             by_key: HashMap::new(),
             next_stream: 1,
             advertised,
+            failing: BTreeSet::new(),
             details: Arc::default(),
             slots: (Arc::from([]), Instant::now()),
             failures: Failures::default(),

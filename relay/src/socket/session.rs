@@ -274,6 +274,7 @@ fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admis
     };
     let link = WorkerLink::new(info, register.models.clone());
     link.set_details(register.model_details.clone());
+    link.set_failing(&register.failing);
     link.set_slots(accepted.slots.clone());
     link.set_meaningless(accepted.meaningless.clone());
     link

@@ -16,6 +16,8 @@ pub struct Advertised {
     pub details: DetailsByModel,
     /// How the backend matches names.
     pub naming: Naming,
+    /// The models whose requests the backend fails, in order.
+    pub failing: Vec<String>,
 }
 
 /// Ollama's own port.
@@ -43,13 +45,19 @@ impl Advertised {
             (model.clone(), details)
         };
         let details = models.iter().map(details_of).collect();
-        Self { models, details, naming: Naming::Exact }
+        Self { models, details, naming: Naming::Exact, failing: Vec::new() }
     }
 
     /// Sets how the backend matches names.
     #[must_use]
     pub fn with_naming(self, naming: Naming) -> Self {
         Self { naming, ..self }
+    }
+
+    /// The same with the models that are failing.
+    pub fn with_failing(mut self, is_failing: impl Fn(&str) -> bool) -> Self {
+        self.failing = self.models.iter().filter(|model| is_failing(model)).cloned().collect();
+        self
     }
 }
 

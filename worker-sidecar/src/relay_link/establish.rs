@@ -215,6 +215,7 @@ async fn register(
         slots: worker.swapping.as_ref().map(|swapping| swapping.multiplexer.slots().slots),
         model_details: advertised.details.clone(),
         naming: advertised.naming,
+        failing: advertised.failing.clone(),
     });
     let lost = |reason: String| End::new(EndKind::Failed, "unreachable", reason);
     socket.send(Message::text(encode(&register))).await.map_err(|error| lost(error.to_string()))?;

@@ -81,7 +81,7 @@ fn models_update_carries_a_load_too() {
     p.load(1, 1);
     p.submit(1, "m");
     let models = vec![Model::from("m")];
-    let event = Event::ModelsUpdated { worker: WorkerKey(1), models, load: Some(0) };
+    let event = Event::ModelsUpdated { worker: WorkerKey(1), models, failing: Vec::new(), load: Some(0) };
     assert_eq!(p.handle(event), ["send r1 to w1 #1"]);
 }
 

@@ -126,8 +126,14 @@ impl Provider {
     }
 
     pub(super) fn models(&mut self, key: u64, models: &[&str]) -> Vec<String> {
-        let models = models.iter().map(|name| Model::from(*name)).collect();
-        self.handle(Event::ModelsUpdated { worker: WorkerKey(key), models, load: None })
+        self.models_failing(key, models, &[])
+    }
+
+    /// The worker advertises models, some of which its backend fails.
+    pub(super) fn models_failing(&mut self, key: u64, models: &[&str], failing: &[&str]) -> Vec<String> {
+        let named = |names: &[&str]| names.iter().map(|name| Model::from(*name)).collect();
+        let (models, failing) = (named(models), named(failing));
+        self.handle(Event::ModelsUpdated { worker: WorkerKey(key), models, failing, load: None })
     }
 
     pub(super) fn lose(&mut self, key: u64, started: &[u64]) -> Vec<String> {
@@ -177,6 +183,7 @@ pub(super) fn worker(key: u64, models: &[&str], max_concurrent: u32, core1: bool
     NewWorker {
         key: WorkerKey(key),
         models: models.iter().map(|name| Model::from(*name)).collect(),
+        failing: Vec::new(),
         max_concurrent,
         load: 0,
         core1,

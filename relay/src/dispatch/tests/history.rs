@@ -40,8 +40,17 @@ struct Play {
 }
 
 /// What must have happened in a run, or its agreement says nothing about multiplexers.
-const MUST_BE_SEEN: [&str; 7] =
-    ["asked", "passed over", "sent through a gate", "sent by an alias", "model failed", "model loading", "share full"];
+const MUST_BE_SEEN: [&str; 9] = [
+    "asked",
+    "passed over",
+    "sent through a gate",
+    "sent by an alias",
+    "model failed",
+    "model loading",
+    "share full",
+    "waits beside a failing worker",
+    "sent to a failing worker",
+];
 
 impl Play {
     fn new(settings: Settings) -> Self {
@@ -109,6 +118,11 @@ impl Play {
                 self.seen.insert("sent through a gate");
                 self.seen.extend(self.reference.is_by_alias(*request, *worker).then_some("sent by an alias"));
             }
+            if let Effect::Send { worker, request, .. } = effect
+                && self.reference.fails(*worker, *request)
+            {
+                self.seen.insert("sent to a failing worker");
+            }
             if let Effect::Fail { failure, .. } = effect {
                 let failed = matches!(failure, Failure::ModelFailed { .. }).then_some("model failed");
                 let late = matches!(failure, Failure::ModelLoading { .. }).then_some("model loading");
@@ -118,6 +132,7 @@ impl Play {
         }
         self.seen.extend(self.reference.asked().next().map(|_| "asked"));
         self.seen.extend(self.reference.has_passed_over().then_some("passed over"));
+        self.seen.extend(self.reference.waits_beside_failing().then_some("waits beside a failing worker"));
     }
 
     /// What the op means as things stand: one arm each, so it is long.
@@ -135,9 +150,10 @@ impl Play {
                 let live = self.reference.requests.keys().copied().collect::<Vec<_>>();
                 Event::Cancel { request: pick(&live, request)?, reason }
             }
-            Op::Join { models: mask, max_concurrent, load, core1, slots } => {
+            Op::Join { models: mask, max_concurrent, load, core1, failing, slots } => {
                 let key = WorkerKey(self.key());
-                join(NewWorker { key, models: models(mask), max_concurrent, load, core1, multiplexer: None }, slots)
+                let (models, failing) = (models(mask), models(failing));
+                join(NewWorker { key, models, failing, max_concurrent, load, core1, multiplexer: None }, slots)
             }
             Op::Lose { worker, cause } => {
                 let worker = self.worker(worker)?;
@@ -145,8 +161,9 @@ impl Play {
                 let started = running.filter(|key| self.started.contains(key)).collect();
                 Event::WorkerLost { worker, started, cause }
             }
-            Op::Models { worker, models: mask, load } => {
-                Event::ModelsUpdated { worker: self.worker(worker)?, models: models(mask), load }
+            Op::Models { worker, models: mask, failing, load } => {
+                let (models, failing) = (models(mask), models(failing));
+                Event::ModelsUpdated { worker: self.worker(worker)?, models, failing, load }
             }
             Op::Load { worker, load } => Event::LoadReported { worker: self.worker(worker)?, load },
             Op::Grant { worker, grant } => {

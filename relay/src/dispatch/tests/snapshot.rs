@@ -50,12 +50,14 @@ fn provider_is_idle_while_nothing_waits_and_nothing_runs() {
 fn workers_are_described() {
     let mut p = Provider::new();
     p.join_core1(1, &["b", "a"]);
+    p.models_failing(1, &["b", "a"], &["b", "c"]);
     p.grant(1, 2, 3, 2);
     p.submit(1, "a");
     p.drain(1);
     let snapshot = WorkerSnapshot {
         key: WorkerKey(1),
         models: vec![Model::from("a"), Model::from("b")],
+        failing: vec![Model::from("b")],
         open: vec![Model::from("a"), Model::from("b")],
         max_concurrent: 8,
         core1: true,

@@ -41,6 +41,19 @@ impl WorkerLink {
         state.details = Arc::new(details);
     }
 
+    /// Stores the models whose requests the backend fails; names that the worker does not advertise are left out.
+    pub fn set_failing(&self, failing: &[String]) {
+        let mut state = self.lock();
+        let advertised: HashSet<&str> = state.advertised.iter().map(|model| model.trim()).collect();
+        let failing = failing.iter().map(|model| model.trim()).filter(|model| advertised.contains(model));
+        state.failing = failing.map(Arc::from).collect();
+    }
+
+    /// The models whose requests the backend fails.
+    pub fn failing(&self) -> Vec<Arc<str>> {
+        self.lock().failing.iter().cloned().collect()
+    }
+
     /// Limits and capabilities of the models that the worker advertises.
     pub fn details(&self) -> Arc<DetailsByModel> {
         Arc::clone(&self.lock().details)

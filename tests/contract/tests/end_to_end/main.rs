@@ -6,6 +6,7 @@ mod cancel;
 mod dialects;
 mod keep_alive;
 mod model_details;
+mod outliers;
 mod relays;
 mod rotation;
 mod secrecy;

@@ -13,6 +13,7 @@ mod gpu;
 mod metrics;
 mod names;
 mod old_relay;
+mod outliers;
 mod probe;
 mod registration;
 mod reload;

@@ -108,3 +108,29 @@ async fn a_reported_load_counts_beside_the_relays_own_requests() {
     relay.wait_for_queue_depth("local", 1).await;
     shared.expect_quiet().await;
 }
+
+#[tokio::test]
+async fn worker_with_failing_model_is_passed_over() {
+    let relay = Relay::start().await;
+    let mut failing = relay.dial().open().await;
+    let mut registration = modelrelay_harness::worker::registration(&["m", "n"], 9);
+    registration["failing"] = json!(["m", "unknown"]);
+    failing.register_with(registration).await;
+    assert_eq!(relay.workers().await[0]["failing_models"], json!(["m"]));
+    let mut sound = relay.worker(&["m"], 1).await;
+    let first = relay.begin(chat("m"));
+    let job = sound.expect_request().await;
+    let second = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    sound.answer(&job, &json!({})).await;
+    let _ = first.reply().await.with_status(200);
+    let job = sound.expect_request().await;
+    let third = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    failing.send(&json!({"type": "models_update", "models": ["m", "n"]})).await;
+    let recovered = failing.expect_request().await;
+    failing.answer(&recovered, &json!({})).await;
+    sound.answer(&job, &json!({})).await;
+    let _ = second.reply().await.with_status(200);
+    let _ = third.reply().await.with_status(200);
+}

@@ -36,6 +36,8 @@ pub(super) enum Op {
         max_concurrent: u32,
         load: u32,
         core1: bool,
+        /// The models that its backend fails, as a mask.
+        failing: usize,
         /// The slots of its multiplexer, if it has one.
         slots: Option<Vec<Slot>>,
     },
@@ -46,6 +48,8 @@ pub(super) enum Op {
     Models {
         worker: usize,
         models: usize,
+        /// The models that its backend fails, as a mask.
+        failing: usize,
         load: Option<u32>,
     },
     Load {
@@ -150,14 +154,23 @@ fn of_a_request() -> impl Strategy<Value = Op> {
 
 fn of_a_worker() -> impl Strategy<Value = Op> {
     let multiplexer = prop::option::weighted(0.5, slots::slots());
-    let join = (1..ALL_MODELS, 1..4_u32, 0..2_u32, any::<bool>(), multiplexer).prop_map(
-        |(models, max_concurrent, load, core1, slots)| Op::Join { models, max_concurrent, load, core1, slots },
+    // Models that are not advertised may be among them.
+    let failing = prop_oneof![2 => Just(0), 1 => 1..ALL_MODELS];
+    let join = (1..ALL_MODELS, 1..4_u32, 0..2_u32, any::<bool>(), failing.clone(), multiplexer).prop_map(
+        |(models, max_concurrent, load, core1, failing, slots)| Op::Join {
+            models,
+            max_concurrent,
+            load,
+            core1,
+            failing,
+            slots,
+        },
     );
     let causes = [LossCause::Disconnected, LossCause::HeartbeatTimeout];
     let lose =
         (any_index(), prop::sample::select(causes.to_vec())).prop_map(|(worker, cause)| Op::Lose { worker, cause });
-    let models = (any_index(), 0..ALL_MODELS, prop::option::of(0..4_u32))
-        .prop_map(|(worker, models, load)| Op::Models { worker, models, load });
+    let models = (any_index(), 0..ALL_MODELS, failing, prop::option::of(0..4_u32))
+        .prop_map(|(worker, models, failing, load)| Op::Models { worker, models, failing, load });
     let grant =
         (0..4_u32, 0..3_u32, 1..3_u32).prop_map(|(slots, others, links)| Grant { slots, others, capacity: 6, links });
     let stray = (any_index(), 0..40_u64, 0..4_u32, prop::option::of(failure()))

@@ -50,6 +50,7 @@ pub(super) struct Request {
 pub(super) struct Worker {
     new: NewWorker,
     pub(super) models: BTreeSet<Model>,
+    failing: BTreeSet<Model>,
     foreign: u32,
     taken_back: u32,
     pub(super) grant: Option<Grant>,
@@ -104,7 +105,7 @@ impl Reference {
     /// How many requests of each model this worker could be sent, if it had room.
     pub(super) fn waiting_for(&self, worker: WorkerKey) -> BTreeMap<Model, u32> {
         let mut waiting: BTreeMap<Model, u32> = BTreeMap::new();
-        for key in self.queued().filter(|key| self.could_serve(worker, *key)) {
+        for key in self.queued().filter(|key| self.could_serve(worker, *key) && !self.passes_over(worker, *key)) {
             if self.tells(worker, key) {
                 *waiting.entry(self.requests[&key].new.model.clone()).or_default() += 1;
             }
@@ -195,11 +196,36 @@ impl Reference {
             && request.new.allowed.as_ref().is_none_or(|allowed| allowed.contains(&worker.id(&request.new.model)))
     }
 
+    /// True if the worker fails the request's model, and another serves it that does not.
+    fn passes_over(&self, key: WorkerKey, request: RequestKey) -> bool {
+        let model = &self.requests[&request].new.model;
+        let is_sound = |(key, worker): (&WorkerKey, &Worker)| {
+            self.could_serve(*key, request) && worker.is_open_for(model) && !worker.failing.contains(model)
+        };
+        self.requests[&request].new.pin.is_none() && self.fails(key, request) && self.workers.iter().any(is_sound)
+    }
+
+    /// True if the worker's backend fails the model that a request names.
+    pub(super) fn fails(&self, key: WorkerKey, request: RequestKey) -> bool {
+        let model = self.requests.get(&request).map(|request| &request.new.model);
+        let worker = self.workers.get(&key);
+        worker.zip(model).is_some_and(|(worker, model)| worker.failing.contains(model))
+    }
+
+    /// True if a request waits for a sound worker while one that fails its model has room.
+    pub(super) fn waits_beside_failing(&self) -> bool {
+        let passed_over = |request: RequestKey, key: WorkerKey| {
+            self.has_room(key, &self.requests[&request].new.model) && self.passes_over(key, request)
+        };
+        self.queued().any(|request| self.workers.keys().any(|key| passed_over(request, *key)))
+    }
+
     fn best_for(&self, request: RequestKey) -> Option<WorkerKey> {
         let model = &self.requests[&request].new.model;
         self.workers
             .iter()
             .filter(|(key, _)| self.could_serve(**key, request) && self.has_room(**key, model))
+            .filter(|(key, _)| !self.passes_over(**key, request))
             .min_by_key(|(key, worker)| (self.load(**key, model), worker.turn, **key))
             .map(|(key, _)| *key)
     }

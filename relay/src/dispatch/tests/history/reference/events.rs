@@ -16,7 +16,7 @@ impl Reference {
             Event::Cancel { request, reason } => self.cancel(request, reason),
             Event::WorkerJoined(new) => self.join(new),
             Event::WorkerLost { worker, started, cause } => self.lost(worker, &started, cause),
-            Event::ModelsUpdated { worker, models, load } => self.update(worker, models, load),
+            Event::ModelsUpdated { worker, models, failing, load } => self.update(worker, models, failing, load),
             Event::LoadReported { worker, load } => self.report(worker, load),
             Event::Granted { worker, grant } => {
                 if let Some(known) = self.workers.get_mut(&worker).filter(|w| w.new.core1) {
@@ -85,7 +85,7 @@ impl Reference {
         }
     }
 
-    fn update(&mut self, worker: WorkerKey, models: Vec<Model>, load: Option<u32>) {
+    fn update(&mut self, worker: WorkerKey, models: Vec<Model>, failing: Vec<Model>, load: Option<u32>) {
         if let Some(load) = load {
             self.report(worker, load);
         }
@@ -93,6 +93,7 @@ impl Reference {
             return;
         };
         known.models = models.into_iter().collect();
+        known.failing = failing.into_iter().collect();
         for request in self.requests.values_mut() {
             if known.models.contains(&request.new.model) {
                 request.failed_on.remove(&worker);
@@ -179,6 +180,7 @@ impl Reference {
     fn join(&mut self, new: NewWorker) {
         let worker = Worker {
             models: new.models.iter().cloned().collect(),
+            failing: new.failing.iter().cloned().collect(),
             foreign: new.load,
             taken_back: 0,
             grant: None,

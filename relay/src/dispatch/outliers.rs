@@ -1,0 +1,58 @@
+//! Workers whose backend fails the requests for a model, though its health check succeeds.
+//!
+//! Such a backend responds at once, so by its load alone it would attract most requests. A worker that reports a model as
+//! failing is passed over for that model while a sound worker serves it: one that has not reported it, takes requests, has
+//! the model open, and may be sent the request in question. A busy sound worker is waited for. Without a sound worker the
+//! failing ones are used like any other, so the last ones are never ejected. A request that is pinned to a worker goes there.
+//!
+//! Workers that were passed over become due when the last sound one leaves, or changes. All that waits is then placed in
+//! order, since several workers may take it.
+
+use super::Dispatch;
+use super::clock::Moment;
+use super::effect::Effect;
+use super::event::WorkerKey;
+use super::models::{Group, ModelId};
+use super::queue::LaneKey;
+use super::registry::Worker;
+
+impl Dispatch {
+    /// True if a worker fails the model and a sound one that `suits` serves it.
+    pub(super) fn is_passed_over(
+        &self,
+        group: &Group,
+        worker: WorkerKey,
+        needs_core1: bool,
+        suits: impl Fn(&Worker) -> bool,
+    ) -> bool {
+        group.failing.contains(&worker)
+            && group.sound.able(needs_core1).any(|sound| self.workers.get(&sound).is_some_and(&suits))
+    }
+
+    /// The same for all requests of a lane.
+    pub(super) fn passes_over(&self, group: &Group, worker: WorkerKey, lane: &LaneKey) -> bool {
+        self.is_passed_over(group, worker, lane.needs_core1, |sound| lane.admits(sound))
+    }
+
+    /// Notes that the servers of a model have changed, and with them what its failing workers could be sent.
+    pub(super) fn note_servers_changed(&mut self, model: ModelId, now: Moment) {
+        if self.models[model].failing.is_empty() {
+            return;
+        }
+        self.are_servers_changed = true;
+        for worker in self.models[model].failing.clone() {
+            self.mark(worker, now);
+        }
+    }
+
+    /// Places all that waits, oldest first, if the servers of a failing model have changed.
+    pub(super) fn place_if_servers_changed(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        if !std::mem::take(&mut self.are_servers_changed) {
+            return;
+        }
+        let is_placeable = |this: &Self, key| this.requests.get(&key).is_some_and(|it| this.pick(it).is_some());
+        while let Some(key) = self.queue.all_firsts().into_iter().find(|key| is_placeable(self, *key)) {
+            self.place(key, now, out);
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use http::HeaderMap;
@@ -16,7 +16,8 @@ use crate::config::{BackendSettings, DriverSettings, Engine, SettingError, SlotS
 use crate::multiplexer::Model;
 use crate::multiplexer::actor::{Arriving, Lease, Suspicion};
 use crate::multiplexer::board::RelaySink;
-use crate::multiplexer::driver::build::slot_drivers;
+use crate::multiplexer::driver::build::{Driven, slot_drivers};
+use crate::multiplexer::driver::roster::Changes;
 use crate::multiplexer::driver::slot::SlotDriver;
 use crate::multiplexer::error::SlotError;
 use crate::multiplexer::metrics::Metrics;
@@ -35,10 +36,10 @@ const MAX_BACKENDS: usize = 32;
 pub struct Swapping {
     /// The slots.
     pub multiplexer: Multiplexer,
-    /// As they were at the start: what the drivers know.
-    started: Vec<SlotSettings>,
-    /// What drives each.
-    drivers: Vec<Arc<SlotDriver>>,
+    /// The settings in force, in the order of the slots. Never held over an await.
+    settings: Mutex<Vec<SlotSettings>>,
+    /// The driver of each slot.
+    driven: Vec<Driven>,
     /// The declared details of all models, by each of their names. Never held over an await.
     details: Mutex<Declared>,
     /// From each further name of a model to its id. Never held over an await.
@@ -72,21 +73,22 @@ impl Swapping {
         metrics.forget_backend();
         let supervisor = std::env::current_exe()
             .map_err(|error| SettingError::hidden("multiplexer", format!("this program is not found: {error}")))?;
-        let drivers = slot_drivers(&slots, &supervisor)?;
+        let driven = slot_drivers(&slots, &supervisor)?;
         // Nobody waits for it: a GPU's driver may hang.
-        for driver in &drivers {
+        for Driven { driver, .. } in &driven {
             let driver = Arc::clone(driver);
             tokio::spawn(async move { driver.measure().await });
         }
-        let driven = slots.iter().map(|slot| slot.config.clone()).zip(drivers.iter().cloned()).collect();
+        let drivers = driven.iter().map(|slot| Arc::clone(&slot.driver));
+        let machines = slots.iter().map(|slot| slot.config.clone()).zip(drivers).collect();
         let seed = (random() * 9_007_199_254_740_992.0) as u64;
         Ok(Arc::new(Self {
-            multiplexer: Multiplexer::start(driven, Arc::new(Metrics::new(metrics.registry())), seed),
+            multiplexer: Multiplexer::start(machines, Arc::new(Metrics::new(metrics.registry())), seed),
             details: Mutex::new(with_aliases(declared, &slots)),
             aliases: Mutex::new(aliases(&slots)),
             failing,
-            started: slots,
-            drivers,
+            settings: Mutex::new(slots),
+            driven,
             backends: Mutex::default(),
             running: AtomicU32::new(0),
             has_served: AtomicBool::new(false),
@@ -94,8 +96,12 @@ impl Swapping {
     }
 
     /// What drives each slot.
-    pub fn drivers(&self) -> &[Arc<SlotDriver>] {
-        &self.drivers
+    pub fn drivers(&self) -> Vec<Arc<SlotDriver>> {
+        self.driven.iter().map(|slot| Arc::clone(&slot.driver)).collect()
+    }
+
+    fn settings(&self) -> MutexGuard<'_, Vec<SlotSettings>> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A link has registered with these models.
@@ -114,9 +120,9 @@ impl Swapping {
     }
 
     fn with_details(&self, models: Vec<String>) -> Advertised {
-        let details = self.details.lock().unwrap_or_else(PoisonError::into_inner);
         let is_ollama = |slot: &SlotSettings| matches!(slot.driver, DriverSettings::Ollama(..));
-        let naming = if self.started.iter().all(is_ollama) { Naming::Ollama } else { Naming::Exact };
+        let naming = if self.settings().iter().all(is_ollama) { Naming::Ollama } else { Naming::Exact };
+        let details = self.details.lock().unwrap_or_else(PoisonError::into_inner);
         let aliases = self.aliases.lock().unwrap_or_else(PoisonError::into_inner);
         let id = |name: &str| aliases.get(name).map_or(name, String::as_str).to_owned();
         Advertised::new(models, &Declared::default(), &details)
@@ -142,9 +148,10 @@ impl Swapping {
     /// the longest.
     fn longest_wait(&self) -> Option<(String, Duration)> {
         let slots = self.multiplexer.slots().slots;
-        let started = |id: &str| self.started.iter().find(|slot| slot.config.id == id);
-        let waits =
-            slots.iter().filter_map(|slot| Some((slot, &started(&slot.id)?.config.knobs))).flat_map(|(slot, knobs)| {
+        let settings = self.settings();
+        let in_force = |id: &str| settings.iter().find(|slot| slot.config.id == id);
+        let waits = slots.iter().filter_map(|slot| Some((slot, &in_force(&slot.id)?.config.knobs))).flat_map(
+            |(slot, knobs)| {
                 let cost = |ms: u64| Duration::from_millis(ms);
                 let candidate =
                     |ms| Candidate { waiting: 1, age: Duration::ZERO, total_wait: Duration::ZERO, cost: cost(ms) };
@@ -152,7 +159,8 @@ impl Swapping {
                 let longest = |index| policy::longest_wait(knobs, false, &candidates, index);
                 let waits = slot.models.iter().enumerate().map(|(index, model)| (model.id.clone(), longest(index)));
                 waits.collect::<Vec<_>>()
-            });
+            },
+        );
         waits.max_by_key(|(_, wait)| *wait)
     }
 
@@ -216,7 +224,8 @@ impl Swapping {
         }
         let slots = self.multiplexer.slots().slots;
         let is_empty = |id: &str| slots.iter().any(|slot| slot.id == id && slot.resident.is_none());
-        let awaited = self.started.iter().map(|slot| &slot.config).filter(|slot| slot.default.is_some());
+        let settings = self.settings();
+        let awaited = settings.iter().map(|slot| &slot.config).filter(|slot| slot.default.is_some());
         match awaited.map(|slot| slot.id.as_str()).find(|id| is_empty(id)) {
             Some(id) => Some(format!("slot {id} has not loaded its default model yet")),
             None => {
@@ -226,29 +235,33 @@ impl Swapping {
         }
     }
 
-    /// The slots' settings were written anew. What only a driver knows stays, and the log says so.
+    /// Applies new settings to the slots that were there at the start, and logs what takes effect at the next start only.
     pub fn reconfigure(self: &Arc<Self>, slots: &[SlotSettings], declared: &Declared, links: &Arc<Links>) {
         *self.details.lock().unwrap_or_else(PoisonError::into_inner) = with_aliases(declared, slots);
         *self.aliases.lock().unwrap_or_else(PoisonError::into_inner) = aliases(slots);
         for slot in slots {
-            let started =
-                self.started.iter().zip(&self.drivers).find(|(started, _)| started.config.id == slot.config.id);
-            match started {
-                Some((started, driver)) if slot.needs_only(started) => {
-                    driver.key().set(slot.api_key.clone());
-                    driver.driver().set_load_timeout(slot.config.knobs.load_timeout);
-                    self.multiplexer.reconfigure(slot.config.clone());
-                }
-                Some(_) | None => tracing::warn!(
-                    slot = slot.config.id,
-                    "worker.yaml changed a slot's driver, its backends or gave it new models; that needs a restart, and \
-                     the slot stays as it was"
-                ),
+            let mut settings = self.settings();
+            let running =
+                settings.iter_mut().zip(&self.driven).find(|(running, _)| running.config.id == slot.config.id);
+            let id = &slot.config.id;
+            match running {
+                Some((running, driven)) => match slot.fixed_difference(running) {
+                    None => self.reconfigure_slot(slot, running, driven),
+                    Some(setting) => tracing::warn!(
+                        slot = id,
+                        setting,
+                        "worker.yaml changed a setting of a slot that takes effect at the next start; the slot stays as it was"
+                    ),
+                },
+                None => tracing::warn!(slot = id, "worker.yaml has a new slot, which takes effect at the next start"),
             }
         }
-        let gone = |started: &&SlotSettings| slots.iter().all(|slot| slot.config.id != started.config.id);
-        for slot in self.started.iter().filter(gone) {
-            tracing::warn!(slot = slot.config.id, "worker.yaml has the slot no more; it stays until a restart");
+        let gone = |running: &&SlotSettings| slots.iter().all(|slot| slot.config.id != running.config.id);
+        for slot in self.settings().iter().filter(gone) {
+            tracing::warn!(
+                slot = slot.config.id,
+                "worker.yaml does not have a slot any more, which takes effect at the next start"
+            );
         }
         let (swapping, links) = (Arc::clone(self), Arc::clone(links));
         tokio::spawn(async move {
@@ -259,6 +272,33 @@ impl Swapping {
                 link.announce(&advertised, swapping.running());
             }
         });
+    }
+
+    /// The driver comes first: the slot may load a new model at once.
+    fn reconfigure_slot(&self, slot: &SlotSettings, running: &mut SlotSettings, driven: &Driven) {
+        driven.driver.key().set(slot.api_key.clone());
+        let changes = match driven.roster.reconfigure(slot) {
+            Ok(changes) => changes,
+            Err(error) => {
+                tracing::error!(slot = slot.config.id, %error, "new settings of a slot cannot be used; it stays as it was");
+                return;
+            }
+        };
+        driven.driver.driver().set_load_timeout(slot.config.knobs.load_timeout);
+        if changes != Changes::default() {
+            let Changes { added, removed, changed } = &changes;
+            driven.driver.expect_new_models();
+            tracing::info!(
+                slot = slot.config.id,
+                ?added,
+                ?removed,
+                ?changed,
+                "worker.yaml changed the models of a slot; a removed model is drained, a changed one uses its new settings \
+                 from its next load"
+            );
+        }
+        self.multiplexer.reconfigure(slot.config.clone(), &changes.changed);
+        *running = slot.clone();
     }
 
     /// Ends the slots, and the backends that are our children, for good.
@@ -313,9 +353,7 @@ fn backend_of(lease: &Lease) -> Backend {
 impl Leased {
     /// What the backend calls the model.
     pub fn backend_name(&self) -> Option<&str> {
-        let lease = self.lease.as_ref()?;
-        let slot = self.swapping.started.get(lease.slot())?;
-        Some(slot.backend_name(lease.model()))
+        self.lease.as_ref().map(Lease::backend_name)
     }
 
     /// The id of the model.

@@ -75,10 +75,26 @@ impl SlotSettings {
         self.backend_names.get(model).map_or(model, String::as_str)
     }
 
-    /// Whether a running slot can take this over as it is: its driver knows all that is asked of it, in whatever order.
-    pub fn needs_only(&self, running: &Self) -> bool {
-        let ids: Vec<_> = self.config.models.iter().map(|model| &model.id).collect();
-        self.devices == running.devices && self.driver.clone().only(&ids) == running.driver.clone().only(&ids)
+    /// The ids of its models.
+    pub fn models(&self) -> impl Iterator<Item = &Model> {
+        self.config.models.iter().map(|model| &model.id)
+    }
+
+    /// The setting that differs from those of a running slot and takes effect at the next start only.
+    pub fn fixed_difference(&self, running: &Self) -> Option<&'static str> {
+        if self.devices != running.devices {
+            return Some("devices");
+        }
+        match (&self.driver, &running.driver) {
+            (DriverSettings::LlamaServer(url, _), DriverSettings::LlamaServer(running, _))
+            | (DriverSettings::Ollama(url, _), DriverSettings::Ollama(running, _)) => (url != running).then_some("url"),
+            (DriverSettings::VllmSleep(level, _), DriverSettings::VllmSleep(running, _)) => {
+                (level != running).then_some("models.level")
+            }
+            (driver, running) => {
+                (std::mem::discriminant(driver) != std::mem::discriminant(running)).then_some("driver")
+            }
+        }
     }
 }
 
@@ -112,7 +128,7 @@ impl DriverSettings {
     }
 
     /// The part that is about these models, sorted: in another order it is the same.
-    fn only(mut self, ids: &[&Model]) -> Self {
+    pub fn only(mut self, ids: &[&Model]) -> Self {
         fn keep<T>(models: &mut Vec<T>, ids: &[&Model], id: impl Fn(&T) -> &Model) {
             models.retain(|model| ids.contains(&id(model)));
             models.sort_by(|one, other| id(one).cmp(id(other)));

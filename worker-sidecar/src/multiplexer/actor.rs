@@ -29,6 +29,7 @@ pub use self::lease::{Arriving, Lease, Suspicion, Ticket};
 
 use self::calls::{Call, Calls};
 use self::history::History;
+use self::lease::Backend;
 use super::Model;
 use super::board::{Board, Peer, Place, Told};
 use super::driver::slot::SlotDriver;
@@ -306,6 +307,7 @@ impl SlotTask {
                 Effect::Probe { op, model } => self.calls.probe(op, model),
                 Effect::StillServes { .. } => told.push(Told::StillServes),
                 Effect::Discard { model } => self.calls.discard(model),
+                Effect::Forget { model } => self.calls.driver().forget(&model),
                 Effect::OrderDone { id, result } => told.push(Told::Order { id, result }),
                 Effect::Changed => changed = true,
                 Effect::News(news) => {
@@ -343,8 +345,9 @@ impl SlotTask {
         };
         let (end, ended) = watch::channel(None);
         self.leases.insert(request, end);
-        let key = self.calls.driver().key().now();
-        let lease = Lease::new((request, model, generation), (url, key), ended, mailbox, waiting.place);
+        let (key, name) = (self.calls.driver().key().now(), self.calls.driver().driver().backend_name(&model));
+        let backend = Backend { url, key, name };
+        let lease = Lease::new((request, model, generation), backend, ended, mailbox, waiting.place);
         let _ = waiting.answer.send(Ok(lease));
     }
 

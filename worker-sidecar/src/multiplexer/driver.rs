@@ -22,6 +22,7 @@ pub mod memory;
 pub mod nvidia;
 pub mod ollama;
 pub mod process;
+pub mod roster;
 pub mod sequence;
 pub mod served;
 pub mod sglang;
@@ -97,6 +98,17 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn owns(&self, model: &Model) -> bool {
         let _ = model;
         self.capabilities().owns_backends
+    }
+
+    /// The backend's name for the model; `None` if it is the model's id.
+    fn backend_name(&self, model: &Model) -> Option<Model> {
+        let _ = model;
+        None
+    }
+
+    /// The slot holds nothing of this model, and its next load, if any, is another driver's.
+    fn forget(&self, model: &Model) {
+        let _ = model;
     }
 
     /// Ends when the model's backend does, for drivers that are its parent; else never.

@@ -115,6 +115,11 @@ pub enum Effect {
         /// The model.
         model: Model,
     },
+    /// The configuration does not have this model any more, and the slot holds nothing of it.
+    Forget {
+        /// The model.
+        model: Model,
+    },
     /// An order was carried out, or not.
     OrderDone {
         /// Which.

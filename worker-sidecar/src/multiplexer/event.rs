@@ -104,6 +104,11 @@ pub enum Event {
     },
     /// The slot's configuration was replaced.
     ConfigChanged(Box<SlotConfig>),
+    /// The next load of a model uses other settings.
+    ModelChanged {
+        /// The model.
+        model: Model,
+    },
     /// The worker ends.
     Stop {
         /// How long running requests may take.

@@ -206,6 +206,7 @@ impl Machine {
             Event::ConnectFailed { generation } => self.handle_connect_failed(generation),
             Event::Ordered { id, order } => self.handle_ordered(id, order),
             Event::ConfigChanged(config) => self.handle_config(*config),
+            Event::ModelChanged { model } => self.handle_model_changed(&model),
             Event::Stop { timeout } => self.handle_stop(timeout),
             Event::Tick => {}
         }

@@ -167,10 +167,14 @@ impl Multiplexer {
         }
     }
 
-    /// The configuration of one slot was replaced; `false` if there is no such slot. Its driver stays.
-    pub fn reconfigure(&self, config: SlotConfig) -> bool {
+    /// The configuration of one slot was replaced; `false` if there is no such slot. Its driver has it already, and uses other
+    /// settings for the next load of the models that are `changed`.
+    pub fn reconfigure(&self, config: SlotConfig, changed: &[Model]) -> bool {
         let Some(slot) = self.ids.iter().position(|id| *id == config.id) else { return false };
         self.slots[slot].tell(Event::ConfigChanged(Box::new(config)));
+        for model in changed {
+            self.slots[slot].tell(Event::ModelChanged { model: Model::clone(model) });
+        }
         true
     }
 

@@ -35,7 +35,7 @@ pub(super) async fn undo_drains(worker: Arc<Worker>) {
 
 async fn backend_returned(worker: &Worker) {
     match &worker.swapping {
-        Some(swapping) => come_back(swapping.drivers()).await,
+        Some(swapping) => come_back(&swapping.drivers()).await,
         None => {
             let mut healthy = worker.catalogue.healthy();
             let _ = healthy.wait_for(|healthy| !healthy).await;

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use modelrelay_harness::process::path_of;
 use serde_json::{Value, json};
 
-use crate::rig::{LONG, Rig, Slot, ask_once_loaded, chat, demand, gate, granted, slots1};
+use crate::rig::{LONG, Rig, Slot, ask_once_loaded, chat, demand, gate, granted, slots1, stream, text};
 
 #[tokio::test]
 async fn a_model_that_leaves_the_file_is_advertised_no_more_and_capacities_change() {
@@ -35,12 +36,97 @@ async fn declared_details_are_advertised_for_unloaded_models() {
     assert!(update.is_some(), "{}", rig.worker.log());
 }
 
+/// The slot's file with another command for `a`, which prints `second life` first.
+fn with_other_command(yaml: &str) -> String {
+    let program = path_of("modelrelay-worker").to_string_lossy().into_owned();
+    let other = json!(["sh", "-c", "echo second life; exec \"$0\" demo --listen 127.0.0.1:${PORT}", program]);
+    let command = json!([program, "demo", "--listen", "127.0.0.1:${PORT}"]).to_string();
+    yaml.replacen(&command, &other.to_string(), 1)
+}
+
+fn without(yaml: &str, model: &str) -> String {
+    let id = format!("\"id\":\"{model}\"");
+    yaml.lines().filter(|line| !line.contains(&id)).collect::<Vec<_>>().join("\n")
+}
+
+fn slow() -> Slot {
+    Slot { delay: "300ms", ..Slot::default() }
+}
+
 #[tokio::test]
-async fn what_a_driver_would_have_to_learn_waits_for_a_restart_and_says_so() {
+async fn added_model_is_loaded_after_a_running_stream() {
+    let slot = slow();
+    let mut rig = Rig::with(&slots1(), &without(&slot.yaml(), "b")).await;
+    let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
+    rig.link.part(&asked).await;
+    rig.rewrite(&slot.yaml());
+    let update = rig.link.message_within(LONG, "models_update", |update| update["models"] == json!(["a", "b"])).await;
+    assert!(update.is_some(), "{}", rig.worker.log());
+    demand(&rig.link, "b", 1);
+    let reply = rig.link.reply_within(LONG, &asked).await.expect("the stream ends");
+    assert!(reply.is_complete() && text(&reply).ends_with("data: [DONE]\n\n"), "{} {}", reply.end, text(&reply));
+    gate(&mut rig.link, "b").await;
+    let asked = rig.link.ask(&chat("b"));
+    assert_eq!(rig.link.reply_within(LONG, &asked).await.expect("an answer").status, 200, "{}", rig.worker.log());
+}
+
+#[tokio::test]
+async fn removed_model_ends_its_stream_and_is_unloaded() {
+    let slot = slow();
+    let mut rig = Rig::start(&slots1(), &slot).await;
+    let asked = ask_once_loaded(&mut rig.link, &stream("a"), "a").await;
+    rig.link.part(&asked).await;
+    rig.rewrite(&without(&slot.yaml(), "a"));
+    let update = rig.link.message_within(LONG, "models_update", |update| update["models"] == json!(["b"])).await;
+    assert!(update.is_some(), "{}", rig.worker.log());
+    let reply = rig.link.reply_within(LONG, &asked).await.expect("the stream ends");
+    assert!(reply.is_complete() && text(&reply).ends_with("data: [DONE]\n\n"), "{} {}", reply.end, text(&reply));
+    let is_empty = |slots: &Value| slots["slots"][0]["state"] == "empty" && slots["slots"][0]["models"][0]["id"] == "b";
+    assert!(rig.link.message_within(LONG, "slots", is_empty).await.is_some(), "{}", rig.worker.log());
+    let asked = rig.link.ask(&chat("a"));
+    assert_eq!(rig.link.reply(&asked).await.status, 404);
+}
+
+#[tokio::test]
+async fn changed_command_is_used_from_the_next_load() {
     let slot = Slot::default();
     let mut rig = Rig::start(&slots1(), &slot).await;
-    rig.rewrite(&slot.yaml().replace("\"DEMO_DELAY\":\"1ms\"", "\"DEMO_DELAY\":\"2ms\""));
-    rig.worker.process.wait_for_line("needs a restart").await;
+    let asked = ask_once_loaded(&mut rig.link, &chat("a"), "a").await;
+    assert_eq!(rig.link.reply(&asked).await.status, 200);
+    rig.rewrite(&with_other_command(&slot.yaml()));
+    rig.worker.process.wait_for_line("changed the models of a slot").await;
+    let asked = rig.link.ask(&chat("a"));
+    assert_eq!(rig.link.reply(&asked).await.status, 200, "the loaded model stays");
+    assert!(!rig.worker.log().contains("second life"), "{}", rig.worker.log());
+    for model in ["b", "a"] {
+        let asked = ask_once_loaded(&mut rig.link, &chat(model), model).await;
+        assert_eq!(rig.link.reply(&asked).await.status, 200, "{}", rig.worker.log());
+    }
+    rig.worker.process.wait_for_line("second life").await;
+}
+
+#[tokio::test]
+async fn corrected_command_is_tried_at_once() {
+    let slot = Slot::default();
+    let broken = with_other_command(&slot.yaml()).replacen("second life;", "broken; exit 3;", 1);
+    let mut rig = Rig::with(&slots1(), &broken).await;
+    demand(&rig.link, "a", 1);
+    let failed = |slots: &Value| slots["slots"][0]["models"][0]["status"] == "failed";
+    assert!(rig.link.message_within(LONG, "slots", failed).await.is_some(), "{}", rig.worker.log());
+    rig.rewrite(&with_other_command(&slot.yaml()));
+    rig.worker.process.wait_for_line("second life").await;
+    gate(&mut rig.link, "a").await;
+}
+
+#[tokio::test]
+async fn fixed_settings_wait_for_the_next_start() {
+    let slot = Slot::default();
+    let mut rig = Rig::start(&slots1(), &slot).await;
+    rig.rewrite(&slot.yaml().replace("driver: process", "driver: process\n    devices: ['7']"));
+    let line = rig.worker.process.wait_for_line("takes effect at the next start").await;
+    assert!(line.contains("gpu0") && line.contains("devices"), "{line}");
+    rig.rewrite(&slot.yaml().replace("id: gpu0", "id: gpu1"));
+    rig.worker.process.wait_for_line("a new slot, which takes effect at the next start").await;
     rig.rewrite(&slot.yaml().replace("driver: process", "driver: nonsense"));
     rig.worker.process.wait_for_line("the last good settings stay in force").await;
     demand(&rig.link, "b", 1);

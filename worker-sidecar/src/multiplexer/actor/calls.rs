@@ -129,6 +129,7 @@ impl Calls {
                 Ok(Err(_)) => tracing::error!(model = &*model, "a driver panicked"),
                 Err(_) => tracing::warn!(model = &*model, "what was left of a model does not go"),
             }
+            driver.forget(&model);
         }));
     }
 

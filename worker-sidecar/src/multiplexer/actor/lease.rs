@@ -45,12 +45,20 @@ pub struct Lease {
     request: RequestKey,
     model: Model,
     generation: Generation,
-    url: Url,
-    key: Option<Secret>,
+    backend: Backend,
     end: watch::Receiver<Option<LeaseEnd>>,
     /// None once it is given back.
     mailbox: Option<mpsc::UnboundedSender<Message>>,
     place: Place,
+}
+
+/// The backend of a lease.
+#[derive(Debug)]
+pub(super) struct Backend {
+    pub(super) url: Url,
+    pub(super) key: Option<Secret>,
+    /// Its name for the model, if that is not the id.
+    pub(super) name: Option<Model>,
 }
 
 /// That a lease's backend could not be reached. Outlives the lease: the slot hears of it once the relay has read of the failure.
@@ -115,12 +123,12 @@ impl Drop for Arriving {
 impl Lease {
     pub(super) fn new(
         (request, model, generation): (RequestKey, Model, Generation),
-        (url, key): (Url, Option<Secret>),
+        backend: Backend,
         end: watch::Receiver<Option<LeaseEnd>>,
         mailbox: mpsc::UnboundedSender<Message>,
         place: Place,
     ) -> Self {
-        Self { request, model, generation, url, key, end, mailbox: Some(mailbox), place }
+        Self { request, model, generation, backend, end, mailbox: Some(mailbox), place }
     }
 
     /// The model.
@@ -135,12 +143,17 @@ impl Lease {
 
     /// Where its backend is.
     pub fn url(&self) -> &Url {
-        &self.url
+        &self.backend.url
     }
 
     /// What its backend wants to be shown.
     pub fn key(&self) -> Option<&Secret> {
-        self.key.as_ref()
+        self.backend.key.as_ref()
+    }
+
+    /// The backend's name for the model.
+    pub fn backend_name(&self) -> &str {
+        self.backend.name.as_ref().unwrap_or(&self.model)
     }
 
     /// Which load of the slot this lease belongs to.

@@ -12,20 +12,34 @@ use super::memory::SlotMemory;
 use super::nvidia::Nvidia;
 use super::ollama::Ollama;
 use super::process::Process;
+use super::roster::Roster;
 use super::sglang::Sglang;
 use super::slot::SlotDriver;
 use super::static_url::StaticUrl;
 use super::vllm_sleep::VllmSleep;
 use crate::config::{DriverSettings, SettingError, SlotSettings};
 
+/// A slot's driver, and the part of it that takes new settings.
+#[derive(Clone, Debug)]
+pub struct Driven {
+    /// Carries out the machine's calls.
+    pub driver: Arc<SlotDriver>,
+    /// Assigns a driver to each model.
+    pub roster: Arc<Roster>,
+}
+
 /// The driver of each slot, in their order, and what measures its memory. `supervisor`: this very program, which stands
 /// between the worker and each process that a driver starts. Fails where a driver cannot work at all: outside a cluster, say.
-pub fn slot_drivers(slots: &[SlotSettings], supervisor: &Path) -> Result<Vec<Arc<SlotDriver>>, SettingError> {
+pub fn slot_drivers(slots: &[SlotSettings], supervisor: &Path) -> Result<Vec<Driven>, SettingError> {
     let loading = slots.iter().filter(|slot| loads(slot)).count();
     let with_driver = |slot: &SlotSettings| {
-        let key = Key::new(slot.api_key.clone());
-        let driver = driver(slot, supervisor.to_path_buf(), &key)?;
-        Ok(Arc::new(SlotDriver::new(driver, SlotMemory::new(Arc::new(meter(slot, loading)))).with_key(key)))
+        let (key, supervisor) = (Key::new(slot.api_key.clone()), supervisor.to_path_buf());
+        let shared = key.clone();
+        let build = move |slot: &SlotSettings| driver(slot, supervisor.clone(), &shared);
+        let roster = Arc::new(Roster::new(slot, Box::new(build))?);
+        let memory = SlotMemory::new(Arc::new(meter(slot, loading)));
+        let driver = Arc::new(SlotDriver::new(Arc::<Roster>::clone(&roster), memory).with_key(key));
+        Ok(Driven { driver, roster })
     };
     slots.iter().map(with_driver).collect()
 }
@@ -135,7 +149,7 @@ mod tests {
         let slots: Vec<_> = kinds.iter().map(|(settings, ..)| slot(settings.clone())).collect();
         let drivers = slot_drivers(&slots, Path::new("worker")).unwrap();
         assert_eq!(drivers.len(), kinds.len());
-        for (driver, (_, leaves, owns)) in drivers.iter().map(|slot| slot.driver()).zip(kinds) {
+        for (driver, (_, leaves, owns)) in drivers.iter().map(|slot| slot.driver.driver()).zip(kinds) {
             assert_eq!(driver.models(), [Model::from("m")], "{driver:?}");
             let capabilities = driver.capabilities();
             assert_eq!((capabilities.leaves, capabilities.owns_backends), (leaves, owns), "{driver:?}");

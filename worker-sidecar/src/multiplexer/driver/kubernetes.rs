@@ -401,6 +401,13 @@ impl Driver for KubernetesScale {
         Box::pin(async { self.remove(model).await.map(|()| Left::Nothing) })
     }
 
+    /// Another model, or another driver, may scale its Deployment from now on, so this driver leaves it alone.
+    fn forget(&self, model: &Model) {
+        if let Ok(known) = self.find(model) {
+            known.life().is_wanted = true;
+        }
+    }
+
     /// There is no harder way, see the rules above.
     fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(self.remove(model))

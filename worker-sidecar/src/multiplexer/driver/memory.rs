@@ -128,6 +128,11 @@ impl SlotMemory {
         }
     }
 
+    /// Drops the figures of a model that the slot does not have any more.
+    pub fn forget(&self, model: &Model) {
+        self.lock().remove(model);
+    }
+
     /// What is known before the resident has to go.
     pub async fn reading(&self, resident: Option<&Model>, returns: Returns) -> Reading {
         let (free, host_free) = (self.free().await, self.host_free().await);

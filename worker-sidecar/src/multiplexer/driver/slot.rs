@@ -52,6 +52,19 @@ impl SlotDriver {
         self.memory.measure_once().await;
     }
 
+    /// For [`Effect::Forget`](crate::multiplexer::effect::Effect::Forget). A model that the configuration has again is kept.
+    pub fn forget(&self, model: &Model) {
+        self.driver.forget(model);
+        if !self.knows(model) {
+            self.memory.forget(model);
+        }
+    }
+
+    /// Before the next load, the backends of new models have to be unloaded if somebody else has loaded them.
+    pub fn expect_new_models(&self) {
+        self.is_cleared.store(false, Ordering::Relaxed);
+    }
+
     fn knows(&self, model: &Model) -> bool {
         self.driver.models().contains(model)
     }
@@ -59,7 +72,6 @@ impl SlotDriver {
     /// For [`Effect::Preflight`](crate::multiplexer::effect::Effect::Preflight): whether the driver could load it, and what
     /// is free beside what the resident would give back.
     pub async fn preflight(&self, model: &Model, resident: Option<&Model>) -> Outcome {
-        // A reload may name models that the driver, which stays, was not made for.
         if !self.knows(model) {
             return Outcome::Preflight(Err(DriverError::UnknownModel(model.to_string()).to_string()));
         }

@@ -30,6 +30,8 @@ pub(super) struct Entry {
     pub(super) concurrency: Concurrency,
     /// What it took when it was last measured.
     pub(super) measured: Option<u64>,
+    /// Its settings have changed since it was last loaded, so its size now is not the size of its next load.
+    pub(super) is_outdated: bool,
     pub(super) asleep: bool,
     /// Whether waking means to read its weights.
     pub(super) wakes_slowly: bool,
@@ -85,6 +87,7 @@ impl Entry {
             gaps: Gaps::default(),
             concurrency: Concurrency::default(),
             measured: None,
+            is_outdated: false,
             asleep: false,
             wakes_slowly: false,
             pinned: config.pin,

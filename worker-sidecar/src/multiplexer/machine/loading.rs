@@ -30,7 +30,11 @@ impl Machine {
     fn loading(&mut self, model: Model, prior: Option<Model>) -> Loading {
         self.preflight = None;
         self.is_bereft = false;
-        let kind = self.models.get(&model).map_or(LoadKind::Cold, |entry| entry.load_kind());
+        let entry = self.models.get_mut(&model);
+        let kind = entry.map_or(LoadKind::Cold, |entry| {
+            entry.is_outdated = false;
+            entry.load_kind()
+        });
         let timeout = self.load_timeout(&model, kind);
         let op = self.next_op();
         self.out.push(Effect::Load { op, model: model.clone(), kind });

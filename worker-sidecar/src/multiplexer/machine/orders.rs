@@ -236,19 +236,29 @@ impl Machine {
         }
     }
 
+    /// Failures and sizes of the previous settings do not apply to the next load, and a backend that sleeps cannot be used
+    /// for it.
+    pub(super) fn handle_model_changed(&mut self, model: &Model) {
+        let is_needed = self.state.needs(model);
+        let Some(entry) = self.models.get_mut(model) else { return };
+        entry.failure = None;
+        entry.failures = 0;
+        entry.measured = None;
+        entry.is_outdated = true;
+        if entry.asleep && !is_needed {
+            entry.asleep = false;
+            self.out.push(Effect::Discard { model: model.clone() });
+        }
+    }
+
     /// Forgets models that are not in the configuration, once they are neither in the slot nor on their way there.
     pub(super) fn forget_removed(&mut self) {
-        let state = &self.state;
-        let needed = |model: &Model| {
-            state.resident().is_some_and(|resident| resident.model == *model)
-                || state.target() == Some(model)
-                || matches!(state, State::Evicting(evicting) if evicting.model == *model)
-        };
-        let out = &mut self.out;
+        let (state, out) = (&self.state, &mut self.out);
         self.models.retain(|model, entry| {
-            let keep = !entry.removed || needed(model);
-            if !keep && entry.asleep {
-                out.push(Effect::Discard { model: model.clone() });
+            let keep = !entry.removed || state.needs(model);
+            if !keep {
+                let model = model.clone();
+                out.push(if entry.asleep { Effect::Discard { model } } else { Effect::Forget { model } });
             }
             keep
         });

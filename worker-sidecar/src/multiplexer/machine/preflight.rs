@@ -45,6 +45,7 @@ impl Machine {
         if let Some(resident) = self.state.resident()
             && let Some(entry) = self.models.get_mut(&resident.model)
             && reading.held.is_some()
+            && !entry.is_outdated
         {
             entry.measured = reading.held;
         }

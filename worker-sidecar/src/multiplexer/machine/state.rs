@@ -178,6 +178,24 @@ impl State {
         }
     }
 
+    /// True if the slot may hold the model, or is about to. A worker that ends has all of its models to end.
+    pub(super) fn needs(&self, model: &Model) -> bool {
+        self.resident().is_some_and(|resident| resident.model == *model)
+            || self.target() == Some(model)
+            || match self {
+                Self::Evicting(evicting) => evicting.model == *model,
+                Self::Quarantined { model: stuck } => stuck == model,
+                Self::Stopping { .. } => true,
+                Self::Empty
+                | Self::Ready(_)
+                | Self::Draining(_)
+                | Self::Severing(_)
+                | Self::Loading(_)
+                | Self::RollingBack(_)
+                | Self::Backoff { .. } => false,
+            }
+    }
+
     pub(super) fn resident_mut(&mut self) -> Option<&mut Resident> {
         match self {
             Self::Ready(resident)

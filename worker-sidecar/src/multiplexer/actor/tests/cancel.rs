@@ -170,7 +170,7 @@ async fn a_link_that_comes_back_amid_a_swap_is_told_how_things_are() {
 async fn a_resident_that_leaves_the_configuration_drains_and_goes() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let running = stage.ask("a").await.unwrap();
-    assert!(stage.mux.reconfigure(config(&["b"])));
+    assert!(stage.mux.reconfigure(config(&["b"]), &[]));
     pass(1.0).await;
     assert_eq!(stage.state().await, SlotState::Draining);
     assert!(matches!(stage.ask("a").await.unwrap_err(), SlotError::UnknownModel { .. }));

@@ -79,7 +79,7 @@ async fn aliases_change_while_the_slot_runs() {
     let mut config = named();
     config.models[0].aliases.clear();
     config.models[1].aliases = vec!["x".into()];
-    assert!(stage.mux.reconfigure(config));
+    assert!(stage.mux.reconfigure(config, &[]));
     pass(0.1).await;
     assert_eq!(stage.mux.models(), ["a", "b", "x"]);
     assert_eq!(&**stage.ask("x").await.unwrap().model(), "b");

@@ -19,11 +19,14 @@ use tokio::task::JoinSet;
 use url::Url;
 
 use super::harness::{Sink, pass};
+use crate::config::{DriverSettings, SlotSettings};
 use crate::multiplexer::Model;
 use crate::multiplexer::actor::{Arriving, now};
 use crate::multiplexer::board::Peer;
 use crate::multiplexer::config::{ModelConfig, SlotConfig};
 use crate::multiplexer::driver::memory::{Meter, SlotMemory};
+use crate::multiplexer::driver::roster::Roster;
+use crate::multiplexer::driver::served::Served;
 use crate::multiplexer::driver::slot::SlotDriver;
 use crate::multiplexer::driver::{Call, Capabilities, Driver, DriverError, Probed, Returns};
 use crate::multiplexer::error::{LoadFailure, SlotError};
@@ -243,6 +246,10 @@ impl Driver for Liar {
 struct World {
     mux: Arc<Multiplexer>,
     liar: Arc<Liar>,
+    driver: Arc<SlotDriver>,
+    roster: Arc<Roster>,
+    /// How often the settings of its models were changed.
+    revision: u16,
     dice: Dice,
     /// Knows slots.
     told: Arc<Sink>,
@@ -257,8 +264,8 @@ struct World {
     visits: HashSet<SlotState>,
 }
 
-fn config() -> SlotConfig {
-    let models = MODELS.iter().map(|id| ModelConfig::new(*id, 2)).collect();
+fn config(ids: &[&str]) -> SlotConfig {
+    let models = ids.iter().map(|id| ModelConfig::new(*id, 2)).collect();
     let mut config = SlotConfig { max_held_per_relay: MOST_HELD, ..SlotConfig::new("gpu0", models) };
     let secs = Duration::from_secs;
     config.knobs.load_timeout = secs(30);
@@ -266,6 +273,18 @@ fn config() -> SlotConfig {
     config.knobs.hold_budget = secs(60);
     config.knobs.min_residency = secs(1);
     config
+}
+
+/// The address stands for all that a driver has to know of a model.
+fn settings(ids: &[&str], revision: u16) -> SlotSettings {
+    let served = |id: &&str| (Served::new(*id), format!("http://backend:{revision}").parse().unwrap());
+    SlotSettings {
+        config: config(ids),
+        driver: DriverSettings::Static(ids.iter().map(served).collect()),
+        devices: Vec::new(),
+        backend_names: Default::default(),
+        api_key: None,
+    }
 }
 
 /// Has a lease for so long, or until it is told to end; drops its place in the line before, if that takes too long.
@@ -287,14 +306,32 @@ impl World {
             is_honest: AtomicBool::new(false),
             dead: watch::Sender::default(),
         });
-        let driver = SlotDriver::new(Arc::<Liar>::clone(&liar), SlotMemory::new(gpu));
+        let of_each = Arc::clone(&liar);
+        let build = move |_: &SlotSettings| Ok(Arc::<Liar>::clone(&of_each) as Arc<dyn Driver>);
+        let roster = Arc::new(Roster::new(&settings(&MODELS, 1), Box::new(build)).unwrap());
+        let driver = Arc::new(SlotDriver::new(Arc::<Roster>::clone(&roster), SlotMemory::new(gpu)));
         let metrics = Arc::new(Metrics::new(&Registry::new()));
-        let mux = Arc::new(Multiplexer::start(vec![(config(), Arc::new(driver))], metrics, seed));
+        let mux = Arc::new(Multiplexer::start(vec![(config(&MODELS), Arc::clone(&driver))], metrics, seed));
         let told = Arc::new(Sink::default());
         let new = mux.join(Peer::Slots1, Arc::<Sink>::clone(&told));
         let old = mux.join(Peer::Old, Arc::new(Sink::default()));
         let (requests, visits) = (JoinSet::new(), HashSet::new());
-        Self { mux, liar, dice: Dice(seed), told, new, old, requests, begun: 0, ended: 0, generation: 0, visits }
+        Self {
+            mux,
+            liar,
+            driver,
+            roster,
+            revision: 1,
+            dice: Dice(seed),
+            told,
+            new,
+            old,
+            requests,
+            begun: 0,
+            ended: 0,
+            generation: 0,
+            visits,
+        }
     }
 
     fn ask(&mut self, relay: RelayKey, model: &str) {
@@ -330,11 +367,23 @@ impl World {
                 self.old = self.mux.join(Peer::Old, Arc::new(Sink::default()));
             }
             27 => {
-                assert!(self.mux.reconfigure(config()));
+                let ids: Vec<_> = MODELS.into_iter().filter(|_| self.dice.below(4) > 0).collect();
+                if !ids.is_empty() {
+                    self.reconfigure(&ids);
+                }
             }
             28 => self.mux.handle_message(self.new),
             _ => pass(self.dice.wait(4_000).as_secs_f64()).await,
         }
+    }
+
+    /// The file has these models; each second time their settings are new.
+    fn reconfigure(&mut self, ids: &[&str]) {
+        self.revision += self.dice.below(2) as u16;
+        let slot = settings(ids, self.revision);
+        let changes = self.roster.reconfigure(&slot).unwrap();
+        self.driver.expect_new_models();
+        assert!(self.mux.reconfigure(slot.config, &changes.changed));
     }
 
     fn demand(&mut self, model: &str) {
@@ -375,6 +424,7 @@ impl World {
     /// The driver does what it says from now on. Then every request ends, and every model can be had.
     async fn calm_down(mut self) -> HashSet<SlotState> {
         self.liar.is_honest.store(true, Ordering::Relaxed);
+        self.reconfigure(&MODELS);
         for model in MODELS {
             let models = Vec::new();
             self.mux.handle_demand(self.new, &modelrelay_protocol::message::Demand { models });

@@ -2,9 +2,10 @@
 
 use modelrelay_protocol::message::SlotState;
 
-use super::harness::{NOTHING, Stage, config};
+use super::harness::{Call, NOTHING, Stage, config};
 use crate::multiplexer::config::ModelConfig;
-use crate::multiplexer::event::{Event, Order};
+use crate::multiplexer::event::{Event, Order, Outcome};
+use crate::multiplexer::memory::Reading;
 
 // 60, m
 #[test]
@@ -88,6 +89,59 @@ fn sleeper_that_is_not_in_the_configuration_any_more_is_not_killed_while_it_is_w
     assert_eq!(s.freed(true), ["load a Wake"]);
     assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["b"])))), ["fail r2: model_not_found"]);
     assert_eq!(s.loaded(), ["evict a"]);
+}
+
+#[test]
+fn changed_model_that_sleeps_is_ended_and_loaded_cold() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.fits();
+    s.put_to_sleep();
+    s.finish_swap(1.0);
+    assert_eq!(s.handle(Event::ModelChanged { model: "a".into() }), ["discard a"]);
+    s.finish(1);
+    s.arrive(2, "a");
+    s.fits();
+    s.evicted();
+    assert_eq!(s.freed(true), ["load a Cold"]);
+}
+
+#[test]
+fn changed_model_that_serves_is_not_disturbed() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "a");
+    assert_eq!(s.handle(Event::ModelChanged { model: "a".into() }), NOTHING);
+    assert_eq!(s.arrive(2, "a"), ["lease r2 g1"]);
+}
+
+#[test]
+fn changed_model_that_failed_is_tried_at_once() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.arrive(1, "b");
+    s.answer(Call::Preflight, Outcome::Preflight(Err("no".into())));
+    assert_eq!(s.arrive(2, "b").len(), 1, "it fails at once");
+    s.handle(Event::ModelChanged { model: "b".into() });
+    assert_eq!(s.arrive(3, "b"), ["preflight b"]);
+}
+
+#[test]
+fn size_of_a_changed_model_is_measured_again() {
+    let reading = |free, held| Reading { free: Some(free), held: Some(held), ..Reading::default() };
+    let mut s = Stage::serving("a", &["a", "b"]);
+    s.handle(Event::ModelChanged { model: "a".into() });
+    s.arrive(1, "b");
+    s.measured(reading(0, 100));
+    s.evicted();
+    s.finish_swap(0.0);
+    s.finish(1);
+    s.arrive(2, "a");
+    assert_eq!(s.measured(reading(10, 50)), ["close b", "evict b"], "its former size does not fit");
+}
+
+#[test]
+fn model_that_was_never_loaded_is_forgotten_at_once() {
+    let mut s = Stage::serving("a", &["a", "b"]);
+    assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["a"])))), ["forget b"]);
 }
 
 // 60

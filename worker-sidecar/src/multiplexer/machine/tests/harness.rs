@@ -153,6 +153,7 @@ impl Stage {
             | Effect::OpenGate { .. }
             | Effect::StillServes { .. }
             | Effect::Discard { .. }
+            | Effect::Forget { .. }
             | Effect::OrderDone { .. }
             | Effect::Stopped => {}
         }
@@ -360,6 +361,7 @@ fn show(effect: &Effect) -> Option<String> {
         Effect::Probe { .. } | Effect::Grant { .. } | Effect::Changed | Effect::News(_) => return None,
         Effect::StillServes { model } => format!("{model} still serves"),
         Effect::Discard { model } => format!("discard {model}"),
+        Effect::Forget { model } => format!("forget {model}"),
         Effect::OrderDone { id, result: Ok(()) } => format!("order {} done", id.0),
         Effect::OrderDone { id, result: Err(error) } => format!("order {} failed: {error}", id.0),
         Effect::Stopped => "stopped".to_owned(),

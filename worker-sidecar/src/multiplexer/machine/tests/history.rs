@@ -121,6 +121,7 @@ impl World {
             Op::Pin { model, pinned: true } => self.order(Order::Pin(MODELS[model].into())),
             Op::Pin { model, pinned: false } => self.order(Order::Unpin(MODELS[model].into())),
             Op::Config(config) => self.handle(Event::ConfigChanged(config)),
+            Op::Change { model } => self.handle(Event::ModelChanged { model: MODELS[model].into() }),
             Op::Stop { millis } => self.handle(Event::Stop { timeout: Duration::from_millis(millis) }),
             Op::Pass { millis } => self.pass(Duration::from_millis(millis)),
             Op::Oversleep { millis } => self.now += Duration::from_millis(millis),

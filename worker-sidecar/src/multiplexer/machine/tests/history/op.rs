@@ -93,6 +93,10 @@ pub(super) enum Op {
         pinned: bool,
     },
     Config(Box<SlotConfig>),
+    /// The next load of a model uses other settings.
+    Change {
+        model: usize,
+    },
     Stop {
         millis: u64,
     },
@@ -179,6 +183,7 @@ fn of_people() -> impl Strategy<Value = Op> {
         6 => (0..MODELS.len(), prop::bool::weighted(0.7)).prop_map(|(model, now)| Op::Unload { model, now }),
         3 => (known(), prop::bool::weighted(0.4)).prop_map(|(model, pinned)| Op::Pin { model, pinned }),
         2 => config().prop_map(|config| Op::Config(Box::new(config))),
+        2 => (0..MODELS.len()).prop_map(|model| Op::Change { model }),
     ]
 }
 

@@ -223,6 +223,10 @@ impl World {
             Effect::StillServes { model } => {
                 assert_eq!(self.open.as_ref(), Some(model), "nobody is asked to come back in vain");
             }
+            Effect::Forget { model } => {
+                assert!(!self.occupied.contains(model), "{model} is forgotten while the slot may hold it");
+                assert!(!self.machine.models.contains_key(model), "{model} is forgotten, and the slot still has it");
+            }
             Effect::Changed | Effect::Discard { .. } => {}
         }
     }

@@ -160,6 +160,13 @@ impl Catalogue {
         attach((advertised != *registered).then_some(&advertised));
     }
 
+    /// Reports the models again, because others of them are failing.
+    pub fn announce(&self, links: &Links, load: u32) {
+        let state = self.lock();
+        let advertised = state.advertised(&self.failing);
+        links.all().iter().for_each(|link| link.announce(&advertised, load));
+    }
+
     /// A connection to the backend failed: it gets no more requests.
     pub fn handle_unreachable(&self, why: &str, links: &Links, load: u32) {
         self.change(links, load, |state| state.backend.handle_refused(why, Instant::now()));

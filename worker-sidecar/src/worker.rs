@@ -304,8 +304,11 @@ impl Worker {
     }
 
     fn announce(&self) {
-        let (advertised, load) = (self.advertised(), self.load());
-        self.links.all().iter().for_each(|link| link.announce(&advertised, load));
+        let Some(swapping) = &self.swapping else {
+            return self.catalogue.announce(&self.links, self.capacity.load());
+        };
+        let advertised = swapping.advertised();
+        self.links.all().iter().for_each(|link| link.announce(&advertised, swapping.running()));
     }
 
     /// What relays are told to be served here.

@@ -167,6 +167,7 @@ impl Ours {
             Effect::OpenGate { .. }
             | Effect::StillServes { .. }
             | Effect::Discard { .. }
+            | Effect::Forget { .. }
             | Effect::OrderDone { .. }
             | Effect::Changed
             | Effect::News(_)

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use modelrelay_protocol::dialect::Dialect;
+use modelrelay_protocol::names::Naming;
 use modelrelay_protocol::paths::Endpoint;
 
 use super::*;
@@ -50,6 +51,7 @@ fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
         max_concurrent: 1,
         slots: vec![],
         meaningless: BTreeSet::new(),
+        naming: Naming::Exact,
         warnings: vec![],
     };
     let link = WorkerLink::new(info, vec!["m".into()]);

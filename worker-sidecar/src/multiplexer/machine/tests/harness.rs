@@ -231,7 +231,7 @@ impl Stage {
     }
 
     /// The driver's answer to the call that was asked for last, which must be this one.
-    fn answer(&mut self, call: Call, outcome: Outcome) -> Vec<String> {
+    pub(super) fn answer(&mut self, call: Call, outcome: Outcome) -> Vec<String> {
         let (asked, op) = self.call.take().unwrap_or_else(|| panic!("nothing was asked, so not {call:?}"));
         assert_eq!(asked, call);
         self.handle(Event::Done { op, outcome })

@@ -45,7 +45,8 @@ pub struct Lease {
     request: RequestKey,
     model: Model,
     generation: Generation,
-    backend: Backend,
+    // On the heap: a request without a multiplexer has room for a lease, too.
+    backend: Box<Backend>,
     end: watch::Receiver<Option<LeaseEnd>>,
     /// None once it is given back.
     mailbox: Option<mpsc::UnboundedSender<Message>>,
@@ -128,7 +129,7 @@ impl Lease {
         mailbox: mpsc::UnboundedSender<Message>,
         place: Place,
     ) -> Self {
-        Self { request, model, generation, backend, end, mailbox: Some(mailbox), place }
+        Self { request, model, generation, backend: Box::new(backend), end, mailbox: Some(mailbox), place }
     }
 
     /// The model.

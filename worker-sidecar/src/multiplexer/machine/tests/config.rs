@@ -35,7 +35,10 @@ fn target_that_is_not_in_the_configuration_any_more_is_not_loaded() {
     s.arrive(2, "b");
     s.pass(6.0);
     s.fits();
-    assert_eq!(s.handle(Event::ConfigChanged(Box::new(config(&["a"])))), ["fail r2: model_not_found", "open a"]);
+    assert_eq!(
+        s.handle(Event::ConfigChanged(Box::new(config(&["a"])))),
+        ["fail r2: model_not_found", "open a", "forget b"]
+    );
 
     let mut s = Stage::serving("a", &["a", "b"]);
     s.arrive(1, "b");
@@ -63,7 +66,7 @@ fn former_resident_that_is_not_in_the_configuration_any_more_does_not_come_back(
     s.not_loaded();
     s.handle(Event::ConfigChanged(Box::new(config(&["b"]))));
     s.killed();
-    assert_eq!(s.freed(true), NOTHING);
+    assert_eq!(s.freed(true), ["forget a"]);
     assert_eq!(s.state(), SlotState::Backoff);
 }
 

@@ -107,7 +107,7 @@ fn ordered_load_that_was_refused_meanwhile_is_not_carried_out() {
     let mut s = Stage::serving("a", &["a", "b"]);
     s.order(1, load("b"));
     let reload = |s: &mut Stage, models: &[&str]| s.handle(Event::ConfigChanged(Box::new(config(models))));
-    assert_eq!(reload(&mut s, &["a"]), ["order 1 failed: the slot has no such model"]);
+    assert_eq!(reload(&mut s, &["a"]), ["order 1 failed: the slot has no such model", "forget b"]);
     assert_eq!(reload(&mut s, &["a", "b"]), NOTHING);
     assert_eq!(s.fits(), NOTHING);
 }

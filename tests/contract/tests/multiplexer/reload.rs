@@ -106,7 +106,7 @@ async fn changed_command_is_used_from_the_next_load() {
 }
 
 #[tokio::test]
-async fn corrected_command_is_tried_at_once() {
+async fn corrected_command_is_tried_at_the_next_request() {
     let slot = Slot::default();
     let broken = with_other_command(&slot.yaml()).replacen("second life;", "broken; exit 3;", 1);
     let mut rig = Rig::with(&slots1(), &broken).await;
@@ -114,6 +114,8 @@ async fn corrected_command_is_tried_at_once() {
     let failed = |slots: &Value| slots["slots"][0]["models"][0]["status"] == "failed";
     assert!(rig.link.message_within(LONG, "slots", failed).await.is_some(), "{}", rig.worker.log());
     rig.rewrite(&with_other_command(&slot.yaml()));
+    rig.worker.process.wait_for_line("changed the models of a slot").await;
+    demand(&rig.link, "a", 1);
     rig.worker.process.wait_for_line("second life").await;
     gate(&mut rig.link, "a").await;
 }

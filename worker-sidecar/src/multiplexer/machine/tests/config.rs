@@ -44,7 +44,7 @@ fn target_that_is_not_in_the_configuration_any_more_is_not_loaded() {
     s.arrive(1, "b");
     s.fits();
     s.handle(Event::ConfigChanged(Box::new(config(&["a"]))));
-    assert_eq!(s.finish_swap(1.0), ["memory of a"]);
+    assert_eq!(s.finish_swap(1.0), ["memory of a", "forget b"]);
     assert_eq!(s.state(), SlotState::Empty);
 
     let mut s = Stage::serving("a", &["a", "b"]);

@@ -15,8 +15,8 @@ use crate::BACKEND;
 /// What a request may take.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// And some seconds for a busy machine, where other scenarios compare megabytes on the same threads.
-const ENDED: Duration = Duration::from_secs(6);
+/// A hang fails, a busy machine does not: other scenarios compare megabytes on the same threads.
+const ENDED: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backend_that_hangs_anywhere_holds_nobody_else_up() {

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! scripts/images && scripts/cluster/up && scripts/cluster/load target/images/*.tar
-//! cargo nextest run -p modelrelay-cluster --test by_hand
+//! cargo nextest run -p modelrelay-cluster --test cluster by_hand
 //! scripts/cluster/down
 //! ```
 //!

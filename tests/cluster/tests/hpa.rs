@@ -1,5 +1,5 @@
 //! An HPA on a pool, with a metric: a metrics API of the test's own takes the place of prometheus-adapter's. It is
-//! registered for the whole cluster while it runs, so this is a binary of its own.
+//! registered for the whole cluster while it runs, so `.config/nextest.toml` runs this alone.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},

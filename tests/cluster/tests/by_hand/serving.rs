@@ -1,6 +1,6 @@
 //! Fifty clients, and everything behind them ends and begins again.
 
-use crate::stack::Stack;
+use super::stack::Stack;
 
 const CLIENTS: usize = 50;
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::setup::{POOL_LABEL, Setup, pod, pool, worker};
+use super::setup::{POOL_LABEL, Setup, pod, pool, worker};
 
 #[tokio::test]
 async fn a_pod_of_no_such_pool_is_refused_by_name() {

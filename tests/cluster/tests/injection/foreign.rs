@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::setup::{POOL_LABEL, Setup, pod, worker};
+use super::setup::{POOL_LABEL, Setup, pod, worker};
 use modelrelay_cluster::manifests::{WORKER_IMAGE, container_security};
 
 /// A Pod that says something about nearly everything that `restricted` lets a Pod say, in ways that injectors are known to

@@ -7,7 +7,7 @@ use kube::api::DynamicObject;
 use modelrelay_cluster::wait_until;
 use serde_json::json;
 
-use crate::setup::{POOL_LABEL, Setup, deployment, is_gated, json_of, not_injected, pod, pool, ready_of, uids, worker};
+use super::setup::{POOL_LABEL, Setup, deployment, is_gated, json_of, not_injected, pod, pool, ready_of, uids, worker};
 
 /// From the pool's creation to an injected Pod, on a machine that runs everything else as well. A controller that was refused
 /// would have waited longer before it tried again.
@@ -71,7 +71,7 @@ async fn a_pod_that_the_webhook_did_not_see_is_listed() {
     let mut late = pod("late", "llama");
     late["metadata"]["labels"] = json!({"app": "vllm"});
     setup.namespace.apply(&[late]).await;
-    setup.namespace.wait_for(&setup.namespace.api::<Pod>(), "late", "it is ready", crate::setup::is_ready).await;
+    setup.namespace.wait_for(&setup.namespace.api::<Pod>(), "late", "it is ready", super::setup::is_ready).await;
     setup.namespace.kubectl("label pod late modelrelay.io/pool=llama").await;
     let lists = |pool: &DynamicObject| not_injected(pool) == ["late"];
     setup.namespace.wait_for(&setup.pools, "llama", "notInjected names it", lists).await;

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use modelrelay_cluster::{http::fetch, manifests, traffic::Traffic};
 use serde_json::{Value, json};
 
-use crate::setup::{Setup, deployment, drain_token, json_of, pod, worker};
+use super::setup::{Setup, deployment, drain_token, json_of, pod, worker};
 
 #[tokio::test]
 async fn a_labelled_pod_gets_a_sidecar_and_serves() {

@@ -8,8 +8,8 @@ use modelrelay_cluster::manifests::{demo_container, worker_pool};
 use modelrelay_cluster::{Cluster, Command, Namespace, PATIENCE, wait_until};
 use serde_json::{Value, json};
 
-use crate::release::Release;
-use crate::shared::Away;
+use super::release::Release;
+use super::shared::Away;
 
 const SECRET: &str = "from-elsewhere";
 

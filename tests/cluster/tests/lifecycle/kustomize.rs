@@ -4,8 +4,8 @@ use modelrelay_cluster::Cluster;
 use modelrelay_cluster::manifests::{provider, worker_pool};
 use serde_json::{Value, json};
 
-use crate::certificates;
-use crate::shared::Away;
+use super::certificates;
+use super::shared::Away;
 
 const LOCAL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/kustomize/local");
 const NAMESPACE: &str = "modelrelay-system";

@@ -5,9 +5,9 @@ use modelrelay_cluster::audit::lacking;
 use modelrelay_cluster::manifests::{provider, worker_pool};
 use serde_json::{Value, json};
 
-use crate::certificates::{create_pod, has_worker, wait_for_injection};
-use crate::release::Release;
-use crate::shared::Away;
+use super::certificates::{create_pod, has_worker, wait_for_injection};
+use super::release::Release;
+use super::shared::Away;
 
 #[tokio::test]
 async fn a_release_for_one_namespace_has_no_rights_in_others() {

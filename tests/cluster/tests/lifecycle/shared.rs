@@ -3,7 +3,7 @@
 use modelrelay_cluster::{Cluster, RELEASE, SYSTEM_NAMESPACE};
 use tempfile::TempDir;
 
-use crate::release::CHART;
+use super::release::CHART;
 
 /// Values of a release that somebody has lost: those of `tests/cluster/run`.
 const VALUES: &str = r#"{"image": {"registry": "localhost", "tag": "dev", "pullPolicy": "Never"}}"#;

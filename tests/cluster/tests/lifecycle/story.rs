@@ -3,9 +3,9 @@
 use modelrelay_cluster::{Cluster, manifests::provider, traffic::Running};
 use serde_json::json;
 
-use crate::release::Release;
-use crate::shared::Away;
-use crate::user::User;
+use super::release::Release;
+use super::shared::Away;
+use super::user::User;
 
 /// What another version would be: the same images under another tag.
 const NEXT: &str = "next";

@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use modelrelay_cluster::{PATIENCE, wait_until};
 
-use crate::setup::{Census, Setup, model, standalone};
+use super::setup::{Census, Setup, model, standalone};
 
 async fn two_models(name: &str) -> Setup {
     let setup = Setup::start(name, &standalone(&["alpha", "beta"]), &[model("alpha"), model("beta")].concat()).await;

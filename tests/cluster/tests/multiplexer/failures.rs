@@ -5,7 +5,7 @@ use kube::api::ListParams;
 use modelrelay_cluster::{PATIENCE, wait_until};
 use serde_json::json;
 
-use crate::setup::{Setup, model, standalone};
+use super::setup::{Setup, model, standalone};
 
 /// `alpha` is whole, `broken` has an image that nobody has, `absent` has no Deployment.
 async fn start(name: &str) -> Setup {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use modelrelay_cluster::manifests;
 use serde_json::{Value, json};
 
-use crate::setup::{Setup, quick};
+use super::setup::{Setup, quick};
 
 /// A Pod with two engines, each a container with a port, which gets its worker by injection.
 fn two_engines(pool: &str) -> Value {
@@ -29,7 +29,7 @@ async fn an_injected_worker_takes_turns_between_the_containers_of_its_pod() {
     let model = |id: &str, port: u16| json!({"id": id, "url": format!("http://127.0.0.1:{port}"), "maxConcurrency": 4});
     let slot = json!({"id": "gpu0", "driver": "static", "models": [model("alpha", 8001), model("beta", 8002)]});
     let pool = json!({"provider": "local", "shutdownTimeout": "10s", "multiplexer": quick(&slot)});
-    let setup = Setup::start("mux-injected", &pool, &[two_engines(crate::setup::POOL)]).await;
+    let setup = Setup::start("mux-injected", &pool, &[two_engines(super::setup::POOL)]).await;
     setup.swaps_between("alpha", "beta", 4).await;
     setup.answers("alpha").await;
     setup.resident("alpha").await;

@@ -8,7 +8,7 @@ use modelrelay_cluster::manifests;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use crate::setup::{POOL, Setup, model, standalone};
+use super::setup::{POOL, Setup, model, standalone};
 
 const WORKER: &str = "swap-worker";
 

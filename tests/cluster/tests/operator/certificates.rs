@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::replicas::{OPERATOR, Operator};
+use super::replicas::{OPERATOR, Operator};
 
 const SECRET: &str = "modelrelay-webhook-certificate";
 

@@ -4,7 +4,7 @@ use modelrelay_cluster::manifests::worker_pool;
 use modelrelay_cluster::{Cluster, PATIENCE, SYSTEM_NAMESPACE, wait_until};
 use serde_json::json;
 
-use crate::replicas::{OPERATOR, Operator};
+use super::replicas::{OPERATOR, Operator};
 
 /// The operator's JSON reader gives up at 128, the API server at thousands.
 const LEVELS: usize = 300;

@@ -9,7 +9,7 @@ use modelrelay_cluster::{Cluster, Namespace, SYSTEM_NAMESPACE, wait_until};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::replicas::{OPERATOR, Operator, REPLICAS};
+use super::replicas::{OPERATOR, Operator, REPLICAS};
 
 /// A leader that vanishes is replaced within this.
 const FAILOVER: Duration = Duration::from_secs(20);

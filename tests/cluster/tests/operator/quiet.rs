@@ -9,8 +9,8 @@ use modelrelay_cluster::{Cluster, Namespace, PATIENCE, SYSTEM_NAMESPACE, wait_un
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::certificates::nobodys_pod;
-use crate::replicas::{OPERATOR, Operator, sum};
+use super::certificates::nobodys_pod;
+use super::replicas::{OPERATOR, Operator, sum};
 
 /// The time in which nothing may happen.
 const WINDOW: Duration = Duration::from_secs(20);

@@ -10,7 +10,7 @@ use modelrelay_cluster::traffic::Traffic;
 use modelrelay_cluster::{Cluster, Namespace, PATIENCE, SYSTEM_NAMESPACE, wait_until};
 use serde_json::{Value, json};
 
-use crate::replicas::Operator;
+use super::replicas::Operator;
 
 /// What somebody presents who has no right to it: no log needs it either.
 const WRONG_KEY: &str = "sk-mr-9f7d11aa0c5e4b73b6e2wrongkey";

@@ -17,7 +17,7 @@ use serde_json::json;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::setup::{LOCAL, Setup, message_of};
+use super::setup::{LOCAL, Setup, message_of};
 
 const SECRET: &str = "local-tls";
 

@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use modelrelay_cluster::{namespace::has_condition, traffic::Traffic};
 use serde_json::{Value, json};
 
-use crate::setup::{LOCAL, Setup, message_of};
+use super::setup::{LOCAL, Setup, message_of};
 
 /// "Within a few seconds", on a machine that runs everything else as well. A kubelet alone would take a minute.
 const FEW_SECONDS: Duration = Duration::from_secs(20);

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Pod;
 use modelrelay_cluster::{PATIENCE, http::fetch, manifests, wait_until};
 use serde_json::{Value, json};
 
-use crate::setup::{LOCAL, Setup, address_of};
+use super::setup::{LOCAL, Setup, address_of};
 
 /// Account of the workers.
 const WORKERS: &str = "gpu-workers";

@@ -3,7 +3,7 @@
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use crate::setup::{Setup, address_of};
+use super::setup::{Setup, address_of};
 use modelrelay_cluster::http::fetch;
 
 #[tokio::test]

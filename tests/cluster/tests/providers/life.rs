@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use modelrelay_cluster::{PATIENCE, manifests, wait_until};
 use serde_json::{Value, json};
 
-use crate::setup::{LOCAL, Setup, message_of};
+use super::setup::{LOCAL, Setup, message_of};
 
 const SECRETS: [&str; 3] = ["local-worker", "local-admin", "local-api-keys"];
 

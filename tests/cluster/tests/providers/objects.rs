@@ -15,7 +15,7 @@ use modelrelay_cluster::manifests;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use crate::setup::{LOCAL, Setup, message_of};
+use super::setup::{LOCAL, Setup, message_of};
 
 /// All objects and no Pod.
 async fn at_zero(relay: &Value) -> Setup {

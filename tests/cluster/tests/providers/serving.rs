@@ -3,7 +3,7 @@
 use modelrelay_cluster::{PATIENCE, manifests, poll_for, traffic::Traffic};
 use serde_json::{Value, json};
 
-use crate::setup::{LOCAL, Setup};
+use super::setup::{LOCAL, Setup};
 
 #[tokio::test]
 async fn an_empty_spec_becomes_ready_and_answers_through_its_service() {
@@ -91,7 +91,7 @@ async fn a_disabled_provider_says_so_and_loses_nothing() {
         (503, &json!("error"), &json!("overloaded_error"))
     );
     let disabled = |pool: &kube::api::DynamicObject| {
-        let ready = crate::setup::condition_of(pool, "Ready");
+        let ready = super::setup::condition_of(pool, "Ready");
         (&ready["status"], &ready["reason"]) == (&json!("False"), &json!("ProviderDisabled"))
     };
     setup.namespace.wait_for(&setup.pools, "llama", "the pool says so too", disabled).await;

@@ -1,6 +1,6 @@
 //! Backends end, and others come.
 
-use crate::stack::{Backends, CLIENTS, POOL_PODS, Stack, expect_no_failure};
+use super::stack::{Backends, CLIENTS, POOL_PODS, Stack, expect_no_failure};
 
 /// A Pod is deleted, then all are replaced.
 async fn backends_come_and_go(name: &str, backends: Backends, deployment: &str) {

@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-use crate::stack::{PROVIDER, Stack, provider};
+use super::stack::{PROVIDER, Stack, provider};
 
 #[tokio::test]
 async fn a_worker_outside_reaches_every_relay_through_one_address() {

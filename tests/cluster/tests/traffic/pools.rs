@@ -7,7 +7,7 @@ use modelrelay_cluster::traffic::Traffic;
 use modelrelay_cluster::{Cluster, PATIENCE, manifests, wait_until};
 use serde_json::{Value, json};
 
-use crate::stack::{POOL, POOL_PODS, PROVIDER, Stack, provider};
+use super::stack::{POOL, POOL_PODS, PROVIDER, Stack, provider};
 
 #[tokio::test]
 async fn scaling_down_takes_idle_pods_and_cuts_nothing() {

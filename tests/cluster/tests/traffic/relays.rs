@@ -7,7 +7,7 @@ use modelrelay_cluster::traffic::Running;
 use modelrelay_cluster::{PATIENCE, wait_until};
 use serde_json::json;
 
-use crate::stack::{Backends, CLIENTS, RELAY_PODS, Stack, expect_no_failure};
+use super::stack::{Backends, CLIENTS, RELAY_PODS, Stack, expect_no_failure};
 
 #[tokio::test]
 async fn replacing_relays_and_changing_their_number_fails_no_request() {

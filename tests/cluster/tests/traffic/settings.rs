@@ -8,7 +8,7 @@ use modelrelay_cluster::traffic::Traffic;
 use modelrelay_cluster::{PATIENCE, wait_until};
 use serde_json::json;
 
-use crate::stack::{Backends, CLIENTS, PROVIDER, Stack, expect_no_failure};
+use super::stack::{Backends, CLIENTS, PROVIDER, Stack, expect_no_failure};
 
 type Data = BTreeMap<String, Vec<u8>>;
 

@@ -4,6 +4,7 @@
 //! allows it no request fails; where a process is killed, only what every SDK retries, and what it had begun to answer.
 
 mod backends;
+mod operator;
 mod outside;
 mod pools;
 mod relays;

@@ -1,12 +1,9 @@
-//! Requests go on without the operator, and it goes on where it was. A binary of its own: every other test needs one.
+//! Requests are answered while the operator is down, and it continues where it stopped. `.config/nextest.toml` runs this alone, because
+//! all other tests need the operator.
 
-#[path = "traffic/stack.rs"]
-#[expect(dead_code, reason = "this binary needs a part of it")]
-mod stack;
-
+use super::stack::{Backends, CLIENTS, Stack, expect_no_failure};
 use modelrelay_cluster::SYSTEM_NAMESPACE;
 use serde_json::json;
-use stack::{Backends, CLIENTS, Stack, expect_no_failure};
 
 #[tokio::test]
 async fn deleting_the_operator_fails_no_request() {

@@ -1,0 +1,16 @@
+//! All tests on a cluster, in one binary: each binary would link the Kubernetes client again.
+
+mod admit;
+mod by_hand;
+mod hpa;
+mod images;
+mod injection;
+mod lifecycle;
+mod monitoring;
+mod multiplexer;
+mod operator;
+mod providers;
+mod restarts;
+mod scaling;
+mod traffic;
+mod zero_refusals;

@@ -99,6 +99,11 @@ pub struct Args {
     #[arg(long, env = "STREAM_IDLE_TIMEOUT_SECS", value_name = "SECONDS", default_value = "300", value_parser = values::seconds)]
     pub stream_idle_timeout_secs: Duration,
 
+    /// How long a worker may send nothing of a response while another worker has room; the request then goes to that one. In
+    /// seconds (provider). [default: none; a response that is not streamed begins when it is complete]
+    #[arg(long, env = "FIRST_BYTE_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
+    pub first_byte_timeout_secs: Option<Duration>,
+
     /// Models that one worker may advertise; more are dropped with a warning (provider).
     #[arg(long, env = "MAX_MODELS_PER_WORKER", value_name = "N", default_value_t = limits::MAX_MODELS_PER_WORKER, value_parser = values::models_per_worker)]
     pub max_models_per_worker: usize,
@@ -291,7 +296,7 @@ pub struct Args {
 const AFTER_HELP: &str = "Sizes: bytes, or with Ki, Mi, Gi, Ti. Every flag has a variable; a flag wins over it.";
 
 /// The settings that describe the one provider of a relay without `--config`: argument id and variable.
-const PROVIDER_SETTINGS: [(&str, &str); 15] = [
+const PROVIDER_SETTINGS: [(&str, &str); 16] = [
     ("provider_name", "PROVIDER_NAME"),
     ("worker_secret", "WORKER_SECRET"),
     ("worker_secret_file", "WORKER_SECRET_FILE"),
@@ -305,6 +310,7 @@ const PROVIDER_SETTINGS: [(&str, &str); 15] = [
     ("cold_timeout_secs", "COLD_TIMEOUT_SECS"),
     ("request_timeout_secs", "REQUEST_TIMEOUT_SECS"),
     ("stream_idle_timeout_secs", "STREAM_IDLE_TIMEOUT_SECS"),
+    ("first_byte_timeout_secs", "FIRST_BYTE_TIMEOUT_SECS"),
     ("max_models_per_worker", "MAX_MODELS_PER_WORKER"),
     ("require_protocol_version", "REQUIRE_PROTOCOL_VERSION"),
 ];

@@ -214,6 +214,7 @@ impl Config {
             cold_timeout: args.cold_timeout_secs,
             request_timeout: args.request_timeout_secs,
             stream_idle_timeout: args.stream_idle_timeout_secs,
+            first_byte_timeout: args.first_byte_timeout_secs,
             max_models_per_worker: args.max_models_per_worker,
             require_protocol_version: args.require_protocol_version,
             ..ProviderConfig::new(&args.provider_name)

@@ -46,6 +46,7 @@ mod requeue;
 mod residency;
 mod select;
 mod shares;
+mod silence;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -155,6 +156,7 @@ impl Dispatch {
             Event::AttemptFailed { worker, request, attempt, failure } => {
                 self.handle_attempt_failed((worker, request, attempt), failure, now, out);
             }
+            Event::Silent { request } => self.handle_silent(request, now, out),
             Event::WorkerSucceeded { older, newer } => self.handle_succeeded(older, newer, now, out),
             Event::WorkerDraining { worker } => self.handle_draining(worker, now, out),
             Event::SettingsChanged(settings) => self.handle_settings(settings, now, out),

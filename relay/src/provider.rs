@@ -427,7 +427,7 @@ impl Provider {
             tokio::select! {
                 () = tokio::time::sleep_until(next.into()) => {
                     self.apply(Event::Tick);
-                    self.end_silent(&mut looked_at, Instant::now());
+                    self.check_silence(&mut looked_at, Instant::now());
                 }
                 () = self.timer.notified() => {}
             }

@@ -79,6 +79,11 @@ pub struct ProviderSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_idle_timeout: Option<DurationText>,
 
+    /// How long a worker may send nothing of a response while another worker has room; the request then goes to that one. A response
+    /// that is not streamed begins when it is complete. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_byte_timeout: Option<DurationText>,
+
     /// Models that one worker may advertise; more are dropped with a warning.
     #[serde(default = "max_models_per_worker")]
     #[schemars(range(min = 1, max = 4096))]

@@ -115,6 +115,7 @@ fn relay_yaml(provider: &ValidatedProvider, plan: &Plan) -> String {
             },
             request_timeout: text(spec.request_timeout.as_ref()),
             stream_idle_timeout: text(spec.stream_idle_timeout.as_ref()),
+            first_byte_timeout: text(spec.first_byte_timeout.as_ref()),
             max_models_per_worker: spec.max_models_per_worker,
             require_protocol_version: spec.require_protocol_version,
         }],
@@ -154,6 +155,8 @@ struct Provider<'a> {
     request_timeout: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stream_idle_timeout: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_byte_timeout: Option<&'a str>,
     max_models_per_worker: i32,
     require_protocol_version: bool,
 }

@@ -181,6 +181,7 @@ fn queue(spec: &ProviderSpec, problems: &mut Vec<String>) {
         ("queue.coldTimeout", spec.queue.cold_timeout.as_ref()),
         ("requestTimeout", spec.request_timeout.as_ref()),
         ("streamIdleTimeout", spec.stream_idle_timeout.as_ref()),
+        ("firstByteTimeout", spec.first_byte_timeout.as_ref()),
     ];
     for (place, duration) in durations {
         if let Some(Err(error)) = duration.map(DurationText::parse) {

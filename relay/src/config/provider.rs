@@ -55,6 +55,8 @@ pub struct ProviderConfig {
     pub request_timeout: Option<Duration>,
     /// How long an answer may stand still.
     pub stream_idle_timeout: Duration,
+    /// How long a worker may send nothing of a response while another one has room.
+    pub first_byte_timeout: Option<Duration>,
     /// Models that one worker may advertise.
     pub max_models_per_worker: usize,
     /// Whether a worker without a protocol version is turned away.
@@ -108,6 +110,7 @@ impl ProviderConfig {
             cold_timeout: None,
             request_timeout: None,
             stream_idle_timeout: STREAM_IDLE_TIMEOUT,
+            first_byte_timeout: None,
             max_models_per_worker: limits::MAX_MODELS_PER_WORKER,
             require_protocol_version: false,
         }

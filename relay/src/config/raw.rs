@@ -35,6 +35,7 @@ pub(super) struct RawProvider {
     pub(super) queue: Option<RawQueue>,
     pub(super) request_timeout: Option<HumanDuration>,
     pub(super) stream_idle_timeout: Option<HumanDuration>,
+    pub(super) first_byte_timeout: Option<HumanDuration>,
     pub(super) max_models_per_worker: Option<usize>,
     pub(super) require_protocol_version: Option<bool>,
 }

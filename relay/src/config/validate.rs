@@ -77,6 +77,7 @@ fn provider(place: &str, raw: &RawProvider, sources: &Sources) -> Result<Provide
         cold_models: cold_models(&format!("{place}.coldModels"), raw.cold_models.as_deref())?,
         request_timeout: raw.request_timeout.map(|timeout| timeout.0),
         stream_idle_timeout: raw.stream_idle_timeout.map_or(default.stream_idle_timeout, |timeout| timeout.0),
+        first_byte_timeout: raw.first_byte_timeout.map(|timeout| timeout.0),
         max_models_per_worker: raw.max_models_per_worker.unwrap_or(default.max_models_per_worker),
         require_protocol_version: raw.require_protocol_version.unwrap_or(false),
         ..default

@@ -134,6 +134,8 @@ pub enum RequeueReason {
     BackendReset,
     /// The worker could not load the model.
     LoadFailed,
+    /// The worker sent nothing of a response in time.
+    FirstByteTimeout,
 }
 
 /// Why a request failed: the rows of the error table that the core decides.

@@ -141,6 +141,12 @@ pub enum Event {
         /// What went wrong.
         failure: AttemptFailure,
     },
+    /// The worker of a request has sent nothing of its response for too long. Nothing happens unless
+    /// [another worker](super::Dispatch::can_move) can take it now.
+    Silent {
+        /// The request.
+        request: RequestKey,
+    },
     /// A worker gets no new requests from now on, by its own wish or an admin's.
     WorkerDraining {
         /// The worker.

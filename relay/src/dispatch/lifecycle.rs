@@ -94,6 +94,7 @@ impl Dispatch {
             attempts: 0,
             sent: 0,
             failed_on: Vec::new(),
+            silent: Vec::new(),
             trouble: None,
             state: State::Queued { place: None, since: now, cold_start: 0 },
         };

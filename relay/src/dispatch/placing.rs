@@ -21,16 +21,21 @@ impl Dispatch {
     pub(super) fn pick(&self, request: &Request) -> Option<WorkerKey> {
         let suits = |worker: &Worker| !request.refuses(worker);
         let Some(pin) = request.pin else {
-            let is_suited = |key| self.workers.get(&key).is_some_and(suits);
-            let group = &self.models[request.model];
-            // Where the best one fails the model, all of them do.
-            let best = group.available.best(request.needs_core1, is_suited)?;
-            return (!self.is_passed_over(group, best, request.needs_core1, suits)).then_some(best);
+            return self.best_of(request, suits);
         };
         let worker = self.workers.get(&pin)?;
         // What needs `core1` is never pinned to a worker without it.
         let has_room = worker.serves(request.model) && worker.has_room_for(&self.models[request.model].name);
         (has_room && suits(worker)).then_some(pin)
+    }
+
+    /// The best free worker among those that `suits` a request without a pin.
+    pub(super) fn best_of(&self, request: &Request, suits: impl Fn(&Worker) -> bool) -> Option<WorkerKey> {
+        let is_suited = |key| self.workers.get(&key).is_some_and(&suits);
+        let group = &self.models[request.model];
+        // Where the best one fails the model, all of them do.
+        let best = group.available.best(request.needs_core1, is_suited)?;
+        (!self.is_passed_over(group, best, request.needs_core1, suits)).then_some(best)
     }
 
     /// Sends a waiting request to a free worker, if there is one.

@@ -38,6 +38,8 @@ pub(super) struct Request {
     pub(super) sent: u64,
     /// Workers that failed it, sorted.
     pub(super) failed_on: Vec<FailedOn>,
+    /// Workers that it was taken from because they had sent nothing for too long.
+    pub(super) silent: Vec<WorkerKey>,
     /// The last failure that its waiting must be blamed on.
     pub(super) trouble: Option<Trouble>,
     pub(super) state: State,

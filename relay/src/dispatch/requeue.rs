@@ -135,7 +135,7 @@ impl Dispatch {
 
     /// What a provider without a queue says to a request that would have to wait again. A relay that shuts down still
     /// has its queue.
-    fn refuses_waiting(&self) -> Option<Failure> {
+    pub(super) fn refuses_waiting(&self) -> Option<Failure> {
         match self.phase {
             Phase::Deleted => Some(Failure::Deleted),
             Phase::Open | Phase::Draining => (!self.settings.enabled).then_some(Failure::Disabled),

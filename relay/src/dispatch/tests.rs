@@ -18,6 +18,7 @@ mod scale;
 mod select;
 mod settings;
 mod shares;
+mod silence;
 mod slots;
 mod snapshot;
 mod swaps;

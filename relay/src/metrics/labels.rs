@@ -109,6 +109,8 @@ label! {
         BackendUnreachable => "backend_unreachable",
         /// Its backend reset the connection.
         BackendReset => "backend_reset",
+        /// Its worker sent nothing of a response in time.
+        FirstByteTimeout => "first_byte_timeout",
         /// Its model could not be loaded there.
         LoadFailed => "load_failed",
     }

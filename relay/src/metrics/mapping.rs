@@ -67,6 +67,7 @@ impl From<dispatch::RequeueReason> for RequeueReason {
             dispatch::RequeueReason::SeveredBySwap => Self::SeveredBySwap,
             dispatch::RequeueReason::BackendUnreachable => Self::BackendUnreachable,
             dispatch::RequeueReason::BackendReset => Self::BackendReset,
+            dispatch::RequeueReason::FirstByteTimeout => Self::FirstByteTimeout,
             dispatch::RequeueReason::LoadFailed => Self::LoadFailed,
         }
     }

@@ -1,13 +1,15 @@
-//! Answers that stand still: without a request timeout, only silence ends a running request.
+//! Responses that stand still. One that has not begun is moved to another worker after the first byte timeout, if that is set. One
+//! that stands still for the stream idle timeout ends: without a request timeout, nothing else ends a running request.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use tracing::warn;
 
-use super::Provider;
+use super::{Provider, State};
 use crate::dispatch::{CancelReason, Event};
-use crate::exchange::Party;
+use crate::exchange::{Detached, Party};
 use crate::request::RequestRecord;
 
 /// Between two looks: an answer ends an eighth of its limit too late at most, and no later than this.
@@ -16,17 +18,23 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 impl Provider {
     /// How long running answers are not looked at.
     pub(super) fn pause_between_looks(&self) -> Duration {
-        (self.config().stream_idle_timeout / 8).min(LONGEST_PAUSE)
+        let config = self.config();
+        let shortest = config.first_byte_timeout.unwrap_or(Duration::MAX).min(config.stream_idle_timeout);
+        (shortest / 8).min(LONGEST_PAUSE)
     }
 
-    /// Ends the answers that stand still for too long, if it is time to look.
-    pub(super) fn end_silent(&self, looked_at: &mut Instant, now: Instant) {
+    /// Moves and ends the requests whose workers or clients are silent for too long, if it is time to check.
+    pub(super) fn check_silence(&self, looked_at: &mut Instant, now: Instant) {
         if now < *looked_at + self.pause_between_looks() {
             return;
         }
         *looked_at = now;
-        let limit = self.config().stream_idle_timeout;
+        let config = self.config();
         let mut state = self.lock();
+        if let Some(limit) = config.first_byte_timeout {
+            self.move_unbegun(&mut state, limit, now);
+        }
+        let limit = config.stream_idle_timeout;
         let still = |record: &RequestRecord| record.exchange.standstill(now).filter(|still| still.time >= limit);
         let mut silent: Vec<_> =
             state.requests.iter().filter_map(|(key, record)| Some((*key, still(record)?.party))).collect();
@@ -39,6 +47,24 @@ impl Provider {
             warn!(request_id, provider = %self.name, worker = worker.as_deref(), "{message}");
             record.exchange.fail(error);
             self.handle(&mut state, Event::Cancel { request: key, reason });
+        }
+    }
+
+    /// Moves requests whose responses have not begun within `limit` to workers that have room.
+    fn move_unbegun(&self, state: &mut State, limit: Duration, now: Instant) {
+        let is_late = |record: &RequestRecord| {
+            let still = record.exchange.standstill(now);
+            still.is_some_and(|still| still.time >= limit) && !record.exchange.has_head()
+        };
+        let late = state.requests.iter().filter(|(_, record)| is_late(record));
+        let mut late: Vec<_> = late.map(|(key, record)| (*key, Arc::clone(record))).collect();
+        late.sort_unstable_by_key(|(key, _)| *key);
+        for (key, record) in late {
+            let Some(attempt) = state.core.can_move(key) else { continue };
+            // Its worker may begin to respond at this moment.
+            if record.exchange.detach(attempt) == Detached::Unbegun {
+                self.handle(state, Event::Silent { request: key });
+            }
         }
     }
 }

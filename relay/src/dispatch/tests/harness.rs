@@ -165,6 +165,11 @@ impl Provider {
         self.handle(Event::AttemptFailed { worker, request: RequestKey(key), attempt, failure })
     }
 
+    /// The worker that has the request sends nothing.
+    pub(super) fn silent(&mut self, key: u64) -> Vec<String> {
+        self.handle(Event::Silent { request: RequestKey(key) })
+    }
+
     pub(super) fn change(&mut self, change: impl FnOnce(&mut Settings)) -> Vec<String> {
         let mut new = settings();
         change(&mut new);

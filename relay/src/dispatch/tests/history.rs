@@ -23,7 +23,7 @@ use self::reference::Reference;
 use super::harness::show;
 use crate::dispatch::{
     Dispatch, Effect, Event, Failure, Gate, Grant, Model, NewMultiplexer, NewRequest, NewWorker, QueueShare,
-    RequestKey, Settings, WorkerKey,
+    RequestKey, RequeueReason, Settings, WorkerKey,
 };
 
 /// The core, the reference and the ledger, side by side.
@@ -40,7 +40,7 @@ struct Play {
 }
 
 /// What must have happened in a run, or its agreement says nothing about multiplexers.
-const MUST_BE_SEEN: [&str; 9] = [
+const MUST_BE_SEEN: [&str; 10] = [
     "asked",
     "passed over",
     "sent through a gate",
@@ -50,6 +50,7 @@ const MUST_BE_SEEN: [&str; 9] = [
     "share full",
     "waits beside a failing worker",
     "sent to a failing worker",
+    "moved from a silent worker",
 ];
 
 impl Play {
@@ -123,6 +124,9 @@ impl Play {
             {
                 self.seen.insert("sent to a failing worker");
             }
+            if let Effect::Requeued { reason: RequeueReason::FirstByteTimeout, .. } = effect {
+                self.seen.insert("moved from a silent worker");
+            }
             if let Effect::Fail { failure, .. } = effect {
                 let failed = matches!(failure, Failure::ModelFailed { .. }).then_some("model failed");
                 let late = matches!(failure, Failure::ModelLoading { .. }).then_some("model loading");
@@ -181,6 +185,10 @@ impl Play {
             Op::Complete { request } => {
                 let (worker, request, attempt) = self.running(request)?;
                 Event::Completed { worker, request, attempt }
+            }
+            Op::Silent { request } => {
+                let (_, request, _) = self.running(request)?;
+                (!self.started.contains(&request)).then_some(Event::Silent { request })?
             }
             Op::Fail { request, failure } => {
                 let (worker, request, attempt) = self.running(request)?;

@@ -19,6 +19,7 @@ mod core1_grants;
 mod core1_links;
 mod ctl;
 mod dashboard;
+mod first_byte;
 mod headers;
 mod health;
 mod keys_secret;

@@ -14,6 +14,8 @@ const PACE: Duration = Duration::from_millis(50);
 pub(super) struct Ledger {
     requests: BTreeMap<RequestKey, Model>,
     running: BTreeMap<RequestKey, (WorkerKey, u32)>,
+    /// Attempts that were taken back from their workers.
+    taken_back: BTreeMap<RequestKey, (WorkerKey, u32)>,
     ended: BTreeSet<RequestKey>,
     workers: BTreeMap<WorkerKey, Account>,
 }
@@ -88,6 +90,7 @@ impl Ledger {
             | Event::LoadReported { .. }
             | Event::Completed { .. }
             | Event::AttemptFailed { .. }
+            | Event::Silent { .. }
             | Event::WorkerSucceeded { .. }
             | Event::SettingsChanged(_)
             | Event::Deleted
@@ -104,9 +107,11 @@ impl Ledger {
             }
             Effect::CancelSent { worker, request, attempt, .. } => {
                 assert_eq!(self.running.remove(request), Some((*worker, *attempt)));
+                self.taken_back.insert(*request, (*worker, *attempt));
             }
             Effect::Requeued { request, attempt, .. } => {
-                let (_, sending) = self.running.remove(request).expect("it ran");
+                let ran = self.running.remove(request).or_else(|| self.taken_back.remove(request));
+                let (_, sending) = ran.expect("it ran");
                 assert_eq!(sending, *attempt);
             }
             Effect::Finished { request, worker, attempt } => {

@@ -77,6 +77,10 @@ pub(super) enum Op {
     Complete {
         request: usize,
     },
+    /// The worker of a running request sends nothing.
+    Silent {
+        request: usize,
+    },
     Fail {
         request: usize,
         failure: AttemptFailure,
@@ -148,6 +152,7 @@ fn of_a_request() -> impl Strategy<Value = Op> {
         6 => cancel,
         5 => any_index().prop_map(|request| Op::Start { request }),
         12 => any_index().prop_map(|request| Op::Complete { request }),
+        3 => any_index().prop_map(|request| Op::Silent { request }),
         10 => (any_index(), failure()).prop_map(|(request, failure)| Op::Fail { request, failure }),
     ]
 }

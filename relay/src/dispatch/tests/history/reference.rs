@@ -43,6 +43,7 @@ pub(super) struct Request {
     /// Whether its worker has granted anything since it was sent.
     granted_since: bool,
     failed_on: BTreeSet<WorkerKey>,
+    silent: BTreeSet<WorkerKey>,
     trouble: Option<Failure>,
     pub(super) worker: Option<WorkerKey>,
 }
@@ -198,9 +199,16 @@ impl Reference {
 
     /// True if the worker fails the request's model, and another serves it that does not.
     fn passes_over(&self, key: WorkerKey, request: RequestKey) -> bool {
+        self.passes_over_except(key, request, &BTreeSet::new())
+    }
+
+    fn passes_over_except(&self, key: WorkerKey, request: RequestKey, except: &BTreeSet<WorkerKey>) -> bool {
         let model = &self.requests[&request].new.model;
         let is_sound = |(key, worker): (&WorkerKey, &Worker)| {
-            self.could_serve(*key, request) && worker.is_open_for(model) && !worker.failing.contains(model)
+            !except.contains(key)
+                && self.could_serve(*key, request)
+                && worker.is_open_for(model)
+                && !worker.failing.contains(model)
         };
         self.requests[&request].new.pin.is_none() && self.fails(key, request) && self.workers.iter().any(is_sound)
     }
@@ -221,11 +229,15 @@ impl Reference {
     }
 
     fn best_for(&self, request: RequestKey) -> Option<WorkerKey> {
+        self.best_except(request, &BTreeSet::new())
+    }
+
+    fn best_except(&self, request: RequestKey, except: &BTreeSet<WorkerKey>) -> Option<WorkerKey> {
         let model = &self.requests[&request].new.model;
         self.workers
             .iter()
             .filter(|(key, _)| self.could_serve(**key, request) && self.has_room(**key, model))
-            .filter(|(key, _)| !self.passes_over(**key, request))
+            .filter(|(key, _)| !except.contains(key) && !self.passes_over_except(**key, request, except))
             .min_by_key(|(key, worker)| (self.load(**key, model), worker.turn, **key))
             .map(|(key, _)| *key)
     }

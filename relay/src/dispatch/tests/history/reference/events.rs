@@ -38,6 +38,7 @@ impl Reference {
                     self.attempt_failed(worker, request, failure);
                 }
             }
+            Event::Silent { request } => self.silent(request),
             Event::WorkerSucceeded { older, newer } => {
                 if self.workers.get(&newer).is_some_and(|worker| worker.new.core1 && !worker.draining) {
                     let pinned = self.requests.values_mut().filter(|request| request.new.pin == Some(older));
@@ -122,6 +123,7 @@ impl Reference {
                 attempts: 0,
                 granted_since: false,
                 failed_on: BTreeSet::new(),
+                silent: BTreeSet::new(),
                 trouble: None,
                 worker: None,
             },
@@ -309,6 +311,19 @@ impl Reference {
             }
             AttemptFailure::Fatal => self.fail(key, Failure::Fatal),
         }
+    }
+
+    fn silent(&mut self, key: RequestKey) {
+        let Some(request) = self.requests.get(&key) else { return };
+        let Some(worker) = request.worker.filter(|_| request.new.pin.is_none() && request.requeues < 3) else { return };
+        let except = request.silent.iter().copied().chain([worker]).collect();
+        let Some(to) = self.best_except(key, &except).filter(|_| self.no_queue().is_none()) else { return };
+        self.take_back(key, CancelReason::Timeout);
+        let request = self.request(key);
+        request.requeues += 1;
+        request.silent.insert(worker);
+        self.requeue(key, RequeueReason::FirstByteTimeout);
+        self.send(key, to);
     }
 
     /// A worker had no slot for a request.

@@ -1,0 +1,45 @@
+//! Requests whose worker sends nothing: an engine that hangs while its health check succeeds.
+//!
+//! Such a request is taken from its worker and sent to another one, but only if that one has room now: a worker that is reading a
+//! long prompt is as silent as one that hangs, so what it has done is not thrown away for a place in the queue. Each such move spends
+//! one of the three attempts, and goes to a worker that the request was not taken from before.
+
+use super::Dispatch;
+use super::clock::Moment;
+use super::effect::{Effect, RequeueReason};
+use super::event::{CancelReason, RequestKey, WorkerKey};
+use super::registry::Worker;
+use super::request::{MAX_REQUEUES, State};
+
+impl Dispatch {
+    /// Returns the attempt that [`Event::Silent`](super::Event::Silent) would end: that of a running request which another worker
+    /// can take now.
+    pub fn can_move(&self, request: RequestKey) -> Option<u32> {
+        self.worker_to_move_to(request)?;
+        self.requests.get(&request).map(|request| request.attempts)
+    }
+
+    fn worker_to_move_to(&self, key: RequestKey) -> Option<WorkerKey> {
+        let request = self.requests.get(&key)?;
+        let State::Running { worker: silent, .. } = request.state else { return None };
+        if request.pin.is_some() || request.requeues == MAX_REQUEUES || self.refuses_waiting().is_some() {
+            return None;
+        }
+        let suits =
+            |worker: &Worker| worker.key != silent && !request.silent.contains(&worker.key) && !request.refuses(worker);
+        self.best_of(request, suits)
+    }
+
+    pub(super) fn handle_silent(&mut self, key: RequestKey, now: Moment, out: &mut Vec<Effect>) {
+        let Some(to) = self.worker_to_move_to(key) else { return };
+        self.take_back(key, CancelReason::Timeout, out);
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        let State::Running { worker: silent, .. } = request.state else { return };
+        request.requeues += 1;
+        request.silent.push(silent);
+        request.state = State::Queued { place: None, since: now, cold_start: 0 };
+        out.push(Effect::Requeued { request: key, reason: RequeueReason::FirstByteTimeout, attempt: request.attempts });
+        self.send(key, to, now, out);
+        self.settle(silent, now, out);
+    }
+}

@@ -9,9 +9,11 @@
 
 mod connection;
 mod idle;
+mod spare;
 mod upload;
 
 pub use connection::Answer;
+pub use spare::SpareMemory;
 pub use upload::{Upload, UploadError};
 
 use std::sync::Arc;
@@ -98,9 +100,9 @@ impl Backend {
     /// connection.
     pub async fn send(&self, head: Request<()>, upload: &Upload) -> Result<Answer, BackendError> {
         if upload.length() <= MAX_REPLAY_BYTES
+            && upload.keep_for_replay()
             && let Some(kept) = self.idle.take()
         {
-            upload.keep_for_replay();
             match kept.exchange(clone_head(&head), upload).await {
                 Ok(answer) => {
                     upload.forget_replay();

@@ -15,7 +15,7 @@ use modelrelay_platform::{readiness, scheduling};
 use modelrelay_traces::{Loss, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, SpareMemory};
 use crate::capacity::Capacity;
 use crate::catalogue::{Advertised, Catalogue, Failing};
 use crate::cli::Args;
@@ -40,6 +40,8 @@ pub struct Worker {
     pub live: ArcSwap<Live>,
     /// The backend in force.
     pub backend: ArcSwap<Backend>,
+    /// Memory for large request bodies.
+    pub spare_memory: Arc<SpareMemory>,
     /// Who is trusted as a relay.
     pub trust: ArcSwap<Trust>,
     /// 128 random bits: names this process to relays.
@@ -154,6 +156,7 @@ impl Worker {
         Ok(Self {
             swapping: live.slots.clone().map(start).transpose()?,
             backend: ArcSwap::from_pointee(Backend::new(live.backend.clone(), Arc::new(Trust::new(None)))),
+            spare_memory: SpareMemory::new(settings.max_buffered_bytes),
             capacity: Capacity::new(live.max_concurrency),
             live: ArcSwap::from_pointee(live),
             trust,

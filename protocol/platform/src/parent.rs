@@ -27,7 +27,7 @@ pub fn follow() {
     });
 }
 
-/// Waits until the parent closes standard input; without a parent it never returns.
+/// Waits until the parent closes standard input. Without a parent it never returns.
 pub(crate) async fn stop_asked() {
     STOP.notified().await;
 }

@@ -195,7 +195,7 @@ impl FromIterator<(String, ModelDetails)> for DetailsByModel {
     }
 }
 
-/// Reads any JSON. A peer that sends something else than details is one that sends none.
+/// Accepts any JSON. A peer that sends anything but details is treated as sending none.
 impl<'de> Deserialize<'de> for DetailsByModel {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let Value::Object(models) = Value::deserialize(from)? else { return Ok(Self::default()) };

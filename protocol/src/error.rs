@@ -24,8 +24,7 @@ pub enum ErrorKind {
     ModelForbidden,
     /// The key has as many requests in flight as it may.
     KeyLimit,
-    /// No provider has the model. With `Retry-After` shortly after a relay's start, while workers may still register
-    /// it.
+    /// No provider has the model. `Retry-After` is set after a relay's start, while workers may still register it.
     ModelNotFound,
     /// No worker is known to have the previous response.
     PreviousResponseNotFound,

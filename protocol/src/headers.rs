@@ -117,7 +117,7 @@ pub fn is_request_header(name: &str) -> bool {
 }
 
 /// Headers of a client that no setting forwards to backends: those of the connection and of the body's encoding, those
-/// that name the relay itself, and credentials of browsers and workers for the relay.
+/// that name the relay itself, and those that browsers or workers present to the relay.
 const KEPT_REQUEST_HEADERS: [&str; 10] = [
     "accept-encoding",
     "content-encoding",

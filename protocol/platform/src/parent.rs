@@ -2,7 +2,7 @@
 //!
 //! Windows has no signal that reaches a single child, so signals are not used for it. Pipes work the same way everywhere, and they
 //! close even when the parent is killed:
-//! - The end of standard input asks this program to stop, as SIGTERM does.
+//! - The end of standard input requests a stop, as SIGTERM does.
 //! - The line [`READY`] on standard output reports that the start is complete. The log goes to standard error.
 
 use std::io::{self, Write};

@@ -9,7 +9,7 @@
 use thread_priority::unix::NormalThreadSchedulePolicy;
 
 /// Uses batch scheduling for this thread and for all threads and processes that it starts from now on. Best effort: if
-/// the kernel refuses, or the process was started with another policy or nice value, nothing changes.
+/// the kernel refuses, or another policy or nice value is set, nothing changes.
 pub fn take_turns() {
     #[cfg(target_os = "linux")]
     linux::change(NormalThreadSchedulePolicy::Other, NormalThreadSchedulePolicy::Batch);

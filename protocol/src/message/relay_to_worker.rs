@@ -28,7 +28,7 @@ pub enum RelayToWorker {
     Credit(Credit),
     /// The requests that wait for this worker (`core1`).
     Demand(Demand),
-    /// An admin's order to a multiplexer (`slots1`).
+    /// An admin's command to a multiplexer (`slots1`).
     Command(Command),
 }
 
@@ -165,7 +165,7 @@ pub struct GracefulShutdown {
 impl GracefulShutdown {
     /// The relay's barrier after a worker's `drain`: no `request` follows.
     pub const DRAIN: &str = "drain";
-    /// An admin's order to the whole worker: finish and stay disconnected.
+    /// An admin's drain of the whole worker: finish and stay disconnected.
     pub const WORKER_DRAIN: &str = "worker_drain";
     /// The worker's newer link replaced this one.
     pub const SUCCEEDED: &str = "succeeded";
@@ -211,7 +211,7 @@ pub struct ModelDemand {
     pub sum_ms: u64,
 }
 
-/// An admin's order to a multiplexer.
+/// An admin's command to a multiplexer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Command {
     /// Identifies the reply.

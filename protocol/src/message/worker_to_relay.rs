@@ -32,7 +32,7 @@ pub enum WorkerToRelay {
     Credit(Credit),
     /// The capacity of the worker that this relay may use (`core1`).
     Grant(Grant),
-    /// Requests that no new requests are sent (`core1`).
+    /// Announces a drain: the worker accepts no new requests (`core1`).
     Drain(Drain),
     /// The state of the slots (`slots1`).
     Slots(Slots),
@@ -266,7 +266,7 @@ pub struct Grant {
     pub models: Option<Vec<ModelGrant>>,
 }
 
-/// Requests that no new requests are sent.
+/// Announces a drain: the worker accepts no new requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drain {
     /// The reason, for the log.
@@ -362,7 +362,7 @@ pub struct SlotModel {
     /// The number of requests that may run at once.
     #[serde(default)]
     pub capacity: u32,
-    /// Time that loading the model takes.
+    /// Duration of loading the model.
     #[serde(default)]
     pub swap_cost_ms: u64,
     /// True if the model is never evicted.

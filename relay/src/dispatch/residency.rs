@@ -55,7 +55,7 @@ pub(super) struct Failed {
     pub(super) message: String,
 }
 
-/// Whether a worker can be assigned to load a model.
+/// A worker's eligibility to load a model.
 #[derive(Debug)]
 pub(super) enum Standing<'a> {
     /// It can; how near it is.

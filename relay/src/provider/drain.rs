@@ -23,7 +23,7 @@ impl Provider {
         self.drain_link(link, GracefulShutdown::DRAIN, None, None);
     }
 
-    /// Drains one worker, by an admin's order or because its secret was removed.
+    /// Drains one worker, at an admin's request or because its secret was removed.
     pub fn drain_worker(&self, link: &Arc<WorkerLink>, reason: &str, close: Option<Close>) {
         let timeout = self.shared.config.load().drain_timeout.as_secs();
         self.drain_link(link, reason, Some(timeout), close);

@@ -29,7 +29,7 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// Starts with the current time for both directions.
+    /// Creates a pulse with a byte received just now and no output waiting.
     pub fn new(budget: Arc<Budget>) -> Arc<Self> {
         let (read_ms, written_ms) = (AtomicU64::new(0), AtomicU64::new(NOTHING_WAITS));
         Arc::new(Self { epoch: Instant::now(), read_ms, written_ms, unfinished: Unfinished::message(budget) })

@@ -347,7 +347,7 @@ fn a_worker_that_has_counted_down_what_it_was_told_hears_at_once_that_more_waits
         p.submit(key, "a");
     }
     p.pass(1.0);
-    // Each takes a millisecond: two were reported, and without a new report the model would seem idle after them.
+    // Each lasts a millisecond: two were reported, and without a new report the model would seem idle after them.
     assert_eq!(p.complete(1), ["finished r1 at w1 #1", "send r2 to w1 #1", "demand w1: a 2 1000 2000"]);
     p.pass(0.001);
     assert_eq!(p.complete(2), ["finished r2 at w1 #1", "send r3 to w1 #1"]);

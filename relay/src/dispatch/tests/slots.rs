@@ -38,7 +38,7 @@ pub(super) fn also(slot: Slot, model: &str, aliases: &[&str]) -> Slot {
     with(slot, model, |entry| entry.aliases = aliases.iter().map(|alias| (*alias).to_owned()).collect())
 }
 
-/// The same slot, in which a model sleeps that takes this time to wake.
+/// The same slot, in which a model sleeps that needs this time to wake.
 pub(super) fn asleep(slot: Slot, model: &str, swap_cost_ms: u64) -> Slot {
     with(slot, model, |entry| {
         entry.status = SlotModelStatus::Sleeping;

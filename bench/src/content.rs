@@ -199,7 +199,7 @@ fn padded(head: String, tail: &str, length: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// An endless sequence of letters. It mixes each seed, so that neither side can go wrong on its own.
+/// An endless sequence of letters that follows from a seed, so that neither side can go wrong on its own.
 struct Letters(u64);
 
 impl Letters {

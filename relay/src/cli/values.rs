@@ -58,7 +58,7 @@ pub(super) fn optional_url(text: &str) -> Result<OptionalText, Allowed> {
     }
 }
 
-/// Parses the name of an object, as the API server allows it; it becomes part of a path.
+/// The name of an object, as the API server allows it; it becomes part of a path.
 pub(super) fn optional_object_name(text: &str) -> Result<OptionalText, Allowed> {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
     let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);

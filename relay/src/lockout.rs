@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use http::HeaderMap;
 
-/// The most addresses that are tracked at once.
+/// Addresses that are remembered at once.
 pub const MAX_RECORDS: usize = 65_536;
 /// Failures within [`WINDOW`] that lock an address.
 pub const FAILURES_UNTIL_LOCKED: usize = 5;
@@ -165,7 +165,7 @@ fn masked(address: IpAddr, prefix: u8) -> Option<IpAddr> {
     }
 }
 
-/// Parses an address as proxies write it: sometimes with a port, IPv6 then in brackets.
+/// Proxies write an address, sometimes with a port, IPv6 then in brackets.
 fn parse_hop(hop: &str) -> Option<IpAddr> {
     let hop = hop.trim();
     let address = hop.parse::<IpAddr>().ok();

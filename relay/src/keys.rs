@@ -330,7 +330,7 @@ impl Key {
         &self.record.id
     }
 
-    /// The name.
+    /// What it was called.
     pub fn name(&self) -> &str {
         &self.record.name
     }

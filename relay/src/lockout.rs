@@ -174,7 +174,7 @@ fn parse_hop(hop: &str) -> Option<IpAddr> {
     address.or_else(bracketed).map(|address| address.to_canonical())
 }
 
-/// The tracked address: one host can use all of its /64.
+/// One host can use all of its /64.
 fn bucket(address: IpAddr) -> IpAddr {
     let address = address.to_canonical();
     if address.is_ipv4() { address } else { masked(address, 64).unwrap_or(address) }

@@ -65,7 +65,7 @@ impl Plan {
 }
 
 impl Prompt {
-    /// Creates a body of this many bytes, or more if the plan needs them.
+    /// Creates a body of `bytes` bytes, or more if the plan needs them.
     pub fn new(plan: Plan, bytes: usize) -> Self {
         let stream = if plan.chunks > 0 { "true}" } else { "false}" };
         let rest = BEFORE.len() + AFTER.len() + stream.len();
@@ -133,7 +133,7 @@ impl Chunk {
         Self { bytes: padded(head, tail, CHUNK_BYTES, digest), digits }
     }
 
-    /// Changes it into the event with this number.
+    /// Changes it into the event `number`.
     pub fn number(&mut self, number: u32) -> &[u8] {
         let mut rest = number;
         for digit in self.bytes[self.digits.clone()].iter_mut().rev() {
@@ -199,7 +199,7 @@ fn padded(head: String, tail: &str, length: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// An endless sequence of letters that follows from a seed, so that neither side can go wrong on its own.
+/// An endless sequence of letters from a seed, so that neither side can go wrong on its own.
 struct Letters(u64);
 
 impl Letters {

@@ -91,7 +91,7 @@ impl Crowd {
         self.shared.failed.load(Ordering::Relaxed)
     }
 
-    /// Those of [`Self::failed`] in which the address accepted the connection, but the handshake did not succeed.
+    /// Those of [`Self::failed`] with a connection, but without a successful handshake.
     pub fn failed_handshakes(&self) -> u32 {
         self.failed() - self.shared.unanswered.load(Ordering::Relaxed)
     }
@@ -181,7 +181,7 @@ fn registration(number: u32) -> Register {
     }
 }
 
-/// A new instance id. For a relay, two workers with the same one are one worker, and it drops the older link.
+/// A new instance id. Two workers with the same one are one worker to a relay, which drops the older link.
 pub(crate) fn new_instance() -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
     format!("{:016x}{:016x}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))

@@ -149,7 +149,7 @@ impl Medians {
         Self(medians.collect())
     }
 
-    /// The median of one figure of one system, if it was measured.
+    /// One median, if it was measured.
     pub fn value(&self, system: System, figure: Figure) -> Option<f64> {
         self.0.get(&(system, figure)).copied()
     }

@@ -1,8 +1,7 @@
 //! The part of HTTP/1.1 that a load client and a backend need: heads, and bodies of known length or in chunks.
 //!
 //! It is implemented here because the client must cost little compared with the systems that it measures. It rejects
-//! anything
-//! that it cannot parse, so that a proxy that breaks framing is detected and not forgiven.
+//! anything that it cannot parse: a proxy that breaks framing is detected, not forgiven.
 
 mod ask;
 mod connection;
@@ -133,7 +132,7 @@ enum SizeLine {
 }
 
 impl Body {
-    /// Creates a decoder for the body after a head with this framing.
+    /// Creates a decoder for a body with this framing.
     pub fn new(framing: Framing) -> Self {
         Self(match framing {
             Framing::Length(0) => State::Complete,
@@ -153,7 +152,7 @@ impl Body {
         matches!(self.0, State::UntilClose)
     }
 
-    /// The number of bytes that surely belong to the body, if its length is known.
+    /// The bytes that surely belong to the body, if its length is known.
     pub fn remaining(&self) -> Option<u64> {
         if let State::Length(left) = self.0 { Some(left) } else { None }
     }

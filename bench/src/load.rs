@@ -86,7 +86,7 @@ struct Tally {
 }
 
 impl Load {
-    /// Creates a load of one connection with one request after the other, plain responses.
+    /// One connection with one request after the other, plain responses.
     pub fn new(to: SocketAddr, until: Until) -> Self {
         Self {
             to,

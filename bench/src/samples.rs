@@ -1,8 +1,6 @@
 //! All measured times: a percentile is a time that was really measured, not the edge of a bucket.
 //!
-//! A run has a few million samples at most, so that keeping four bytes of each is cheaper than the precision that a
-//! histogram
-//! would lose.
+//! A run has a few million samples at most, so that four bytes for each cost less than a histogram's loss of precision.
 
 use std::time::Duration;
 

@@ -67,7 +67,7 @@ pub struct Extent {
     pub seconds: f64,
     /// Open streams whose memory is measured.
     pub streams: u32,
-    /// Requests with a prompt of 220 kB; a fiftieth of this number with 20 MB.
+    /// Requests with a prompt of 220 kB; a fiftieth as many of 20 MB.
     pub long_prompts: u32,
     /// Idle workers.
     pub idle_workers: u32,
@@ -127,7 +127,7 @@ pub enum PartError {
         wrong: u64,
         /// The number of all.
         all: u64,
-        /// The fault of the first wrong one.
+        /// The first fault.
         first: String,
     },
     /// Something else.

@@ -1,9 +1,7 @@
 //! A simulation of a GPU that holds one of several models, with clients that request them, and of policies for swaps.
 //!
-//! It simulates discrete events, so that an hour takes milliseconds and every run can be repeated. Only waiting is
-//! simulated: a
-//! request occupies one of a model's places for the length of its response, and a load takes its time. There is no network,
-//! no
+//! Discrete events, so that an hour takes milliseconds and every run can be repeated. Only waiting is simulated: a request
+//! occupies one of a model's places for the length of its response, and a load takes its time. There is no network, no
 //! prefill, and no cache that is lost with a swap.
 //!
 //! The rivals in [`rivals`] are implemented here, as plainly as their rules are. The worker's policy is not: [`ours`]

@@ -26,7 +26,7 @@ fn job(at: f64, model: ModelId, service: f64) -> (Time, Job) {
     (secs(at), Job { client: 0, model, service: secs(service) })
 }
 
-/// Clients that stop after this number of requests.
+/// Clients that stop after `left` requests.
 struct Limited<W> {
     clients: W,
     left: usize,
@@ -154,8 +154,8 @@ fn saturated_model_keeps_seven_tenths_of_its_throughput_when_another_is_wanted_e
     }
 }
 
-/// The bound of the policy with all models saturated: a request right after its model was unloaded waits for the turns of
-/// all others.
+/// The bound of the policy with all models saturated: a request right after its model was unloaded waits for all other
+/// turns.
 #[test]
 fn no_model_waits_longer_than_its_bound_while_all_are_saturated() {
     for (models, load) in [(2, 3.0), (2, 15.0), (3, 3.0), (3, 15.0), (4, 3.0)] {

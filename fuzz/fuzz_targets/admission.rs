@@ -17,8 +17,7 @@ use serde_json::{Value, json};
 
 static DEFAULTS: LazyLock<WorkerDefaults> = LazyLock::new(WorkerDefaults::default);
 
-// Text is a review, or a Pod, optionally followed by a line `---` and the spec of a pool. Any other input describes changes
-// to them.
+// Text is a review, or a Pod, and after a line `---` the spec of a pool. Any other input describes changes to them.
 fuzz_target!(|data: &[u8]| {
     let text = std::str::from_utf8(data).ok().filter(|text| text.starts_with('{'));
     let (review, lookup) = match text {

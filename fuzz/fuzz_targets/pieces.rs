@@ -18,7 +18,7 @@ const STREAMS: usize = 3;
 #[derive(Arbitrary, Debug)]
 struct Input<'a> {
     message: &'a [u8],
-    /// Lengthens the message by this number of bytes: few inputs are as long as the limit.
+    /// Bytes by which the message is longer: few inputs are as long as the limit.
     padding: Option<u32>,
     window: u32,
     max_window: u32,

@@ -161,7 +161,7 @@ async fn metrics(State(relay): State<Arc<Relay>>) -> Response {
     aside(CONTENT_TYPE, move || relay.shared.metrics.render(&*relay)).await
 }
 
-/// Builds a response on another thread. With ten thousand workers it takes a tenth of a second, in which a runtime thread
+/// Builds a response on another thread: with ten thousand workers it takes a tenth of a second, in which a runtime thread
 /// would forward no token.
 async fn aside(content_type: &'static str, build: impl FnOnce() -> String + Send + 'static) -> Response {
     match blocking::run(build).await {

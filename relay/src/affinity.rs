@@ -1,9 +1,9 @@
-//! The origins of stored responses: the worker that made each of them, and for which API key.
+//! The origins of stored responses: worker and API key.
 //!
-//! A stored Responses object lives in the backend that made it. A request that continues it must reach the same worker
-//! process, and no other. Ids are the backends' own, so they apply per provider, and the first worker process that reports
-//! an id keeps it while it is connected: no other worker and no other API key can take over a response by its id. The
-//! memory is bounded in number and age; the oldest entries are forgotten first.
+//! A stored response lives in the backend that made it. A request that continues it must reach the same worker process, and
+//! no other. Ids are the backends' own, so they apply per provider, and the first worker process that reports an id keeps
+//! it while it is connected: no other worker and no other API key can take over a response by its id. Number and age are
+//! bounded; the oldest are forgotten first.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ const MAX_RESPONSES: usize = 100_000;
 /// How long a response is remembered.
 const MAX_AGE: Duration = Duration::from_secs(3600);
 
-/// Where a response lives.
+/// The origin of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The provider's name.

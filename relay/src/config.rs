@@ -342,7 +342,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         require_api_keys: args.require_api_keys,
         api_keys: key_storage(args)?,
         worker_tokens: WorkerTokens {
-            // Whether it is required is known once the providers are.
+            // The providers, which are read later, show whether it is required.
             api: cluster(args, "").ok(),
             audience: args.worker_token_audience.clone(),
             recheck: args.worker_token_recheck_secs,

@@ -39,7 +39,7 @@ const SUSPECTS_WAITING: usize = 16;
 const SUSPECTS_PAUSE: Duration = Duration::from_millis(100);
 /// The timeout of waiting and review together: less than a worker's timeout of a handshake.
 const PATIENCE: Duration = Duration::from_secs(8);
-/// A link whose token has expired is closed after this number of review intervals without a new token.
+/// Review intervals after which a link with an expired token is closed, if no new token came.
 const GRACE_INTERVALS: u32 = 3;
 
 /// The name of a ServiceAccount, as `NAMESPACE/NAME`.
@@ -64,7 +64,7 @@ enum Standing {
     Good,
     /// Rejected once, before its expiry.
     Doubted,
-    /// Expired at this time, as far as the relay knows, without a new token since then.
+    /// Seen as expired at this time, without a new token since.
     Late(Instant),
     Refused,
 }

@@ -189,11 +189,11 @@ pub struct KeyInfo {
     pub name: String,
     /// The beginning of the key: enough to recognise it, too little to use it.
     pub prefix: String,
-    /// The creation time, in seconds of Unix time.
+    /// Creation, in seconds of Unix time.
     pub created_at: u64,
     /// The same in RFC 3339, with milliseconds.
     pub created: String,
-    /// The time of last use, in seconds of Unix time; `null` if it was never used.
+    /// Last use, in seconds of Unix time; `null` if it was never used.
     pub last_used_at: Option<u64>,
     /// The same in RFC 3339, with milliseconds.
     pub last_used: Option<String>,

@@ -90,12 +90,12 @@ impl Metrics {
         self.families.worker_connections.with_label_values(&labels).inc();
     }
 
-    /// Observes the size of a request's body that was read.
+    /// Observes the size of a request's body.
     pub fn request_body_received(&self, endpoint: Endpoint, bytes: u64) {
         self.families.request_body.with_label_values(&[endpoint.as_str()]).observe(bytes as f64);
     }
 
-    /// Observes the size of a response's body that ended, whole or not.
+    /// Observes the size of a response's body, whole or not.
     pub fn response_body_sent(&self, endpoint: Endpoint, bytes: u64) {
         self.families.response_body.with_label_values(&[endpoint.as_str()]).observe(bytes as f64);
     }
@@ -106,7 +106,7 @@ impl Metrics {
         self.families.overhead.with_label_values(&[endpoint.as_str()]).observe(spent.as_secs_f64());
     }
 
-    /// Counts a request in which an SDK sent `x-stainless-retry-count` above zero.
+    /// Counts an SDK's `x-stainless-retry-count` above zero.
     pub fn client_retried(&self, client: ClientKind) {
         self.families.client_retries.with_label_values(&[client.as_str()]).inc();
     }
@@ -144,7 +144,7 @@ impl Metrics {
         self.tls_accepted();
     }
 
-    /// Records that the files of the certificate are in use.
+    /// Records that the certificate's files are in use.
     pub fn tls_accepted(&self) {
         self.families.tls_ok.with_label_values::<&str>(&[]).set(1);
     }

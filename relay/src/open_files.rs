@@ -19,6 +19,6 @@ pub fn raise_limit() {
     }
 }
 
-/// Does nothing, because Windows has no such limit.
+/// Windows has no such limit.
 #[cfg(not(unix))]
 pub fn raise_limit() {}

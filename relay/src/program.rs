@@ -90,7 +90,7 @@ fn fail(error: &impl Display) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Prints a text. A write error is ignored: the reader may have closed the pipe early.
+/// Prints a text. Its reader may have closed the pipe early.
 fn say(text: Result<Vec<u8>, String>) -> ExitCode {
     match text {
         Ok(text) => {

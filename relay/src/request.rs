@@ -109,7 +109,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Ends a wait that was not ended by a dispatch, and adds it to the total.
+    /// Ends a wait without a dispatch, and adds it to the total.
     pub fn end_wait(&mut self, now: Instant) {
         if let Some(since) = self.waiting_since.take() {
             self.queue_wait += now.saturating_duration_since(since);

@@ -54,12 +54,12 @@ struct Large {
 }
 
 impl Unfinished {
-    /// Creates the state for a worker's messages. Until [`Self::allow_bodies`], they are control messages.
+    /// For a worker's messages. Until [`Self::allow_bodies`], they are control messages.
     pub fn message(budget: Arc<Budget>) -> Self {
         Self::new(budget, UNCOUNTED_BYTES, MAX_CONTROL_BYTES as u64 + UNCOUNTED_BYTES)
     }
 
-    /// Creates the state for the head of a request, whose size the HTTP library bounds.
+    /// For the head of a request, whose size the HTTP library bounds.
     pub fn head(budget: Arc<Budget>) -> Self {
         Self::new(budget, UNCOUNTED_HEAD_BYTES, u64::MAX)
     }

@@ -38,7 +38,7 @@ enum Expected {
 }
 
 impl Expected {
-    /// Returns the number of events that the next bytes complete; `None` if they are not the expected ones.
+    /// Returns the number of completed events; `None` if these are not the expected next bytes.
     fn take(&mut self, bytes: &[u8]) -> Option<u32> {
         match self {
             Self::Stream(check) => check.take(bytes),

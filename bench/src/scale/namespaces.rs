@@ -7,7 +7,7 @@
 
 use std::process::{Command, Stdio};
 
-/// A program, or a group of programs, with a network of its own.
+/// The programs with a network of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Client,
@@ -15,7 +15,7 @@ pub(super) enum Place {
     Worker,
 }
 
-/// The networks; they exist as long as this value.
+/// The networks, while this value exists.
 #[derive(Debug)]
 pub(super) struct Namespaces {
     prefix: String,

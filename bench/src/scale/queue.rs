@@ -108,7 +108,7 @@ async fn until_queued(addr: SocketAddr, count: u32) -> Result<(), ScaleError> {
     until(addr, "queue_depth", count).await
 }
 
-/// Waits until the relay reports this number.
+/// Waits until the relay reports `count`.
 async fn until(addr: SocketAddr, what: &str, count: u32) -> Result<(), ScaleError> {
     let begun = Instant::now();
     loop {
@@ -152,7 +152,7 @@ impl Clients {
         Ok(clients)
     }
 
-    /// Disconnects this number of clients.
+    /// Disconnects `count` clients.
     async fn leave(&mut self, count: u32) {
         for client in self.1.drain(..count as usize) {
             client.abort();

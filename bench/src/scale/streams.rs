@@ -10,7 +10,7 @@ use crate::samples::Summary;
 use crate::systems::{Setup, Stack, StackOptions};
 use crate::usage::Usage;
 
-/// The time between two events. With all streams open, a core can read and compare this many without being late itself.
+/// The time between two events: with all streams open, as many a second as a core can read and compare without being late.
 pub const PACE: Duration = Duration::from_millis(500);
 
 /// The measurements of one way.

@@ -27,7 +27,7 @@ pub(super) async fn one_to_eight(turn: &mut Turns<'_>) -> Result<(), PartError> 
     Ok(())
 }
 
-/// Measures the responses of this number of workers.
+/// Measures the responses of `workers` workers.
 pub async fn answers_of(workers: u32, setup: &Setup, time: Duration) -> Result<Outcome, SystemError> {
     let options = StackOptions { workers, concurrency: CONCURRENCY };
     let stack = Stack::start(&setup.programs, setup.backend_addr, &options).await?;

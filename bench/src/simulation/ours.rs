@@ -27,7 +27,7 @@ pub struct Setup {
     pub config: SlotConfig,
     /// The duration of a load.
     pub load: Duration,
-    /// Where requests wait.
+    /// The kind of link, which decides where requests wait.
     pub relay: LinkKind,
 }
 

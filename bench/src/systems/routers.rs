@@ -32,7 +32,7 @@ fn start(setup: &Setup, name: &str, command: &[&str], quiet: &str, folder: &Path
     Ok((addr, vec![Program::start(name, &binary, &args, &[], folder)?]))
 }
 
-/// Reads the version from the name of the folder that pip wrote next to the package.
+/// The version in the name of the folder that pip wrote next to the package.
 pub(super) fn version(setup: &Setup, package: &str) -> String {
     let Some(lib) = setup.routers.as_ref().and_then(|bin| bin.parent()).map(|home| home.join("lib")) else {
         return String::new();

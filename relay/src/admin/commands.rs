@@ -23,7 +23,7 @@ use crate::socket::link::WorkerLink;
 /// The largest body of an order, which is small.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
-/// The `Retry-After` of a rejected order: a swap takes seconds to minutes, and a thousand orders are pending.
+/// The `Retry-After` if a thousand orders are pending: a swap takes seconds to minutes.
 const TRY_AGAIN_SECS: &str = "10";
 
 const COMMANDS: [&str; 4] = ["load", "unload", "pin", "unpin"];

@@ -18,7 +18,7 @@ use crate::keys::{KeyRequest, KeyStoreError, NewKey};
 use crate::provider::Provider;
 use crate::relay::Relay;
 
-/// The largest body of a request, enough for a key's name and limits.
+/// The largest body; a key's name and limits fit easily.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
 /// `GET /admin/keys`

@@ -13,7 +13,7 @@ use crate::socket::failures::Failure;
 /// The longest message of a slot's last failure in the snapshot for machines.
 const MAX_SHORT_CHARS: usize = 256;
 
-/// Whether the failures of slots include their human-readable messages, up to a kilobyte for each model.
+/// The human-readable messages in the failures of slots, up to a kilobyte for each model.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Messages {
     /// The worker's full messages.

@@ -14,7 +14,7 @@ use crate::file_watch::{Content, FileWatch, read_bounded};
 /// The largest token file; a token is one line.
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
-/// The token that authenticates admins.
+/// The token of `/admin`.
 #[derive(Debug)]
 pub struct AdminToken {
     current: Arc<ArcSwapOption<Secret>>,

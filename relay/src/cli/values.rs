@@ -180,7 +180,7 @@ fn names(text: &str, is_one: impl Fn(&str) -> bool) -> Option<Names> {
     (names.len() <= MAX_NAMES && names.iter().all(|name| is_one(name))).then_some(Names(names))
 }
 
-/// Parses an audience. The relay shows it to workers that present another one, in a log and in place of a header.
+/// Parses an audience. Workers that present another one see it, in a log and in place of a header.
 pub(super) fn audience(text: &str) -> Result<String, Allowed> {
     if (1..=253).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         Ok(text.to_owned())

@@ -17,7 +17,7 @@ use crate::unix_time::unix_millis;
 pub(super) const INTERVAL: Duration = Duration::from_secs(10);
 /// The points of an hour.
 const MAX_POINTS: usize = 360;
-/// The most providers in the charts; a relay with very many has charts of the busiest.
+/// The most providers in the charts, the busiest.
 const MAX_PROVIDERS: usize = 32;
 
 /// The points of the last hour.

@@ -26,8 +26,8 @@ use crate::shared::Phase;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The longest time without a message, even if nothing has changed.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// One part of this number is the most of the time that frames may take: with very many workers a frame takes long, and
-/// comes less often.
+/// The least pause after a frame, as a multiple of its duration: with very many workers a frame takes long, and comes less
+/// often.
 const MAX_SHARE: u32 = 10;
 /// A page that is more changes behind starts again.
 const BACKLOG: usize = 16;

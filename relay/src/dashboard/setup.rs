@@ -21,7 +21,7 @@ use crate::admin::{Told, problem, problem_in};
 use crate::config::ProviderConfig;
 use crate::relay::Relay;
 
-/// The largest body; it contains the name of a provider.
+/// The largest body, with the name of a provider.
 const MAX_BODY_BYTES: usize = 4 << 10;
 
 /// `GET /admin/setup`

@@ -92,8 +92,8 @@ fn check_origin(config: &Config, headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::new(ErrorKind::CrossOrigin, message))
 }
 
-/// Checks the `Host` header. For a browser, a page whose name resolves to this machine (DNS rebinding) has the same origin
-/// as the relay. But it cannot choose the name in the header, so unknown names are rejected.
+/// For a browser, a page whose name resolves to this machine (DNS rebinding) has the same origin as the relay. But it
+/// cannot choose the name in `Host`, so unknown names are rejected.
 ///
 /// # Errors
 /// For a relay on loopback that requires no API key: when `Host` is a name that is neither local, nor `PUBLIC_URL`'s, nor

@@ -9,7 +9,7 @@ use http::header::{HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, Request, Version};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 
-/// Returns why this request gets a 400, after which nothing more is read from its connection; `None` if it is valid.
+/// Returns why this request gets a 400, after which its connection is not read any more.
 pub fn fault(request: &Request<Body>) -> Option<ApiError> {
     let headers = request.headers();
     let message = if !is_chunked_or_nothing(headers) {

@@ -21,7 +21,7 @@ pub struct Client {
     pub request_id: String,
     /// The format of errors.
     pub dialect: Dialect,
-    /// Whether its connection has sent all its output.
+    /// Tracks whether its connection has sent all its output.
     pub flushed: Option<Flushed>,
 }
 

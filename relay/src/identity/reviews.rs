@@ -41,7 +41,7 @@ pub(super) enum Found {
 }
 
 impl Reviews {
-    /// Returns the known state. If there is none, the next caller waits for the result of this one.
+    /// Returns the known state. Without one, the next caller waits for the result of this one.
     pub(super) fn look(&mut self, digest: &[u8; 32], now: Instant) -> Found {
         match self.0.get(digest) {
             Some(Entry::Known { verdict, until }) if *until > now => return Found::Known(verdict.clone()),

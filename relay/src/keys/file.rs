@@ -225,8 +225,8 @@ fn write_new(temporary: &Path, text: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// The temporary file. It is in the same folder, so that the rename stays on one file system, and has one name, so that
-/// crashes leave at most one file.
+/// The temporary file: in the same folder, so that the rename stays on one file system, with one name, so that crashes
+/// leave one file at most.
 fn temporary_beside(path: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());

@@ -53,7 +53,7 @@ impl ProviderSeries {
         known.unwrap_or_else(|| self.make_request(key))
     }
 
-    /// Observes a wait in the queue that ended; each wait of a requeued request is observed.
+    /// Observes a wait in the queue; a requeued request has several.
     pub fn queue_wait_ended(&self, outcome: QueueOutcome, waited: Duration) {
         if self.is_retired() {
             return;
@@ -85,7 +85,7 @@ impl ProviderSeries {
         }
     }
 
-    /// Counts a link to a worker that ended.
+    /// Counts an ended link.
     pub fn worker_disconnected(&self, reason: DisconnectReason) {
         if !self.is_retired() {
             self.families.worker_disconnects.with_label_values(&[&*self.name, reason.as_str()]).inc();

@@ -17,7 +17,7 @@ use crate::socket::session::RELAY_STOPPING;
 /// How long connections may take for their last bytes after every request has ended.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 
-/// How long the last flush may take, as a disk or an API server may be away. Only times of last use are lost.
+/// The timeout of the last flush: a disk or an API server may be away. Only times of last use are lost.
 const LAST_FLUSH: Duration = Duration::from_secs(2);
 
 impl Relay {

@@ -60,7 +60,7 @@ pub struct TraceEnd<'a> {
 }
 
 impl RequestTrace {
-    /// Begins the trace of a request whose head has arrived, as part of the client's trace if it names one.
+    /// Begins the trace of a request at its head, as part of the client's trace if it names one.
     pub fn begin(traces: &Traces, method: &Method, path: &str, headers: &HeaderMap, request_id: &str) -> Self {
         let method = if method == Method::GET { "GET" } else { "POST" };
         let route = route(path);

@@ -19,7 +19,7 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// Starts a balancer in front of these relays.
+    /// Starts in front of these relays.
     ///
     /// # Panics
     /// If no port is free.

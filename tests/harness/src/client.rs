@@ -135,8 +135,8 @@ impl Request {
         Pending { task: AbortOnDrop(task), what, log }
     }
 
-    /// Registers the request's credentials as secrets that must not appear in the log or in responses about the program.
-    /// Returns true if this request is for such a response.
+    /// Adds the request's credentials to the secrets that neither the log nor responses about the program may contain.
+    /// Returns true if its response is one of these.
     fn hide_from(&self, log: &Log) -> bool {
         self.headers.iter().for_each(|(name, value)| log.secrets().plant_header(name, &String::from_utf8_lossy(value)));
         secrecy::is_about_the_program(&self.method, &self.target)

@@ -40,7 +40,7 @@ pub struct FakeBackend {
     door: Door,
 }
 
-/// Whether the port listens, or is only bound so that connections are refused.
+/// The port: listening, or only bound so that connections are refused.
 enum Door {
     Open(JoinHandle<()>),
     Shut(Socket),

@@ -23,7 +23,7 @@ impl io::Write for Writer {
     }
 }
 
-/// Starts the log of this thread, which [`logged`] returns: with `#[tokio::test]`, the log of the whole test.
+/// Starts the log of this thread for [`logged`]: with `#[tokio::test]`, the log of the whole test.
 ///
 /// One subscriber is used for all threads: with one for each, a thread loses lines whose call sites were first reached by
 /// threads without a subscriber.

@@ -36,7 +36,7 @@ pub fn path_of(name: &str) -> PathBuf {
     std::path::absolute(&found).unwrap_or(found)
 }
 
-/// The path of an installed program of the machine, including daemons; `None` if it is not installed.
+/// The path of a program of the machine, including daemons, if it is installed.
 #[must_use]
 pub fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
@@ -241,7 +241,7 @@ impl Log {
         self.count_of(part) > 0
     }
 
-    /// The whole log, for the message of a failure.
+    /// The whole log, for a failure's message.
     #[must_use]
     pub fn dump(&self) -> String {
         format!("--- log of {} ---\n{}\n--- end of log ---", self.0.program, self.lines().join("\n"))

@@ -278,7 +278,7 @@ impl Relay {
         self.fetch(Request::post(target, body).bearer(ADMIN_TOKEN)).await
     }
 
-    /// Waits until `/admin/stats` reports this number of queued requests of a provider.
+    /// Waits until `/admin/stats` reports `depth` queued requests of a provider.
     pub async fn wait_for_queue_depth(&self, provider: &str, depth: u64) {
         let what = format!("{depth} queued requests of provider {provider}");
         self.eventually(&what, || async {
@@ -287,7 +287,7 @@ impl Relay {
         .await;
     }
 
-    /// Waits until `/admin/workers` lists this number of workers.
+    /// Waits until `/admin/workers` lists `count` workers.
     pub async fn wait_for_workers(&self, count: usize) {
         self.eventually(&format!("{count} workers"), || async { self.workers().await.len() == count }).await;
     }

@@ -36,8 +36,7 @@ impl Usage {
     }
 }
 
-/// True if this process, and those that it starts, may have this number of open files and connections; otherwise reports
-/// why not.
+/// True if this process and its children may have `files` files and connections open; otherwise reports why not.
 #[must_use]
 pub fn may_open(files: u64) -> bool {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();

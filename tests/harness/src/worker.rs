@@ -346,7 +346,7 @@ impl FakeWorker {
         }
     }
 
-    /// Reads until this number of bytes of a request's body arrived, and returns their number. Credit is only returned
+    /// Reads until `at_least` bytes of a request's body arrived, and returns their number. Credit is only returned
     /// according to [`Self::returns_credit`].
     pub async fn expect_body_bytes(&mut self, stream: u32, at_least: usize) -> usize {
         while self.received(stream) < at_least {

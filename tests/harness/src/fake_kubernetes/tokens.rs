@@ -24,7 +24,7 @@ pub(super) struct Tokens {
     faults: VecDeque<Fault>,
     made: usize,
     reviewed: Vec<String>,
-    /// True if it acts like an authenticator that does not support audiences.
+    /// Acts like an authenticator without audiences.
     is_old: bool,
 }
 
@@ -46,7 +46,7 @@ impl FakeKubernetes {
         variables
     }
 
-    /// Issues a token of a ServiceAccount (`NAMESPACE/NAME`) that is valid for this number of seconds from now.
+    /// Issues a token of a ServiceAccount (`NAMESPACE/NAME`), valid for `seconds` from now.
     #[must_use]
     pub fn token(&self, account: &str, audience: &str, seconds: i64) -> String {
         let mut state = self.state();

@@ -39,7 +39,7 @@ impl FakeWorker {
         self.register_with(slots1_registration(models, slots, &new_instance_id())).await
     }
 
-    /// Opens the gates of these models, each with this number of its 4 slots for this relay, and closes all others.
+    /// Opens the gates of these models, each with `slots` of its 4 slots for this relay, and closes all others.
     pub async fn open_gates(&mut self, gates: &[(&str, u64)]) {
         let entry = |(id, slots): &(&str, u64)| json!({"id": id, "slots": slots, "others": 0, "capacity": 4});
         let models: Vec<Value> = gates.iter().map(entry).collect();

@@ -24,7 +24,7 @@ impl Rig {
         Self::with(&Ack::core1(), 4, |worker| worker).await
     }
 
-    /// Starts a worker of four slots on the link of an old relay, which supports only the original messages.
+    /// Starts a worker of four slots on the link of an old relay without capabilities.
     pub async fn old() -> Self {
         Self::with(&Ack::old(), 4, |worker| worker).await
     }

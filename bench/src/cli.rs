@@ -53,7 +53,7 @@ struct RunArgs {
     /// Only these systems, separated by commas [default: all]
     #[arg(long, value_name = "SYSTEMS", value_delimiter = ',')]
     systems: Vec<System>,
-    /// Little of everything, to see that it runs
+    /// Measure only a little of everything, to see that it runs
     #[arg(long)]
     quick: bool,
     /// Folder with modelrelay-relay and modelrelay-worker
@@ -78,7 +78,7 @@ struct ScaleArgs {
     /// Only these parts, separated by commas [default: all]
     #[arg(long, value_name = "PARTS", value_delimiter = ',')]
     only: Vec<scale::Part>,
-    /// Little of everything, to see that it runs
+    /// Measure only a little of everything, to see that it runs
     #[arg(long)]
     quick: bool,
     /// Folder with modelrelay-relay and modelrelay-worker

@@ -86,7 +86,7 @@ struct Tally {
 }
 
 impl Load {
-    /// One connection with one request after the other, plain responses.
+    /// Creates a load of one connection that requests plain responses, one after the other.
     pub fn new(to: SocketAddr, until: Until) -> Self {
         Self {
             to,

@@ -17,7 +17,7 @@ const PACE: Duration = Duration::from_millis(10);
 /// Half a second of tokens, so that a load has many first events.
 const PACED_CHUNKS: u32 = 50;
 
-/// Long enough that the begin and end of a stream do not matter.
+/// Long enough that the beginning and the end of a stream do not matter.
 const FAST_CHUNKS: u32 = 2000;
 
 /// The time between two events of streams of which only the memory is measured.

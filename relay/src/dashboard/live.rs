@@ -1,7 +1,7 @@
 //! The live data of open pages: a snapshot, and then the changes.
 //!
 //! One task collects the data for all pages, once a second and only while a page is open. So a hundred pages cost as much
-//! as one, and no page costs nothing.
+//! as one, and without a page there is no cost.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

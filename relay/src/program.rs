@@ -46,7 +46,9 @@ pub fn run(words: Vec<OsString>) -> ExitCode {
         Some(command) => return ask(command),
         None => {}
     }
-    match start(args) {
+    let ended = start(args);
+    log::finish();
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }

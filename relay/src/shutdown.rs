@@ -6,6 +6,7 @@
 
 use std::io;
 
+use modelrelay_platform::log;
 use modelrelay_platform::signals::Signals;
 use tokio::sync::watch;
 
@@ -28,6 +29,7 @@ pub fn listen() -> io::Result<ShutdownSignal> {
         sender.send_replace(Some(first));
         let second = signals.next().await;
         tracing::warn!(signal = second.as_str(), "second signal, ending at once");
+        log::finish();
         std::process::exit(second.exit_code());
     });
     Ok(ShutdownSignal { seen })

@@ -34,7 +34,7 @@ pub struct LogFilter(String);
 pub fn init(filter: &LogFilter, format: LogFormat) -> Result<Journal, SetGlobalDefaultError> {
     let journal = Journal::default();
     let registry = tracing_subscriber::registry().with(journal.clone().with_filter(filter_fn(Journal::keeps)));
-    let lines = tracing_subscriber::fmt::layer().with_writer(log::writer).with_ansi(log::is_terminal());
+    let lines = tracing_subscriber::fmt::layer().with_writer(log::start()).with_ansi(log::is_terminal());
     match format {
         LogFormat::Text => set_global_default(registry.with(lines.with_filter(filter.to_env_filter())))?,
         LogFormat::Json => {

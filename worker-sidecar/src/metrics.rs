@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use modelrelay_platform::log;
 use modelrelay_protocol::paths::Endpoint;
 use prometheus::core::Collector;
 use prometheus::{
@@ -36,6 +37,7 @@ pub struct Metrics {
     last_message: GaugeVec,
     /// Pieces that nobody waited for.
     pub dropped_pieces: IntCounter,
+    log_lines_dropped: IntCounter,
     /// Without a sample where no traces are exported.
     spans_dropped: IntCounterVec,
 }
@@ -131,6 +133,13 @@ impl Metrics {
                 &registry,
                 IntCounter::with_opts(opts("dropped_pieces_total", "Pieces of bodies that nobody waited for")),
             ),
+            log_lines_dropped: labelled(
+                &registry,
+                IntCounter::with_opts(opts(
+                    "log_lines_dropped_total",
+                    "Log lines dropped because standard error was not read",
+                )),
+            ),
             spans_dropped: labelled(
                 &registry,
                 IntCounterVec::new(
@@ -217,6 +226,7 @@ impl Metrics {
 
     /// The text that Prometheus reads.
     pub fn render(&self) -> Vec<u8> {
+        self.log_lines_dropped.inc_by((log::dropped_lines() as u64).saturating_sub(self.log_lines_dropped.get()));
         let mut text = Vec::new();
         // Writing to memory fails only for metrics that were built wrongly.
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use modelrelay_platform::log;
 use modelrelay_platform::signals::Signals;
 use tokio::sync::watch;
 
@@ -127,6 +128,7 @@ pub fn first_signal() -> std::io::Result<impl Future<Output = &'static str>> {
         tokio::spawn(async move {
             let second = signals.next().await;
             tracing::warn!("second signal, ending at once");
+            log::finish();
             std::process::exit(second.exit_code());
         });
         first.as_str()

@@ -47,7 +47,7 @@ impl LogFilter {
 pub fn init(filter: &LogFilter, format: LogFormat) {
     let registry = tracing_subscriber::registry().with(EnvFilter::new(&filter.0));
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(log::writer)
+        .with_writer(log::start())
         .with_target(false)
         // An escape sequence in a log file breaks every search for a phrase.
         .with_ansi(log::is_terminal());

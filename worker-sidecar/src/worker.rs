@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use modelrelay_platform::{readiness, scheduling};
+use modelrelay_platform::{log, readiness, scheduling};
 use modelrelay_traces::{Loss, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
@@ -107,7 +107,9 @@ fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode 
         Ok(runtime) => runtime,
         Err(error) => return fail(&SettingError::hidden("runtime", error.to_string())),
     };
-    match runtime.block_on(work) {
+    let ended = runtime.block_on(work);
+    log::finish();
+    match ended {
         Ok(()) => {
             // What is left are tasks with nothing to finish.
             runtime.shutdown_background();
@@ -118,7 +120,7 @@ fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode 
 }
 
 fn fail(error: &SettingError) -> ExitCode {
-    modelrelay_platform::log::complain(&error.to_string());
+    log::complain(&error.to_string());
     ExitCode::FAILURE
 }
 

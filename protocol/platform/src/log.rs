@@ -1,5 +1,8 @@
 //! The destination of log lines: standard error, or the file of a Windows service, which has no standard error.
 //!
+//! A thread of its own writes them. A reader of standard error that stops reading, such as a pager or a stuck log collector, thus
+//! never stops the program: lines wait for it, and are dropped and counted once too many wait.
+//!
 //! The log rotates its file itself: a full file becomes `NAME.1` and replaces the previous one.
 
 use std::fs::{self, File, OpenOptions};
@@ -7,7 +10,18 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
+
 use crate::files;
+
+/// Lines that wait at most. A line is a few hundred bytes long.
+const MAX_WAITING_LINES: usize = 10_000;
+
+/// The thread that writes lines.
+static THREAD: Mutex<Option<WorkerGuard>> = Mutex::new(None);
+
+/// The number of dropped lines.
+static DROPPED: OnceLock<ErrorCounter> = OnceLock::new();
 
 /// Room for some hundred thousand lines. At most two files of this size exist.
 const MAX_BYTES: u64 = 16 << 20;
@@ -22,9 +36,24 @@ pub fn to_file(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the writer of log lines. Each call must pass a whole line.
-pub fn writer() -> Writer {
-    Writer(())
+/// Starts the thread that writes log lines. Each write must pass a whole line. [`finish`] must be called before the program ends.
+pub fn start() -> NonBlocking {
+    let builder = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_WAITING_LINES).thread_name("log");
+    let (lines, guard) = builder.finish(Writer(()));
+    let _ = DROPPED.set(lines.error_counter());
+    *lock(&THREAD) = Some(guard);
+    lines
+}
+
+/// Writes the lines that wait, within a second. Lines that are logged afterwards are lost.
+pub fn finish() {
+    let thread = lock(&THREAD).take();
+    drop(thread);
+}
+
+/// Returns the number of log lines that were dropped because standard error was not read.
+pub fn dropped_lines() -> usize {
+    DROPPED.get().map_or(0, ErrorCounter::dropped_lines)
 }
 
 /// True if the log goes to a terminal, which can show colours.
@@ -34,12 +63,12 @@ pub fn is_terminal() -> bool {
 
 /// Prints in one line why the program ends, before a log is set up.
 pub fn complain(line: &str) {
-    let _ = writer().write_all(format!("{line}\n").as_bytes());
+    let _ = Writer(()).write_all(format!("{line}\n").as_bytes());
 }
 
-/// Writes log lines.
+/// Writes lines to their destination.
 #[derive(Debug)]
-pub struct Writer(());
+struct Writer(());
 
 impl Write for Writer {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
@@ -104,8 +133,8 @@ impl LogFile {
     }
 }
 
-fn lock(file: &Mutex<LogFile>) -> MutexGuard<'_, LogFile> {
-    file.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -207,6 +207,8 @@ struct LogState {
     count: watch::Sender<usize>,
     open: watch::Sender<usize>,
     secrets: Secrets,
+    /// Held while nothing is read.
+    reading: tokio::sync::Mutex<()>,
 }
 
 impl Log {
@@ -214,13 +216,25 @@ impl Log {
     #[must_use]
     pub fn new(program: impl Into<String>) -> Self {
         let (lines, count, open) = (Mutex::default(), watch::Sender::new(0), watch::Sender::new(0));
-        Self(Arc::new(LogState { program: program.into(), lines, count, open, secrets: Secrets::default() }))
+        Self(Arc::new(LogState {
+            program: program.into(),
+            lines,
+            count,
+            open,
+            secrets: Secrets::default(),
+            reading: tokio::sync::Mutex::default(),
+        }))
     }
 
     /// The secrets that must not be in it, nor in the program's responses about itself.
     #[must_use]
     pub fn secrets(&self) -> &Secrets {
         &self.0.secrets
+    }
+
+    /// Stops reading the program's output until the result is dropped, as a stuck log collector does.
+    pub async fn stop_reading(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.0.reading.lock().await
     }
 
     /// All lines so far.
@@ -308,6 +322,7 @@ impl Log {
         // A thread, and not a task: the last output of a program is read after the test's runtime has stopped.
         thread::spawn(move || {
             for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
+                drop(log.0.reading.blocking_lock());
                 log.push(String::from_utf8_lossy(&line).trim_end().to_owned());
             }
             log.0.open.send_modify(|open| *open -= 1);

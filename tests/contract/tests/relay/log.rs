@@ -80,3 +80,21 @@ async fn killed_worker_is_a_lost_connection() {
     let line = relay.log().wait_for_line("worker disconnected").await;
     assert!(line.contains("reason=\"connection_lost\""), "{line}");
 }
+
+/// Lines that a pipe of 64 KiB and the lines that the relay holds back cannot take.
+const FLOOD_OF_REQUESTS: usize = 600;
+
+#[tokio::test]
+async fn unread_log_stops_no_request() {
+    let relay = Relay::builder().env("LOG_LEVEL", "debug").start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let unread = relay.log().stop_reading().await;
+    for _ in 0..FLOOD_OF_REQUESTS {
+        let pending = relay.begin(chat("m"));
+        let job = worker.expect_request().await;
+        worker.answer(&job, &json!({})).await;
+        let _ = pending.reply().await.with_status(200);
+    }
+    drop(unread);
+    relay.log().wait_for_line("response complete").await;
+}

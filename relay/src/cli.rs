@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
+use modelrelay_protocol::cidr::Cidr;
 use modelrelay_protocol::limits;
 
 use crate::config::{AllowedOrigins, MAX_QUEUE_LEN, RawAliases};
 use crate::ctl;
 use crate::identity::ServiceAccount;
-use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
 mod error;

@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use modelrelay_protocol::cidr::Cidr;
 use modelrelay_protocol::config_hash::content_hash;
 use modelrelay_protocol::secret::{Secret, bare};
 use modelrelay_traces::{ENDPOINT, SettingError, Target};
@@ -19,7 +20,6 @@ use crate::budget::Purpose;
 use crate::cli::{Args, OptionalAddr, OptionalPath, OptionalText};
 use crate::cluster_api::ClusterApi;
 use crate::keys::secret::ClusterAccess;
-use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
 mod credentials;

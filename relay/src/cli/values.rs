@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::HeaderName;
+use modelrelay_protocol::cidr::Cidr;
 use modelrelay_protocol::headers;
 use modelrelay_protocol::units::{MAX_DURATION, MIN_DURATION, parse_duration_or_zero, parse_size};
 
 use super::{Accounts, Names, OptionalAddr, OptionalPath, OptionalText, Proxies};
 use crate::config::RawAliases;
-use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
 type Allowed = String;

@@ -19,6 +19,7 @@ use modelrelay_traces::{ENDPOINT, SettingError, Target};
 use crate::budget::Purpose;
 use crate::cli::{Args, OptionalAddr, OptionalPath, OptionalText};
 use crate::cluster_api::ClusterApi;
+use crate::http::base_path;
 use crate::keys::secret::ClusterAccess;
 use crate::telemetry::{LogFilter, LogFormat};
 
@@ -179,6 +180,11 @@ impl Config {
             Some(path) => Self::from_sources(args, &Sources::read(&path)?),
             None => Self::from_environment(args),
         }
+    }
+
+    /// The path of `PUBLIC_URL`, below which a proxy serves this relay; empty without one.
+    pub fn base_path(&self) -> &str {
+        self.public_url.as_deref().map_or("", base_path::of)
     }
 
     /// Validates a file that has been read already.

@@ -59,7 +59,7 @@ impl Api {
     /// The answer; null where there is none.
     pub(super) async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, CtlError> {
         let mut url = self.url.clone();
-        url.set_path(path);
+        url.set_path(&format!("{}{path}", self.url.path().trim_end_matches('/')));
         let mut request = self.client.request(method, url).bearer_auth(&self.token);
         if let Some(body) = body {
             request = request.header("content-type", "application/json").body(body.to_string());

@@ -220,6 +220,17 @@ async fn the_token_may_be_in_a_file_as_an_editor_of_windows_writes_it() {
     assert!(said.contains("(--token-file)") && said.contains("cannot be read"), "{said}");
 }
 
+#[tokio::test]
+async fn relay_url_may_have_a_path() {
+    let relay = Relay::builder().env("PUBLIC_URL", "https://host.example/llm").start().await;
+    for path in ["/llm", "/llm/", "/"] {
+        let status = told(&relay, &["status", "--url", &format!("{}{path}", relay.url())]).await;
+        assert!(status.contains("is running"), "{status}");
+    }
+    let elsewhere = failure(&ask(&relay, &["status", "--url", &format!("{}/other", relay.url())]).await);
+    assert!(elsewhere.contains("answered 404"), "{elsewhere}");
+}
+
 /// The result of `status` with a variable that names a proxy.
 async fn through(variable: &str, proxy: &str, args: &[&str]) -> Output {
     let mut command = command(&[&["status", "--token", ADMIN_TOKEN][..], args].concat());

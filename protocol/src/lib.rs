@@ -3,6 +3,7 @@
 //! No I/O, no clock, no runtime: messages are values, and functions that need the time receive it as an argument. Both
 //! programs and every test can therefore use all of it, and none can drift from the other.
 
+pub mod cidr;
 pub mod config_hash;
 pub mod credit;
 pub mod dialect;
@@ -19,6 +20,7 @@ pub mod names;
 pub mod nearness;
 pub mod outbox;
 pub mod paths;
+pub mod proxies;
 pub mod rename;
 pub mod secret;
 pub mod text;

@@ -36,7 +36,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = net::listen(([127, 0, 0, 1], 0).into()).await?;
     eprintln!("listening on ws://{}", listener.local_addr()?);
     let router = Router::new().fallback(any(connect));
-    server::serve(listener, Serving { router, shared, tls: None }, CONNECTIONS, TaskTracker::new()).await;
+    let serving = Serving { router, base_path: "".into(), shared, tls: None };
+    server::serve(listener, serving, CONNECTIONS, TaskTracker::new()).await;
     Ok(())
 }
 

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
+use modelrelay_protocol::cidr::Cidr;
 use modelrelay_protocol::limits;
 
 use crate::config::{AllowedOrigins, MAX_QUEUE_LEN, RawAliases};
 use crate::ctl;
 use crate::identity::ServiceAccount;
-use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
 mod error;
@@ -212,8 +212,8 @@ pub struct Args {
     pub admin_listen_addr: Option<OptionalAddr>,
 
     /// Address at which clients and workers reach this relay, for the commands that the pages show and as a name that it answers to.
-    /// [default: as the browser does]
-    #[arg(long, env = "PUBLIC_URL", value_name = "URL", value_parser = values::optional_url)]
+    /// It may have a path, such as https://relay.example/llm, which a proxy in front may strip or keep. [default: as the browser does]
+    #[arg(long, env = "PUBLIC_URL", value_name = "URL", value_parser = values::optional_public_url)]
     pub public_url: Option<OptionalText>,
 
     /// Address at which workers reach this relay, where that is another one. [default: PUBLIC_URL]

@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use modelrelay_protocol::cidr::Cidr;
 use modelrelay_protocol::config_hash::content_hash;
 use modelrelay_protocol::secret::{Secret, bare};
 use modelrelay_traces::{ENDPOINT, SettingError, Target};
@@ -18,8 +19,8 @@ use modelrelay_traces::{ENDPOINT, SettingError, Target};
 use crate::budget::Purpose;
 use crate::cli::{Args, OptionalAddr, OptionalPath, OptionalText};
 use crate::cluster_api::ClusterApi;
+use crate::http::base_path;
 use crate::keys::secret::ClusterAccess;
-use crate::lockout::Cidr;
 use crate::telemetry::{LogFilter, LogFormat};
 
 mod credentials;
@@ -179,6 +180,11 @@ impl Config {
             Some(path) => Self::from_sources(args, &Sources::read(&path)?),
             None => Self::from_environment(args),
         }
+    }
+
+    /// The path of `PUBLIC_URL`, below which a proxy serves this relay; empty without one.
+    pub fn base_path(&self) -> &str {
+        self.public_url.as_deref().map_or("", base_path::of)
     }
 
     /// Validates a file that has been read already.

@@ -97,10 +97,10 @@ pub(crate) async fn live(State(relay): State<Arc<Relay>>, request: Request) -> R
 }
 
 /// Somebody who opens the relay's address in a browser is to find something. To programs nothing is there.
-async fn begin(request: Request) -> Response {
+async fn begin(State(relay): State<Arc<Relay>>, request: Request) -> Response {
     let accepts = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     match accepts.contains("text/html") {
-        true => Redirect::to("/dashboard").into_response(),
+        true => Redirect::to(&format!("{}/dashboard", relay.shared.config.load().base_path())).into_response(),
         false => not_found(request).await,
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod answer;
 pub mod auth;
+pub mod base_path;
 pub mod browser;
 pub mod coding;
 pub mod framing;

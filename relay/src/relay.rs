@@ -109,9 +109,11 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
     tokio::spawn(flush_regularly(Arc::downgrade(&relay.keys)));
     tokio::spawn(recheck::run(Arc::downgrade(&relay)));
     let connections = TaskTracker::new();
+    let base_path: Arc<str> = relay.shared.config.load().base_path().into();
     for (listener, parts) in listeners.0 {
         let router = http::router(Arc::clone(&relay), parts);
-        let serving = Serving { router, shared: Arc::clone(&relay.shared), tls: relay.tls.clone() };
+        let (base_path, shared) = (Arc::clone(&base_path), Arc::clone(&relay.shared));
+        let serving = Serving { router, base_path, shared, tls: relay.tls.clone() };
         tokio::spawn(server::serve(listener, serving, limit, connections.clone()));
     }
     tokio::spawn(Arc::clone(&relay).follow_settings());

@@ -41,6 +41,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct Serving {
     /// The routes.
     pub router: Router,
+    /// The path below which a proxy may serve them; see [`http::base_path`].
+    pub base_path: Arc<str>,
     /// What the process shares.
     pub shared: Arc<Shared>,
     /// Where connections are encrypted.
@@ -72,7 +74,7 @@ pub async fn serve(listener: TcpListener, serving: Serving, limit: usize, tracke
 /// Serves one connection. Its place goes with the stream, to a worker's socket too.
 async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: SocketAddr, serving: Serving) {
     net::tune(&stream);
-    let Serving { router, shared, tls } = serving;
+    let Serving { router, base_path, shared, tls } = serving;
     let idle_timeout = shared.config.load().client_idle_timeout;
     let mut phase = shared.watch_phase();
     let stopping = async move {
@@ -94,6 +96,7 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
         },
     };
     let service = service_fn(move |mut request: Request<Incoming>| {
+        http::base_path::strip(&base_path, &mut request);
         request.extensions_mut().insert(Peer(peer));
         request.extensions_mut().insert(flushed.clone());
         let request = request.map(|body| Body::new(heads.end_with(body)));

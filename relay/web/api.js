@@ -1,5 +1,8 @@
 // Every request to the relay goes through here: one place for the header against forged requests, for errors in words, and for the
-// one thing that concerns all pages, that the login is over.
+// one thing that concerns all pages, that the login is over. Paths have no slash at their front: a proxy may serve the relay below a path.
+
+/** The address of this relay in this browser, without a slash at its end. */
+export const relayAddress = () => new URL('.', document.baseURI).href.slice(0, -1);
 
 export class ApiError extends Error {
   constructor(status, code, message, retryAfter = null) {
@@ -22,7 +25,7 @@ export async function call(method, path, body) {
   if (response.ok) return response.status === 204 ? null : response.json().catch(() => null);
   const error = await problem(response);
   // The login form's own 403 is a wrong token, not a login that ended.
-  if (response.status === 403 && path !== '/dashboard/login') over.dispatchEvent(new Event('over'));
+  if (response.status === 403 && path !== 'dashboard/login') over.dispatchEvent(new Event('over'));
   throw error;
 }
 
@@ -44,7 +47,7 @@ let clientsElsewhere = false;
 
 /** What the relay says of this browser, and of itself. */
 export async function session() {
-  const said = await get('/dashboard/session');
+  const said = await get('dashboard/session');
   clientsElsewhere = said.clients_elsewhere;
   return said;
 }
@@ -66,4 +69,4 @@ export async function problem(response) {
   return new ApiError(response.status, said?.error?.code ?? '', message, response.headers.get('retry-after'));
 }
 
-export const workerPath = (id, what) => `/admin/workers/${encodeURIComponent(id)}/${what}`;
+export const workerPath = (id, what) => `admin/workers/${encodeURIComponent(id)}/${what}`;

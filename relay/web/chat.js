@@ -10,7 +10,7 @@ export async function streamChat({ model, prompt, key, signal, onText }) {
   const began = performance.now();
   const result = { text: '', firstMs: null, totalMs: 0, tokens: null, pieces: 0, stopped: false };
   try {
-    const response = await fetchAsClient('/v1/chat/completions', key, {
+    const response = await fetchAsClient('v1/chat/completions', key, {
       method: 'POST',
       headers: { 'content-type': 'application/json' },
       body: JSON.stringify({ model, stream: true, stream_options: { include_usage: true }, messages: [{ role: 'user', content: prompt }] }),

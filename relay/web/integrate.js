@@ -1,7 +1,7 @@
 // /integrate: a client of your choice, with address, key and model filled in. Needs no login where clients come to this address, too: who
 // has a key, or a relay that wants none, is helped as well.
 
-import { ApiError, fetchAsClient, get, post, problem } from './api.js';
+import { ApiError, fetchAsClient, get, post, problem, relayAddress } from './api.js';
 import { choice } from './choice.js';
 import { CLIENTS } from './snippets.js';
 import { codeBlock } from './copying.js';
@@ -16,7 +16,7 @@ import { tryBox } from './try-box.js';
 const ANY = 'any';
 const NO_MODEL = 'YOUR-MODEL';
 
-const state = { base: location.origin, key: '', model: '', client: 'curl', shown: false, models: [] };
+const state = { base: relayAddress(), key: '', model: '', client: 'curl', shown: false, models: [] };
 let parts;
 let session;
 
@@ -28,7 +28,7 @@ start({
     draw();
     listModels();
     if (session.logged_in) orSay(async () => {
-      state.base = (await get('/admin/setup')).relay_url ?? state.base;
+      state.base = (await get('admin/setup')).relay_url ?? state.base;
       parts.base.value = state.base;
       draw();
     });
@@ -109,7 +109,7 @@ function draw() {
 
 async function listModels() {
   try {
-    const response = await fetchAsClient('/v1/models', state.key);
+    const response = await fetchAsClient('v1/models', state.key);
     if (!response.ok) throw await problem(response);
     show((await response.json()).data.map((model) => model.id));
   } catch (error) {
@@ -128,7 +128,7 @@ function show(models) {
   setList(parts.model, models, (id) => id, (id) => h('option', { value: id }, id));
   if (!none && !models.includes(state.model)) state.model = models[0];
   parts.model.value = state.model;
-  parts.modelHint.replaceChildren(none ? h('span', {}, 'No model is served now. ', h('a', { href: '/setup' }, 'Add a machine')) : `${models.length} served now`);
+  parts.modelHint.replaceChildren(none ? h('span', {}, 'No model is served now. ', h('a', { href: 'setup' }, 'Add a machine')) : `${models.length} served now`);
   draw();
 }
 
@@ -136,7 +136,7 @@ async function makeKey(input, button) {
   button.disabled = true;
   await orSay(async () => {
     const name = `${CLIENTS.find((one) => one.id === state.client).name}, ${new Date().toISOString().slice(0, 10)}`;
-    const made = await post('/admin/keys', { name });
+    const made = await post('admin/keys', { name });
     input.value = made.secret;
     change({ key: made.secret });
     notice(`Key “${name}” is filled in. It is shown on this page only: copy what you need before you leave.`);

@@ -38,7 +38,7 @@ export class Live {
 
   #open() {
     this.#close();
-    const source = new EventSource('/admin/live');
+    const source = new EventSource('admin/live');
     this.#source = source;
     source.addEventListener('snapshot', (event) => this.#take(event, (data) => this.#store.replace(data)));
     source.addEventListener('change', (event) => this.#take(event, (data) => this.#store.change(data)));
@@ -72,7 +72,7 @@ export class Live {
 
   async #retry() {
     try {
-      const session = await get('/dashboard/session');
+      const session = await get('dashboard/session');
       if (this.#stopped) return;
       if (session.logged_in) this.#open();
       else this.#on.over();

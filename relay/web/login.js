@@ -25,7 +25,7 @@ export function loginForm(session, onDone) {
     button.disabled = true;
     setText(problem, '');
     try {
-      await post('/dashboard/login', { token: token.value });
+      await post('dashboard/login', { token: token.value });
       onDone();
     } catch (error) {
       setText(problem, inWords(error));
@@ -51,6 +51,6 @@ function withoutToken(session) {
     h('h1', {}, 'No admin token yet'),
     h('p', {}, 'This relay was started without one, so nobody can look inside. Start it again with a token of your own:'),
     h('pre', { tabindex: '0' }, h('code', {}, 'MODELRELAY_ADMIN_TOKEN=choose-a-long-one modelrelay-relay')),
-    !session.clients_elsewhere && h('p', { class: 'hint' }, 'Clients can be connected without it: ', h('a', { href: '/integrate' }, 'Connect a client'), '.'),
+    !session.clients_elsewhere && h('p', { class: 'hint' }, 'Clients can be connected without it: ', h('a', { href: 'integrate' }, 'Connect a client'), '.'),
   );
 }

@@ -37,7 +37,7 @@ function form(store, close) {
     event.preventDefault();
     setText(problem, '');
     try {
-      close(await post('/admin/keys', asked(fields)));
+      close(await post('admin/keys', asked(fields)));
     } catch (error) {
       setText(problem, error.message);
     }

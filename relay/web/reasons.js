@@ -19,7 +19,7 @@ function nobody(serving) {
   return { tone: 'bad', words: 'No connected worker serves this model.', help: add };
 }
 
-const add = { words: 'Add a machine', href: '/setup' };
+const add = { words: 'Add a machine', href: 'setup' };
 
 function notLoaded(model, serving) {
   for (const worker of serving) {

@@ -35,7 +35,7 @@ export class WorkerSecret {
 
 async function asked(provider) {
   try {
-    return (await post('/admin/setup/secret', { provider })).secret;
+    return (await post('admin/setup/secret', { provider })).secret;
   } catch (error) {
     // It is kept as a digest, or nowhere: the one who set it up knows it.
     if (error.status === 409) return NONE;

@@ -8,7 +8,7 @@ export function testStep(session, onPassed) {
   const model = h('select', { id: 'test-model' });
   const field = h('div', { class: 'field' }, h('label', { for: 'test-model' }, 'Model'), model);
   const later = h('p', { class: 'hint' }, 'This comes as soon as the worker is there.');
-  const next = h('p', { hidden: true }, 'It works. ', h('a', { href: '/integrate' }, 'Connect a client'), ', or make the worker last, below.');
+  const next = h('p', { hidden: true }, 'It works. ', h('a', { href: 'integrate' }, 'Connect a client'), ', or make the worker last, below.');
   const box = tryBox({ prompt: 'Say hello in one sentence.', label: 'Send a test request', given, onDone });
   const ready = h('div', { class: 'stack', hidden: true }, field, box.node);
   const step = { node: h('div', { class: 'stack' }, later, ready, next), passed: false, update };

@@ -38,7 +38,7 @@ export function waitStep(settings, onFound) {
       ? `It serves ${modelsInWords(found.models, found.models_total, 5)}.`
       : 'It has no model yet: its server is still starting, or its address above is not right. The worker’s log says which.');
     setHidden(link, false);
-    setAttribute(link, 'href', `/dashboard${workerLink(found.worker_id)}`);
+    setAttribute(link, 'href', `dashboard${workerLink(found.worker_id)}`);
     onFound();
   }
   function lost() {

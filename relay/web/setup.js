@@ -3,7 +3,7 @@
 import { bringing, connecting, lasting, lookAround, starting } from './commands.js';
 import { choice } from './choice.js';
 import { codeBlock } from './copying.js';
-import { get } from './api.js';
+import { get, relayAddress } from './api.js';
 import { h, setAttribute, setHidden, setList, setText } from './dom.js';
 import { BACKENDS, isLoopback, likelySystem, SYSTEMS } from './machines.js';
 import { orSay } from './notices.js';
@@ -13,7 +13,7 @@ import { waitStep } from './setup-wait.js';
 import { WorkerSecret } from './secret.js';
 import { start } from './shell.js';
 
-const settings = { system: likelySystem(), relay: location.origin, listenWith: 'LISTEN_ADDR=0.0.0.0:8080', provider: 'local', backend: BACKENDS[0], atOnce: BACKENDS[0].atOnce, name: '' };
+const settings = { system: likelySystem(), relay: relayAddress(), listenWith: 'LISTEN_ADDR=0.0.0.0:8080', provider: 'local', backend: BACKENDS[0], atOnce: BACKENDS[0].atOnce, name: '' };
 let secret = new WorkerSecret();
 
 let wait;
@@ -23,7 +23,7 @@ let redraw = () => {};
 start({
   mount(main, context) {
     main.replaceChildren(build(context));
-    orSay(async () => filled(await get('/admin/setup')));
+    orSay(async () => filled(await get('admin/setup')));
   },
   update(store) {
     wait?.update(store);

@@ -12,17 +12,17 @@ import { themeSwitch } from './theme.js';
 
 const NAVIGATION = [
   ['Fleet', [
-    ['/dashboard#/', 'overview', 'Overview'],
-    ['/dashboard#/workers', 'workers', 'Workers'],
-    ['/dashboard#/queue', 'queue', 'Queue'],
-    ['/dashboard#/requests', 'requests', 'Requests'],
-    ['/dashboard#/providers', 'providers', 'Providers'],
-    ['/dashboard#/journal', 'journal', 'Event log'],
-    ['/dashboard#/keys', 'keys', 'API keys'],
+    ['dashboard#/', 'overview', 'Overview'],
+    ['dashboard#/workers', 'workers', 'Workers'],
+    ['dashboard#/queue', 'queue', 'Queue'],
+    ['dashboard#/requests', 'requests', 'Requests'],
+    ['dashboard#/providers', 'providers', 'Providers'],
+    ['dashboard#/journal', 'journal', 'Event log'],
+    ['dashboard#/keys', 'keys', 'API keys'],
   ]],
   ['Get going', [
-    ['/setup', 'setup', 'Add a machine'],
-    ['/integrate', 'integrate', 'Connect a client'],
+    ['setup', 'setup', 'Add a machine'],
+    ['integrate', 'integrate', 'Connect a client'],
   ]],
 ];
 
@@ -42,7 +42,7 @@ export async function start(page) {
   const live = new Live(store, { change: update, state: (state) => connection(parts, state), over: () => enter() });
   onLoginOver(() => enter());
   parts.logout.addEventListener('click', () => orSay(async () => {
-    await post('/dashboard/logout');
+    await post('dashboard/logout');
     location.reload();
   }));
 
@@ -97,7 +97,7 @@ function frame() {
     h(
       'header',
       { class: 'side' },
-      h('a', { class: 'brand', href: '/dashboard#/' }, logo(), h('span', {}, 'ModelRelay'), version),
+      h('a', { class: 'brand', href: 'dashboard#/' }, logo(), h('span', {}, 'ModelRelay'), version),
       nav,
       h('div', { class: 'side-foot' }, state, h('div', { class: 'side-buttons' }, themeSwitch(), logout)),
     ),
@@ -117,16 +117,15 @@ function section(title, entries, links) {
   return h('div', { class: 'nav-section' }, h('p', { class: 'nav-title' }, title), h('ul', {}, entries.map(([href, name, words]) => {
     const badge = h('span', { class: 'badge', hidden: true });
     const link = h('a', { href }, icon(name), h('span', {}, words), badge);
-    links.set(name, { link, badge, href });
+    links.set(name, { link, badge });
     return h('li', {}, link);
   })));
 }
 
 function markCurrent(parts) {
-  const here = location.pathname === '/dashboard' ? `#/${location.hash.slice(2).split('/')[0]}` : '';
-  for (const { link, href } of parts.links.values()) {
-    const [path, hash] = href.split('#');
-    const current = path === location.pathname && (!hash || `#${hash}` === here);
+  const view = `#/${location.hash.slice(2).split('/')[0]}`;
+  for (const { link } of parts.links.values()) {
+    const current = link.pathname === location.pathname && (!link.hash || link.hash === view);
     setAttribute(link, 'aria-current', current ? 'page' : null);
     // On a phone the entries are one row that scrolls.
     if (current) parts.nav.scrollLeft = link.offsetLeft - parts.nav.clientWidth / 2;

@@ -131,7 +131,7 @@ async function followed(workerId, body) {
   try {
     const { op_id } = await post(workerPath(workerId, 'command'), body);
     for (;;) {
-      const operation = await get(`/admin/ops/${encodeURIComponent(op_id)}`);
+      const operation = await get(`admin/ops/${encodeURIComponent(op_id)}`);
       if (operation.done) return { ok: operation.ok, error: operation.error ?? 'the worker gave no reason' };
       await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN_MS));
     }

@@ -6,10 +6,10 @@ const LIFETIME_MS = 10 * 60_000;
 
 /** {key, done}: `done` revokes it. */
 export async function temporaryKey(name) {
-  const made = await post('/admin/keys', { name, expires_at: new Date(Date.now() + LIFETIME_MS).toISOString() });
+  const made = await post('admin/keys', { name, expires_at: new Date(Date.now() + LIFETIME_MS).toISOString() });
   return {
     key: made.secret,
     // Should this fail, its time is over soon.
-    done: () => remove(`/admin/keys/${encodeURIComponent(made.id)}`).catch(() => {}),
+    done: () => remove(`admin/keys/${encodeURIComponent(made.id)}`).catch(() => {}),
   };
 }

@@ -32,7 +32,7 @@ export function keysView({ store, session }) {
   const node = page('API keys', create, open, table.node);
 
   async function load() {
-    const answer = await orSay(() => get('/admin/keys'));
+    const answer = await orSay(() => get('admin/keys'));
     if (!answer) return;
     keys = answer.keys;
     show();
@@ -47,7 +47,7 @@ export function keysView({ store, session }) {
     const words = `Whoever uses ${key.name} (${key.prefix}…) is refused from now on. This cannot be undone.`;
     if (!(await confirmed('Revoke this key?', words, 'Revoke the key'))) return;
     await orSay(async () => {
-      await remove(`/admin/keys/${encodeURIComponent(key.id)}`);
+      await remove(`admin/keys/${encodeURIComponent(key.id)}`);
       notice(`${key.name} was revoked.`);
     });
     await load();

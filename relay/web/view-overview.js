@@ -64,7 +64,7 @@ function firstSteps() {
     { class: 'card welcome', hidden: true },
     h('h2', {}, 'No machine is connected yet'),
     h('p', {}, 'The relay is up. Now give it a machine with a model: it takes two commands on that machine, and no open port.'),
-    h('a', { class: 'button primary', href: '/setup' }, icon('setup'), 'Add a machine'),
+    h('a', { class: 'button primary', href: 'setup' }, icon('setup'), 'Add a machine'),
   );
 }
 

@@ -64,7 +64,7 @@ export function requestsTable(context, empty) {
 export function requestsView(context) {
   const table = requestsTable(context, 'Nothing runs and nobody waits.');
   const more = h('p', { class: 'hint', hidden: true });
-  const node = page('Requests', h('a', { class: 'button', href: '/integrate' }, 'Connect a client'), more, table.node);
+  const node = page('Requests', h('a', { class: 'button', href: 'integrate' }, 'Connect a client'), more, table.node);
   function update(store) {
     setHidden(more, store.requestsTotal <= store.requests.size);
     setText(more, `The ${count(store.requests.size)} oldest of ${some(store.requestsTotal, 'request')} are listed.`);
@@ -77,7 +77,7 @@ async function cancel(request) {
   const words = `Its client gets the error “cancelled_by_admin”. Request ${request.request_id}, for ${request.model}.`;
   if (!(await confirmed('Cancel this request?', words, 'Cancel the request'))) return;
   await orSay(async () => {
-    await post(`/admin/requests/${encodeURIComponent(request.request_id)}/cancel`);
+    await post(`admin/requests/${encodeURIComponent(request.request_id)}/cancel`);
     notice('The request was cancelled.');
   });
 }

@@ -47,10 +47,10 @@ export function workersView() {
     sort: ['name', false],
     empty: () => [
       h('p', {}, 'No machine is connected. A worker dials in from the machine with the GPU: no port is opened there.'),
-      h('a', { class: 'button primary', href: '/setup' }, icon('setup'), 'Add a machine'),
+      h('a', { class: 'button primary', href: 'setup' }, icon('setup'), 'Add a machine'),
     ],
   });
-  const node = page('Workers', h('a', { class: 'button', href: '/setup' }, icon('setup'), 'Add a machine'), table.node);
+  const node = page('Workers', h('a', { class: 'button', href: 'setup' }, icon('setup'), 'Add a machine'), table.node);
   return { node, update: (store) => table.update([...store.workers.values()]) };
 }
 

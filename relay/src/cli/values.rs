@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::HeaderName;
+use modelrelay_protocol::cidr::Cidr;
 use modelrelay_protocol::headers;
 use modelrelay_protocol::units::{MAX_DURATION, MIN_DURATION, parse_duration_or_zero, parse_size};
 
 use super::{Accounts, Names, OptionalAddr, OptionalPath, OptionalText, Proxies};
 use crate::config::RawAliases;
-use crate::lockout::Cidr;
+use crate::http::base_path;
 use crate::telemetry::{LogFilter, LogFormat};
 
 type Allowed = String;
@@ -56,6 +57,16 @@ pub(super) fn optional_url(text: &str) -> Result<OptionalText, Allowed> {
         (_, Some(rest)) if is_plain(rest) => Ok(OptionalText(Some(text.trim_end_matches('/').to_owned()))),
         _ => Err("an address such as https://relay.example or http://192.0.2.1:8080".to_owned()),
     }
+}
+
+/// The same, with a path below which a proxy can serve the relay.
+pub(super) fn optional_public_url(text: &str) -> Result<OptionalText, Allowed> {
+    let url = optional_url(text)?;
+    if url.0.as_deref().is_none_or(|url| base_path::is_usable(base_path::of(url))) {
+        return Ok(url);
+    }
+    let own = base_path::RESERVED.join(", /");
+    Err(format!("an address whose path has no empty segment and does not begin with one of the relay's own: /{own}"))
 }
 
 /// The name of an object, as the API server allows it; it becomes part of a path.

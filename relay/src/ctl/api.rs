@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use http::{Method, StatusCode};
 use modelrelay_protocol::names::marked;
-use reqwest::{Certificate, Client, Url};
+use modelrelay_protocol::proxies::{PROXY_FORM, ProxyVariable, ProxyVariables};
+use reqwest::{Certificate, Client, Proxy, Url};
 use serde_json::Value;
 
 use super::{CtlError, Relay};
@@ -18,6 +19,8 @@ pub(super) struct Api {
     client: Client,
     url: Url,
     token: String,
+    /// The variable of the proxy on the way.
+    proxy: Option<String>,
 }
 
 impl Api {
@@ -32,7 +35,13 @@ impl Api {
         let token = token(relay)?;
         // Only where it is needed: another provider may be there already, which is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
+        // The library's own rules would send loopback addresses through a proxy, too.
         let mut client = Client::builder().timeout(TIMEOUT).redirect(reqwest::redirect::Policy::none()).no_proxy();
+        let variables = ProxyVariables::read(|name| std::env::var(name).ok());
+        let variable = variables.of(url.scheme() == "https", url.host_str().unwrap_or_default(), None);
+        if let Some(variable) = variable {
+            client = client.proxy(proxy(variable)?);
+        }
         if let Some(file) = &relay.ca_file {
             let refused = |why: String| CtlError(format!("RELAY_CA_FILE (--ca-file) {}: {why}", file.display()));
             let pem = std::fs::read(file).map_err(|error| refused(error.to_string()))?;
@@ -40,7 +49,7 @@ impl Api {
             client = client.tls_certs_merge(certificates);
         }
         let client = client.build().map_err(|error| CtlError(format!("no client can be made: {error}")))?;
-        Ok(Self { client, url, token })
+        Ok(Self { client, url, token, proxy: variable.map(|variable| variable.name.clone()) })
     }
 
     pub(super) async fn get(&self, path: &str) -> Result<Value, CtlError> {
@@ -50,17 +59,15 @@ impl Api {
     /// The answer; null where there is none.
     pub(super) async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, CtlError> {
         let mut url = self.url.clone();
-        url.set_path(path);
+        url.set_path(&format!("{}{path}", self.url.path().trim_end_matches('/')));
         let mut request = self.client.request(method, url).bearer_auth(&self.token);
         if let Some(body) = body {
             request = request.header("content-type", "application/json").body(body.to_string());
         }
         let unreached = |error: reqwest::Error| {
-            CtlError(format!(
-                "the relay at {} cannot be reached: {}; is this its address (--url)?",
-                self.url,
-                in_full(&error)
-            ))
+            let (url, error) = (&self.url, in_full(&error));
+            let way = self.proxy.as_ref().map(|name| format!(" through the proxy of {name}")).unwrap_or_default();
+            CtlError(format!("the relay at {url} cannot be reached{way}: {error}; is this its address (--url)?"))
         };
         let response = request.send().await.map_err(unreached)?;
         let status = response.status();
@@ -77,6 +84,13 @@ impl Api {
         };
         Err(CtlError(format!("the relay answered {}: {}{hint}", status.as_u16(), marked(said))))
     }
+}
+
+fn proxy(variable: &ProxyVariable) -> Result<Proxy, CtlError> {
+    let url = Url::parse(variable.url.expose()).ok();
+    let url = url.filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+    let proxy = url.and_then(|url| Proxy::all(url).ok());
+    proxy.ok_or_else(|| CtlError(format!("{}: {PROXY_FORM}", variable.name)))
 }
 
 fn token(relay: &Relay) -> Result<String, CtlError> {

@@ -10,10 +10,16 @@ use modelrelay_protocol::paths::{POST_PATHS, endpoint};
 
 /// Gives the request the path of the route that it means.
 pub fn correct(request: &mut Request<Body>) {
-    let Some(path) = canonical(request.uri().path()) else { return };
+    if let Some(path) = canonical(request.uri().path()) {
+        set_path(request, &path);
+    }
+}
+
+/// Replaces the request's path, and keeps its query.
+pub(super) fn set_path<B>(request: &mut Request<B>, path: &str) {
     let path_and_query = match request.uri().query() {
         Some(query) => format!("{path}?{query}"),
-        None => path,
+        None => path.to_owned(),
     };
     let mut parts = request.uri().clone().into_parts();
     parts.path_and_query = PathAndQuery::try_from(path_and_query).ok();
@@ -45,7 +51,8 @@ pub fn meant(path: &str) -> Option<&'static str> {
     routes.filter(|route| ends_like(route)).max_by_key(|route| route.len())
 }
 
-fn is_route(path: &str) -> bool {
+/// True if a path is a route for clients as it stands.
+pub(super) fn is_route(path: &str) -> bool {
     ["POST", "GET"].iter().any(|method| endpoint(method, path).is_some())
         || matches!(path, "/v1/models" | "/props")
         || path.strip_prefix("/v1/models/").is_some_and(|id| !id.is_empty())

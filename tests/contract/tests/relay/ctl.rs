@@ -2,6 +2,7 @@
 
 use std::process::Output;
 
+use modelrelay_harness::connect_proxy::ConnectProxy;
 use modelrelay_harness::process::path_of;
 use modelrelay_harness::relay::{ADMIN_TOKEN, Relay, WORKER_SECRET};
 use modelrelay_harness::tls::Certificates;
@@ -217,4 +218,59 @@ async fn the_token_may_be_in_a_file_as_an_editor_of_windows_writes_it() {
     assert!(status.contains("is running"), "{status}");
     let said = failure(&ask(&relay, &["status", "--token-file", &format!("{file}s")]).await);
     assert!(said.contains("(--token-file)") && said.contains("cannot be read"), "{said}");
+}
+
+#[tokio::test]
+async fn relay_url_may_have_a_path() {
+    let relay = Relay::builder().env("PUBLIC_URL", "https://host.example/llm").start().await;
+    for path in ["/llm", "/llm/", "/"] {
+        let status = told(&relay, &["status", "--url", &format!("{}{path}", relay.url())]).await;
+        assert!(status.contains("is running"), "{status}");
+    }
+    let elsewhere = failure(&ask(&relay, &["status", "--url", &format!("{}/other", relay.url())]).await);
+    assert!(elsewhere.contains("answered 404"), "{elsewhere}");
+}
+
+/// The result of `status` with a variable that names a proxy.
+async fn through(variable: &str, proxy: &str, args: &[&str]) -> Output {
+    let mut command = command(&[&["status", "--token", ADMIN_TOKEN][..], args].concat());
+    command.env(variable, proxy).output().await.expect("it starts")
+}
+
+#[tokio::test]
+async fn proxy_of_the_environment_carries_a_command() {
+    let certificates = Certificates::make();
+    let relay = Relay::builder().tls(&certificates).start().await;
+    let mut proxy = ConnectProxy::start(relay.addr()).await;
+    let url = format!("me:planted-4711@{}", proxy.addr());
+    let ca_file = certificates.ca_file();
+    let args = ["--url", "https://relay.example", "--ca-file", ca_file.to_str().unwrap()];
+    let output = through("https_proxy", &url, &args).await;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let asked = proxy.asked().await;
+    assert!(asked.starts_with("CONNECT relay.example:443 HTTP/1.1\r\n"), "{asked}");
+    assert!(asked.to_lowercase().contains("proxy-authorization: basic "), "{asked}");
+
+    let refusing = ConnectProxy::refusing("407 Proxy Authentication Required").await;
+    let said = failure(&through("HTTPS_PROXY", &format!("http://me:planted-4711@{}", refusing.addr()), &args).await);
+    assert!(said.contains("cannot be reached through the proxy of HTTPS_PROXY: "), "{said}");
+    assert!(!said.contains("planted"), "{said}");
+    let said = failure(&through("ALL_PROXY", "socks5://me:planted-4711@proxy.example", &args).await);
+    assert!(said.contains("ALL_PROXY: its value (not shown) must be http://HOST:PORT"), "{said}");
+}
+
+#[tokio::test]
+async fn loopback_and_no_proxy_are_asked_directly() {
+    let relay = Relay::start().await;
+    let mut proxy = ConnectProxy::refusing("403 Forbidden").await;
+    let proxy_url = format!("http://{}", proxy.addr());
+    let output = through("ALL_PROXY", &proxy_url, &["--url", &relay.url()]).await;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let excepted = ["--url", "http://relay.invalid"];
+    let mut direct = command(&[&["status", "--token", ADMIN_TOKEN][..], &excepted].concat());
+    let direct = direct.env("ALL_PROXY", &proxy_url).env("NO_PROXY", "10.0.0.0/8, .invalid").output().await.unwrap();
+    assert!(failure(&direct).contains("cannot be reached: "), "{}", failure(&direct));
+    assert!(proxy.is_unused());
+    failure(&through("ALL_PROXY", &proxy_url, &excepted).await);
+    assert!(proxy.asked().await.starts_with("GET http://relay.invalid/admin/state HTTP/1.1\r\n"));
 }

@@ -230,7 +230,7 @@ pub struct Args {
     #[arg(long, env = "ALLOWED_HOSTS", value_name = "NAMES", default_value = "", hide_default_value = true, value_parser = values::hosts)]
     pub allowed_hosts: Names,
 
-    /// Request headers of clients that workers receive besides the usual ones: a list such as user-agent,x-tenant.
+    /// Request headers of clients that backends receive besides the usual ones: a list such as user-agent,x-tenant.
     /// [default: none]
     #[arg(long, env = "REQUEST_HEADERS", value_name = "NAMES", default_value = "", hide_default_value = true, value_parser = values::request_headers)]
     pub request_headers: Names,

@@ -11,6 +11,7 @@ mod admin_token;
 mod aliases;
 mod api_keys;
 mod audit;
+mod body_shares;
 mod browser;
 mod cancel;
 mod core1_bodies;

@@ -136,7 +136,7 @@ fn request<'a>(backend: &Backend, input: &Input, headers: impl Iterator<Item = (
     );
     assert!(path.path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/_-".contains(&byte)), "{}", path.path);
 
-    let head = backend.request_head(method, &path, headers, input.length);
+    let head = backend.request_head(method, &path, headers, &[], input.length);
     let head = head.expect("a listed path has a place under any base");
     let base = &backend.settings().url;
     let uri = head.uri();

@@ -5,11 +5,17 @@
 //! two together, so that a body which waits in a worker's outgoing queue is still counted and nothing needs to remember
 //! to give it back.
 
+mod shares;
+
+pub use shares::Holder;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
+
+use shares::Shares;
 
 /// The purpose of memory. Each may use more of the budget than the one before it, so that large or waiting data never takes the
 /// room of small or moving data.
@@ -42,9 +48,33 @@ impl Purpose {
     }
 }
 
-/// Returns the error of a request or response for which the budget has no room.
-pub fn full() -> ApiError {
-    ApiError::new(ErrorKind::Overloaded, "the relay's memory is full (MAX_BUFFERED_BYTES); try again")
+/// A request body of at most this size takes nothing of its client's share: thousands of them fit.
+const UNSHARED_BODY_BYTES: u64 = 64 << 10;
+
+/// The bound that leaves no room for more bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// What bytes for this purpose may use of the budget.
+    Budget,
+    /// The share of the client's API key.
+    KeyShare,
+    /// The share of the client's address.
+    AddressShare,
+}
+
+impl From<Full> for ApiError {
+    fn from(full: Full) -> Self {
+        let message = match full {
+            Full::Budget => "the relay's memory is full (MAX_BUFFERED_BYTES); try again",
+            Full::KeyShare => {
+                "requests of this API key hold its share of the relay's memory, half of MAX_BUFFERED_BYTES; try again"
+            }
+            Full::AddressShare => {
+                "requests of this client's address hold its share of the relay's memory, half of MAX_BUFFERED_BYTES; try again"
+            }
+        };
+        Self::new(ErrorKind::Overloaded, message)
+    }
 }
 
 /// The budget and what is taken from it.
@@ -53,23 +83,30 @@ pub struct Budget {
     limit: AtomicU64,
     used: AtomicU64,
     unread: AtomicU64,
+    shares: Shares,
 }
 
 impl Budget {
     /// A budget of `limit` bytes.
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit: AtomicU64::new(limit), used: AtomicU64::new(0), unread: AtomicU64::new(0) })
+        let (used, unread) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Self { limit: AtomicU64::new(limit), used, unread, shares: Shares::default() })
     }
 
     /// A reservation of nothing yet.
     pub fn open(self: &Arc<Self>) -> Reservation {
-        Reservation { budget: Arc::clone(self), bytes: 0 }
+        self.reservation(None, 0)
+    }
+
+    /// A reservation of nothing yet, for a request body of this client.
+    pub fn open_for(self: &Arc<Self>, holder: Holder) -> Reservation {
+        self.reservation(Some(holder), 0)
     }
 
     /// Takes `bytes`, or nothing when they do not fit.
     pub fn reserve(self: &Arc<Self>, bytes: u64, purpose: Purpose) -> Option<Reservation> {
         let mut reservation = self.open();
-        reservation.grow(bytes, purpose).then_some(reservation)
+        reservation.grow(bytes, purpose).is_ok().then_some(reservation)
     }
 
     /// How much of the budget may be used together with bytes for this purpose.
@@ -114,7 +151,16 @@ impl Budget {
     /// Makes a reservation of bytes that were taken with [`Self::take_unread`]: they are the client's connection's now.
     pub(crate) fn adopt_unread(self: &Arc<Self>, bytes: u64) -> Reservation {
         self.unread.fetch_sub(bytes, Ordering::Relaxed);
-        Reservation { budget: Arc::clone(self), bytes }
+        self.reservation(None, bytes)
+    }
+
+    fn reservation(self: &Arc<Self>, holder: Option<Holder>, bytes: u64) -> Reservation {
+        Reservation { budget: Arc::clone(self), holder, bytes }
+    }
+
+    /// What one client's request bodies may use.
+    fn share(&self) -> u64 {
+        self.limit() / 2
     }
 
     fn take(&self, bytes: u64, limit: u64) -> bool {
@@ -129,22 +175,55 @@ impl Budget {
 #[derive(Debug)]
 pub struct Reservation {
     budget: Arc<Budget>,
+    /// The client whose share they take.
+    holder: Option<Holder>,
     bytes: u64,
 }
 
 impl Reservation {
-    /// The budget that it is taken from.
-    pub fn budget(&self) -> &Arc<Budget> {
-        &self.budget
+    /// Checks that so many more bytes would fit now.
+    pub fn check(&self, bytes: u64, purpose: Purpose) -> Result<(), Full> {
+        let (own, total) = (in_share(self.bytes), in_share(self.bytes + bytes));
+        if let Some(holder) = &self.holder
+            && !self.budget.shares.has_room(holder, own, total - own, self.budget.share())
+        {
+            return Err(holder.full());
+        }
+        let fits = self.budget.used().saturating_add(bytes) <= self.budget.room(purpose);
+        if fits { Ok(()) } else { Err(Full::Budget) }
     }
 
     /// Takes more, or nothing when it does not fit.
-    pub fn grow(&mut self, bytes: u64, purpose: Purpose) -> bool {
-        let taken = self.budget.take(bytes, self.budget.room(purpose));
-        if taken {
-            self.bytes += bytes;
+    pub fn grow(&mut self, bytes: u64, purpose: Purpose) -> Result<(), Full> {
+        self.grow_within(self.budget.share(), bytes, purpose)
+    }
+
+    /// Takes bytes for a copy of a body that is dropped once the copy is made. The two together may exceed the client's share.
+    pub fn grow_for_copy(&mut self, bytes: u64, purpose: Purpose) -> Result<(), Full> {
+        self.grow_within(u64::MAX, bytes, purpose)
+    }
+
+    fn grow_within(&mut self, share: u64, bytes: u64, purpose: Purpose) -> Result<(), Full> {
+        let (own, total) = (in_share(self.bytes), in_share(self.bytes + bytes));
+        if let Some(holder) = self.holder.as_ref().filter(|_| total > 0)
+            && !self.budget.shares.take(holder, own, total - own, share)
+        {
+            return Err(holder.full());
         }
-        taken
+        if !self.budget.take(bytes, self.budget.room(purpose)) {
+            self.give_back_share(total - own);
+            return Err(Full::Budget);
+        }
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Gives bytes back.
+    pub fn shrink(&mut self, bytes: u64) {
+        let own = in_share(self.bytes);
+        self.bytes -= bytes;
+        self.give_back_share(own - in_share(self.bytes));
+        self.budget.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Bytes taken.
@@ -156,12 +235,23 @@ impl Reservation {
     pub fn hold(self, bytes: Bytes) -> Bytes {
         Bytes::from_owner(Held { bytes, _reservation: self })
     }
+
+    fn give_back_share(&self, bytes: u64) {
+        if let Some(holder) = self.holder.as_ref().filter(|_| bytes > 0) {
+            self.budget.shares.give_back(holder, bytes);
+        }
+    }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.shrink(self.bytes);
     }
+}
+
+/// What a request body of so many bytes takes of its client's share.
+fn in_share(bytes: u64) -> u64 {
+    if bytes > UNSHARED_BODY_BYTES { bytes } else { 0 }
 }
 
 struct Held {
@@ -184,7 +274,8 @@ mod tests {
         let budget = Budget::new(100);
         let mut first = budget.reserve(60, Purpose::Passing).unwrap();
         assert!(budget.reserve(41, Purpose::Passing).is_none());
-        assert!(first.grow(40, Purpose::Passing) && !first.grow(1, Purpose::Passing));
+        assert_eq!(first.grow(40, Purpose::Passing), Ok(()));
+        assert_eq!(first.grow(1, Purpose::Passing), Err(Full::Budget));
         drop(first);
         assert_eq!(budget.used(), 0);
     }
@@ -203,6 +294,40 @@ mod tests {
         assert_eq!((budget.used(), budget.unread()), (60, 0));
         drop(adopted);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn client_holds_half_of_the_budget() {
+        const KIB: u64 = 1 << 10;
+        let budget = Budget::new(1024 * KIB);
+        let key = || budget.open_for(Holder::Key("k".into()));
+        let (mut first, mut second, mut small) = (key(), key(), key());
+        assert_eq!(first.grow(64 * KIB, Purpose::SmallBody), Ok(()));
+        assert_eq!(first.grow(236 * KIB, Purpose::SmallBody), Ok(()));
+        assert_eq!(second.check(213 * KIB, Purpose::Bulk), Err(Full::KeyShare));
+        assert_eq!(second.grow(213 * KIB, Purpose::Bulk), Err(Full::KeyShare));
+        assert_eq!(second.grow(212 * KIB, Purpose::Bulk), Ok(()));
+        assert_eq!(small.grow(64 * KIB, Purpose::SmallBody), Ok(()));
+        assert_eq!(small.grow(1, Purpose::SmallBody), Err(Full::KeyShare));
+        let mut other = budget.open_for(Holder::Address([127, 0, 0, 1].into()));
+        assert_eq!(other.grow(321 * KIB, Purpose::Bulk), Err(Full::Budget));
+        assert_eq!(other.grow(320 * KIB, Purpose::Bulk), Ok(()));
+        second.shrink(200 * KIB);
+        assert_eq!(small.grow(64 * KIB, Purpose::Passing), Ok(()));
+        drop((first, second, small, other));
+        assert_eq!((budget.used(), budget.shares.is_empty()), (0, true));
+    }
+
+    #[test]
+    fn copy_of_a_body_may_exceed_the_share() {
+        let budget = Budget::new(1 << 20);
+        let key = || budget.open_for(Holder::Key("k".into()));
+        let (mut body, mut copy) = (key(), key());
+        assert_eq!(body.grow(400 << 10, Purpose::SmallBody), Ok(()));
+        assert_eq!(copy.grow(400 << 10, Purpose::SmallBody), Err(Full::KeyShare));
+        assert_eq!(copy.grow_for_copy(400 << 10, Purpose::SmallBody), Ok(()));
+        drop(body);
+        assert_eq!(key().grow(200 << 10, Purpose::SmallBody), Err(Full::KeyShare));
     }
 
     #[test]

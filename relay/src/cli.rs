@@ -120,7 +120,7 @@ pub struct Args {
     #[arg(long, env = "MAX_REQUEST_BYTES", value_name = "SIZE", default_value = "32Mi", value_parser = values::size)]
     pub max_request_bytes: u64,
 
-    /// Memory for all that clients and workers send: requests that are received, queued or held for a requeue, responses that clients have not read, and workers' unfinished messages.
+    /// Memory for all that clients and workers send: requests that are received, queued or held for a requeue, responses that clients have not read, and workers' unfinished messages. Request bodies above 64 KiB of one API key, or of one address where no keys are required, take half of it at most.
     #[arg(long, env = "MAX_BUFFERED_BYTES", value_name = "SIZE", default_value = "1Gi", value_parser = values::size)]
     pub max_buffered_bytes: u64,
 
@@ -230,7 +230,7 @@ pub struct Args {
     #[arg(long, env = "ALLOWED_HOSTS", value_name = "NAMES", default_value = "", hide_default_value = true, value_parser = values::hosts)]
     pub allowed_hosts: Names,
 
-    /// Request headers of clients that workers receive besides the usual ones: a list such as user-agent,x-tenant.
+    /// Request headers of clients that backends receive besides the usual ones: a list such as user-agent,x-tenant.
     /// [default: none]
     #[arg(long, env = "REQUEST_HEADERS", value_name = "NAMES", default_value = "", hide_default_value = true, value_parser = values::request_headers)]
     pub request_headers: Names,

@@ -98,6 +98,7 @@ pub struct KeySet {
 /// One key.
 pub struct Key {
     record: KeyRecord,
+    id: Arc<str>,
     usage: Arc<Usage>,
 }
 
@@ -300,7 +301,7 @@ impl KeySet {
             let usage = self.keys.get(&record.id).map(|key| Arc::clone(&key.usage)).unwrap_or_default();
             let stored = record.last_used_at.map_or(0, unix_millis);
             usage.last_used.fetch_max(stored, Ordering::Relaxed);
-            (record.id.clone(), Arc::new(Key { record, usage }))
+            (record.id.clone(), Arc::new(Key { id: record.id.as_str().into(), record, usage }))
         });
         Self { keys: keys.collect() }
     }
@@ -328,6 +329,11 @@ impl Key {
     /// The id, for logs.
     pub fn id(&self) -> &str {
         &self.record.id
+    }
+
+    /// The id, to be kept.
+    pub fn shared_id(&self) -> Arc<str> {
+        Arc::clone(&self.id)
     }
 
     /// What it was called.

@@ -67,13 +67,13 @@ impl Lockout {
         }
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         records.forget_old(now);
-        records.handle_failure(bucket(address), now)
+        records.handle_failure(network_of(address), now)
     }
 
     /// The remaining seconds of an address's lock, at least 1; `None` if it is not locked.
     pub fn locked_for(&self, address: IpAddr, now: Instant) -> Option<u64> {
         let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        let until = records.locked_until(bucket(address))?;
+        let until = records.locked_until(network_of(address))?;
         (until > now).then(|| seconds_up(until - now))
     }
 
@@ -92,9 +92,8 @@ impl Lockout {
 /// itself a trusted proxy. Addresses to the left of that, which a client may have written, are never evaluated.
 pub fn client_address(peer: IpAddr, headers: &HeaderMap, trusted_proxies: &[Cidr]) -> IpAddr {
     let mut address = peer.to_canonical();
-    let forwarded = headers.get_all("x-forwarded-for");
-    let lines: Vec<&str> = forwarded.iter().map(|value| value.to_str().unwrap_or("")).collect();
-    let hops = lines.iter().rev().flat_map(|line| line.rsplit(','));
+    let lines = headers.get_all("x-forwarded-for").iter().rev();
+    let hops = lines.flat_map(|line| line.to_str().unwrap_or("").rsplit(','));
     for hop in hops.take(MAX_HOPS) {
         if !trusted_proxies.iter().any(|network| network.contains(address)) {
             break;
@@ -116,8 +115,8 @@ fn parse_hop(hop: &str) -> Option<IpAddr> {
     address.or_else(bracketed).map(|address| address.to_canonical())
 }
 
-/// One host can use all of its /64.
-fn bucket(address: IpAddr) -> IpAddr {
+/// The network that counts as one address: one host can use all of its /64.
+pub fn network_of(address: IpAddr) -> IpAddr {
     let address = address.to_canonical();
     if address.is_ipv4() { address } else { masked(address, 64).unwrap_or(address) }
 }

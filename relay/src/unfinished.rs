@@ -99,7 +99,7 @@ impl Unfinished {
             Some(large) => large,
             none @ None => none.insert(Large { reservation: self.budget.open(), since: now }),
         };
-        if !large.reservation.grow(received - large.reservation.bytes(), Purpose::Bulk) {
+        if large.reservation.grow(received - large.reservation.bytes(), Purpose::Bulk).is_err() {
             return Err(Refusal::NoMemory);
         }
         let allowed = PATIENCE + Duration::from_secs(received / MIN_BYTES_PER_SEC);

@@ -2,13 +2,17 @@
 
 import { ApiError, fetchAsClient, problem } from './api.js';
 
+/** The last event of a complete answer. */
+const DONE = '[DONE]';
+
 /**
  * Calls `onText` with each piece of the answer. Resolves to {text, firstMs, totalMs, tokens, pieces, stopped}; `tokens` is null where the
- * backend does not say. Aborting `signal` ends it early, which is no failure.
+ * backend does not say. An answer without its last event is a failure. Aborting `signal` ends it early, which is none.
  */
 export async function streamChat({ model, prompt, key, signal, onText }) {
   const began = performance.now();
   const result = { text: '', firstMs: null, totalMs: 0, tokens: null, pieces: 0, stopped: false };
+  let complete = false;
   try {
     const response = await fetchAsClient('v1/chat/completions', key, {
       method: 'POST',
@@ -17,13 +21,23 @@ export async function streamChat({ model, prompt, key, signal, onText }) {
       signal,
     });
     if (!response.ok) throw await problem(response);
-    for await (const event of events(response.body)) take(event, result, began, onText);
+    for await (const data of events(response.body)) {
+      if (data === DONE) complete = true;
+      else take(JSON.parse(data), result, began, onText);
+    }
+    if (!complete) throw connectionLost(result);
   } catch (error) {
-    if (!signal?.aborted) throw error instanceof ApiError ? error : new ApiError(0, 'broken', `The answer broke off: ${error.message}`);
-    result.stopped = true;
+    if (signal?.aborted) result.stopped = true;
+    else if (error instanceof ApiError) throw error;
+    else if (error instanceof SyntaxError) throw new ApiError(0, 'broken', `The answer broke off: ${error.message}`);
+    else if (!complete) throw connectionLost(result);
   }
   result.totalMs = performance.now() - began;
   return result;
+}
+
+function connectionLost({ text }) {
+  return new ApiError(0, 'connection_lost', `Connection lost: ${text ? 'the answer is incomplete' : 'no answer came'}.`);
 }
 
 function take(data, result, began, onText) {
@@ -40,7 +54,7 @@ function take(data, result, began, onText) {
   onText(piece);
 }
 
-/** The JSON of each event; comments and [DONE] are none. */
+/** The data of each event; comments have none. */
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';
@@ -51,7 +65,7 @@ async function* events(body) {
     rest = lines.pop();
     for (const line of lines) {
       const data = line.startsWith('data:') ? line.slice(5).trim() : '';
-      if (data && data !== '[DONE]') yield JSON.parse(data);
+      if (data) yield data;
     }
   }
 }

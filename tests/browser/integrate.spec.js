@@ -71,6 +71,38 @@ test('an answer streams, and can be stopped', async ({ page }) => {
   await inspect(page, 'integrate-phone-dark');
 });
 
+/** Asks a worker that the test plays for an answer, in words, and resolves once its first piece is shown. */
+async function beginAnswer(page, name) {
+  const { secret } = await site.admin('POST', '/admin/keys', { name });
+  const [hand] = await site.hands(1, () => ({ name, models: [name] }));
+  await page.goto(`${site.url}/integrate`);
+  await page.getByLabel('API key').fill(secret);
+  await page.getByLabel('API key').blur();
+  await page.getByLabel('Model', { exact: true }).selectOption(name);
+  await page.getByRole('button', { name: 'Ask', exact: true }).click();
+  await expect.poll(() => hand.requests.length).toBe(1);
+  const say = (type, more) => hand.say({ type, request_id: hand.requests[0], ...more });
+  say('response_chunk', { chunk: `data: ${JSON.stringify({ choices: [{ delta: { content: 'A first' } }] })}\n\n` });
+  const answer = page.getByRole('group', { name: 'Answer' });
+  await expect(answer).toHaveText('A first');
+  return { hand, answer, say };
+}
+
+test('an answer that ends early is incomplete', async ({ page }) => {
+  const { hand, answer, say } = await beginAnswer(page, 'ends-early');
+  say('response_complete', { status_code: 200, headers: {} });
+  await expect(page.getByText('Connection lost: the answer is incomplete.')).toBeVisible();
+  await expect(answer).toHaveText('A first');
+  hand.close();
+});
+
+test('an answer of a worker that is lost ends with the relay’s error', async ({ page }) => {
+  const { hand, answer } = await beginAnswer(page, 'lost');
+  hand.close();
+  await expect(page.getByText(/worker .*(lost|disconnected)/)).toBeVisible();
+  await expect(answer).toHaveText('A first');
+});
+
 test('a model’s name cannot leave its quotes', async ({ page }) => {
   const name = `it's "$(touch /tmp/x)" \`x\` \\ <b>`;
   const [hand] = await site.hands(1, () => ({ name: 'odd', models: [name] }));

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use modelrelay_protocol::dialect::Dialect;
-use modelrelay_protocol::headers::{is_own_key, is_request_header};
+use modelrelay_protocol::headers::{CREDENTIAL_HEADERS, REQUEST_HEADERS, is_forwarded_header, is_own_key};
 use modelrelay_protocol::paths::BackendPath;
 use url::Url;
 
@@ -79,17 +79,19 @@ impl Backend {
         &self.settings
     }
 
-    /// The head of a request for an allowed path; `None` when the URL would not stay with this backend.
+    /// The head of a request for an allowed path; `None` when the URL would not stay with this backend. `further` are the names
+    /// of headers that the relay lets through besides the usual ones.
     pub fn request_head<'a>(
         &self,
         method: &Method,
         path: &BackendPath<'_>,
         headers: impl Iterator<Item = (&'a str, &'a str)>,
+        further: &[String],
         content_length: u64,
     ) -> Option<Request<()>> {
         let uri = target(&self.settings.url, path.path, path.query)?;
         let mut head = Request::builder().method(method).uri(uri).body(()).ok()?;
-        *head.headers_mut() = self.headers(headers, path.endpoint.dialect());
+        *head.headers_mut() = self.headers(headers, further, path.endpoint.dialect());
         if *method != Method::GET || content_length > 0 {
             head.headers_mut().insert(CONTENT_LENGTH, content_length.into());
         }
@@ -131,7 +133,7 @@ impl Backend {
             .ok_or_else(|| BackendError::BadAnswer("the path leaves the backend".to_owned()))?;
         let mut head = Request::new(());
         *head.uri_mut() = uri;
-        *head.headers_mut() = self.headers(std::iter::empty(), Dialect::OpenAi);
+        *head.headers_mut() = self.headers(std::iter::empty(), &[], Dialect::OpenAi);
         let fresh = self.dial().await?;
         fresh.exchange(head, &Upload::empty()).await.map_err(|error| match error {
             ExchangeError::Broken(detail) => BackendError::Reset(detail),
@@ -157,13 +159,18 @@ impl Backend {
         dialled.map_err(BackendError::Unreachable)
     }
 
-    fn headers<'a>(&self, of: impl Iterator<Item = (&'a str, &'a str)>, dialect: Dialect) -> HeaderMap {
+    fn headers<'a>(
+        &self,
+        of: impl Iterator<Item = (&'a str, &'a str)>,
+        further: &[String],
+        dialect: Dialect,
+    ) -> HeaderMap {
         let mut headers = HeaderMap::new();
         for (name, value) in of {
             let name = name.to_ascii_lowercase();
-            let credential = matches!(name.as_str(), "authorization" | "x-api-key");
-            let ours = credential && (self.settings.api_key.is_some() || is_own_key(value));
-            if ours || !is_request_header(&name) {
+            let is_replaced = self.settings.api_key.is_some() && CREDENTIAL_HEADERS.contains(&name.as_str());
+            let may_be_secret = !REQUEST_HEADERS.contains(&name.as_str());
+            if is_replaced || !is_forwarded_header(&name, further) || may_be_secret && is_own_key(value) {
                 continue;
             }
             if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::from_str(value)) {
@@ -251,7 +258,7 @@ mod tests {
 
     fn head(backend: &Backend, path: &str, headers: &[(&str, &str)]) -> Request<()> {
         let path = backend_path("POST", path).unwrap();
-        backend.request_head(&Method::POST, &path, headers.iter().copied(), 2).unwrap()
+        backend.request_head(&Method::POST, &path, headers.iter().copied(), &["x-tenant".to_owned()], 2).unwrap()
     }
 
     #[test]
@@ -285,11 +292,19 @@ mod tests {
                 ("cookie", "a=b"),
                 ("accept-encoding", "gzip"),
                 ("x-request-id", "r\n1"),
+                ("x-tenant", "mr-1-2"),
             ],
         );
         let mut names: Vec<_> = head.headers().keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["content-length", "content-type", "host", "x-api-key"]);
+    }
+
+    #[test]
+    fn headers_that_the_relay_adds_are_forwarded() {
+        let head = head(&backend("http://h:1", None), "/v1/messages", &[("X-Tenant", "t-1"), ("x-other", "1")]);
+        assert_eq!(head.headers()["x-tenant"], "t-1");
+        assert!(!head.headers().contains_key("x-other"));
     }
 
     #[test]

@@ -382,7 +382,8 @@ impl Job {
         let method = self.request.method.as_deref().unwrap_or("POST");
         let path = backend_path(method, &self.request.endpoint_path)?;
         let headers = self.request.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        backend.request_head(&method.parse::<Method>().ok()?, &path, headers, self.upload.length())
+        let further = &self.link.request_headers;
+        backend.request_head(&method.parse::<Method>().ok()?, &path, headers, further, self.upload.length())
     }
 
     /// What must happen before the failure is said: a relay that reads it has read of the withdrawal first.

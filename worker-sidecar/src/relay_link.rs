@@ -25,7 +25,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use modelrelay_protocol::frame::BodyKind;
-use modelrelay_protocol::message::{Credit, ModelsUpdate, WorkerToRelay, encode};
+use modelrelay_protocol::headers;
+use modelrelay_protocol::limits::STREAM_WINDOW_BYTES;
+use modelrelay_protocol::message::{Credit, ModelsUpdate, RegisterAck, WorkerToRelay, encode};
 use modelrelay_protocol::names::Naming;
 use modelrelay_protocol::outbox::{Latest, Outbox};
 use modelrelay_protocol::version::{Capabilities, Capability};
@@ -71,6 +73,8 @@ pub struct Link {
     pub slots1: bool,
     /// What may be sent of each answer before credit comes.
     pub window: u64,
+    /// Request headers for backends besides the usual ones.
+    pub request_headers: Vec<String>,
     /// What let it in.
     pub credential: Credential,
     /// Names the link to the multiplexer, once it has joined.
@@ -118,13 +122,7 @@ pub(crate) enum Next {
 
 impl Link {
     /// A new link with nothing to write.
-    pub fn new(
-        relay: Arc<str>,
-        relay_id: Option<String>,
-        capabilities: &Capabilities,
-        window: u64,
-        credential: Credential,
-    ) -> Arc<Self> {
+    pub fn new(relay: Arc<str>, ack: &RegisterAck, capabilities: &Capabilities, credential: Credential) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let state = State {
             outbox: Outbox::new(BodyKind::Response, credit_text),
@@ -139,10 +137,11 @@ impl Link {
         Arc::new(Self {
             id: LinkId(NEXT.fetch_add(1, Ordering::Relaxed)),
             relay,
-            relay_id,
+            relay_id: ack.relay_id.clone(),
             core1: capabilities.has(Capability::Core1),
             slots1: capabilities.has(Capability::Slots1),
-            window,
+            window: ack.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes),
+            request_headers: further_headers(&ack.request_headers),
             credential,
             seat: OnceLock::new(),
             traffic: OnceLock::new(),
@@ -316,9 +315,10 @@ impl Link {
     pub(crate) fn for_test(id: u64, core1: bool) -> Arc<Self> {
         let capabilities = Capabilities::new(core1.then_some(Capability::Core1));
         let secret = Credential::Secret(modelrelay_protocol::secret::Secret::new("test"));
-        let mut link = Self::new("test".into(), None, &capabilities, 1024, secret);
+        let mut link = Self::new("test".into(), &RegisterAck::default(), &capabilities, secret);
         if let Some(link) = Arc::get_mut(&mut link) {
             link.id = LinkId(id);
+            link.window = 1024;
         }
         link
     }
@@ -331,6 +331,11 @@ impl Link {
         })
         .collect()
     }
+}
+
+/// The headers that a relay lets through besides the usual ones, as far as this worker does.
+fn further_headers(names: &[String]) -> Vec<String> {
+    names.iter().filter(|name| headers::may_be_request_header(name)).cloned().collect()
 }
 
 fn credit_text(stream: u32, bytes: u64) -> String {

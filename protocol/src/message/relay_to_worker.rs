@@ -79,6 +79,9 @@ pub struct RegisterAck {
     /// The relay's bounds (`core1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<RelayLimits>,
+    /// Request headers for backends besides the usual ones, in lower case (`core1`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub request_headers: Vec<String>,
     /// The worker already has a live link to this relay; this one will be closed.
     #[serde(default, skip_serializing_if = "is_false")]
     pub duplicate: bool,

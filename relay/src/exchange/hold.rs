@@ -31,7 +31,7 @@ impl Held {
             return true;
         }
         match &mut self.reservation {
-            Some(reservation) => !reservation.grow(len as u64 - reservation.bytes(), Purpose::Bulk),
+            Some(reservation) => reservation.grow(len as u64 - reservation.bytes(), Purpose::Bulk).is_err(),
             none @ None => {
                 *none = exchange.budget.reserve(len as u64, Purpose::Bulk);
                 none.is_none()

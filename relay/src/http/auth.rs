@@ -1,15 +1,20 @@
 //! API keys at the door, where they are required.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use http::HeaderMap;
+use http::request::Parts;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::headers::{bearer_token, is_own_key};
 
+use super::peer::Peer;
 use super::text_header;
+use crate::budget::Holder;
 use crate::dispatch::{Allowed, Model, QueueShare};
 use crate::keys::{Key, KeyLease};
+use crate::lockout::{client_address, network_of};
 use crate::metrics::Realm;
 use crate::provider::Provider;
 use crate::relay::Relay;
@@ -76,12 +81,22 @@ impl Caller {
     /// How much of a queue the caller's requests may fill, where not all of it.
     pub fn queue_share(&self) -> Option<QueueShare> {
         let key = self.key.as_ref()?;
-        key.limits().max_queue_percent.map(|percent| QueueShare { key: key.id().into(), percent })
+        key.limits().max_queue_percent.map(|percent| QueueShare { key: key.shared_id(), percent })
     }
 
     /// The id of the caller's key; `None` where no key is required.
     pub fn key_id(&self) -> Option<Arc<str>> {
-        self.key.as_ref().map(|key| key.id().into())
+        self.key.as_ref().map(|key| key.shared_id())
+    }
+
+    /// The client whose share of the memory budget the request's body takes.
+    pub fn holder(&self, relay: &Relay, parts: &Parts) -> Holder {
+        let of_address = || {
+            let peer = parts.extensions.get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0.ip());
+            let proxies = &relay.shared.config.load().trusted_proxies;
+            Holder::Address(network_of(client_address(peer, &parts.headers, proxies)))
+        };
+        self.key_id().map_or_else(of_address, Holder::Key)
     }
 }
 

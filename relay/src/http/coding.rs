@@ -1,7 +1,6 @@
 //! Request bodies that a client has compressed.
 
 use std::io::Read;
-use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use flate2::read::MultiGzDecoder;
@@ -12,7 +11,7 @@ use ruzstd::decoding::StreamingDecoder;
 
 use super::intake::{grow, too_large};
 use crate::blocking;
-use crate::budget::Budget;
+use crate::budget::Reservation;
 
 /// The window of a zstd frame at most, as RFC 8878 (3.1.1.1.2) recommends.
 const MAX_ZSTD_WINDOW_BYTES: u64 = 8 << 20;
@@ -49,41 +48,42 @@ impl Coding {
         if named.next().is_some() { Err(unsupported()) } else { Ok(Some(coding)) }
     }
 
-    /// The body as it was before it was compressed, inside the budget and the limit like any other.
-    pub async fn decode(self, body: Bytes, budget: &Arc<Budget>, limit: u64) -> Result<Bytes, ApiError> {
+    /// The body as it was before it was compressed, inside the budget and the limit like any other. `reservation` is that of the
+    /// compressed one.
+    pub async fn decode(self, body: Bytes, reservation: Reservation, limit: u64) -> Result<Bytes, ApiError> {
         if body.len() < LONG_BODY_BYTES {
-            return self.decode_now(&body, budget, limit);
+            return self.decode_now(&body, reservation, limit);
         }
-        let budget = Arc::clone(budget);
-        let decoding = blocking::run(move || self.decode_now(&body, &budget, limit));
+        let decoding = blocking::run(move || self.decode_now(&body, reservation, limit));
         decoding.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "the request body could not be read")))
     }
 
-    fn decode_now(self, body: &[u8], budget: &Arc<Budget>, limit: u64) -> Result<Bytes, ApiError> {
+    fn decode_now(self, body: &[u8], reservation: Reservation, limit: u64) -> Result<Bytes, ApiError> {
         match self {
-            Self::Gzip => Self::read(MultiGzDecoder::new(body), budget, limit),
+            Self::Gzip => Self::read(MultiGzDecoder::new(body), reservation, limit),
             Self::Zstd => {
                 let mut rest = body;
                 let decoder = StreamingDecoder::new_with_max_window_size(&mut rest, MAX_ZSTD_WINDOW_BYTES);
-                let decoded = Self::read(decoder.map_err(|_| broken())?, budget, limit)?;
+                let decoded = Self::read(decoder.map_err(|_| broken())?, reservation, limit)?;
                 if rest.is_empty() { Ok(decoded) } else { Err(broken()) }
             }
         }
     }
 
-    fn read(mut reader: impl Read, budget: &Arc<Budget>, limit: u64) -> Result<Bytes, ApiError> {
-        let mut reservation = budget.open();
+    fn read(mut reader: impl Read, mut reservation: Reservation, limit: u64) -> Result<Bytes, ApiError> {
+        let compressed = reservation.bytes();
         let (mut decoded, mut piece) = (BytesMut::new(), [0; PIECE_BYTES]);
         loop {
             let read = reader.read(&mut piece).map_err(|_| broken())?;
             if read == 0 {
+                reservation.shrink(compressed);
                 return Ok(reservation.hold(decoded.freeze()));
             }
             let total = (decoded.len() + read) as u64;
             if total > limit {
                 return Err(too_large(limit));
             }
-            grow(&mut reservation, total)?;
+            grow(&mut reservation, compressed + total)?;
             decoded.extend_from_slice(&piece[..read]);
         }
     }
@@ -103,6 +103,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+    use crate::budget::Budget;
 
     const BODY: &[u8] = br#"{"model":"m"}"#;
     /// `zstd` of [`BODY`], as the program of that name writes it.
@@ -115,7 +116,7 @@ mod tests {
     }
 
     fn decoded(coding: Coding, body: &[u8], limit: u64) -> Result<Bytes, String> {
-        coding.decode_now(body, &Budget::new(1 << 20), limit).map_err(|error| error.code().to_owned())
+        coding.decode_now(body, Budget::new(1 << 20).open(), limit).map_err(|error| error.code().to_owned())
     }
 
     #[test]

@@ -24,7 +24,7 @@ use super::ticket::Ticket;
 use super::{browser, intake, models, parse, spelling, text_header};
 use crate::affinity::Origin;
 use crate::blocking;
-use crate::budget::{self, Purpose};
+use crate::budget::{Holder, Purpose};
 use crate::dispatch::WorkerKey;
 use crate::exchange::Exchange;
 use crate::metrics::{ClientKind, Outcome};
@@ -115,7 +115,8 @@ async fn prepare_by_model(
     let received_at = Instant::now();
     let caller = admit(relay, parts)?;
     let lease = caller.lease()?;
-    let body = read_body(relay, opened.endpoint, &parts.headers, body).await?;
+    let holder = caller.holder(relay, parts);
+    let body = read_body(relay, opened.endpoint, holder.clone(), (&parts.headers, body)).await?;
     let read_at = Instant::now();
     let content_type = content_type(&parts.headers)?;
     let named = named_provider(&parts.headers);
@@ -124,7 +125,8 @@ async fn prepare_by_model(
     let of_default = default.as_ref().filter(|_| routed.names_no_model()).map(|(provider, _)| &**provider);
     let route = find_route(relay, &caller, of_default.or(named.as_deref()), &routed.model).await?;
     let allowed = caller.check_model(&route.provider, &[&routed.model, &route.model])?;
-    let body = if routed.needs_rewrite(&route.model) { rename(relay, &body, &routed, &route.model)? } else { body };
+    let body =
+        if routed.needs_rewrite(&route.model) { rename(relay, holder, &body, &routed, &route.model)? } else { body };
     let outline = Outline {
         id: opened.client.request_id.clone(),
         model: route.model,
@@ -162,7 +164,7 @@ async fn prepare_by_id(
     if paths::endpoint(parts.method.as_str(), parts.uri.path()).is_none() {
         return Err(ApiError::new(ErrorKind::NotFound, "this is not the id of a response"));
     }
-    let body = read_body(relay, Endpoint::Responses, &parts.headers, body).await?;
+    let body = read_body(relay, Endpoint::Responses, caller.holder(relay, parts), (&parts.headers, body)).await?;
     let read_at = Instant::now();
     let (provider, model, pin) =
         worker_of_response(relay, id, named_provider(&parts.headers).as_deref(), &caller).await?;
@@ -225,9 +227,14 @@ fn admit(relay: &Relay, parts: &Parts) -> Result<Caller, ApiError> {
     Caller::authenticate(relay, &parts.headers)
 }
 
-async fn read_body(relay: &Relay, endpoint: Endpoint, headers: &HeaderMap, body: &mut Body) -> Result<Bytes, ApiError> {
+async fn read_body(
+    relay: &Relay,
+    endpoint: Endpoint,
+    holder: Holder,
+    (headers, body): (&HeaderMap, &mut Body),
+) -> Result<Bytes, ApiError> {
     let limit = relay.shared.config.load().max_request_bytes;
-    let body = intake::read(headers, body, &relay.shared.budget, limit).await?;
+    let body = intake::read(headers, body, relay.shared.budget.open_for(holder), limit).await?;
     relay.shared.metrics.request_body_received(endpoint, body.len() as u64);
     Ok(body)
 }
@@ -247,9 +254,10 @@ async fn read_route(
 }
 
 /// Replaces an alias; the copy is charged to the budget like the original, which is dropped.
-fn rename(relay: &Relay, body: &Bytes, routed: &parse::Routed, model: &str) -> Result<Bytes, ApiError> {
+fn rename(relay: &Relay, holder: Holder, body: &Bytes, routed: &parse::Routed, model: &str) -> Result<Bytes, ApiError> {
     let bytes = body.len() as u64;
-    let reservation = relay.shared.budget.reserve(bytes, Purpose::of_body(bytes)).ok_or_else(budget::full)?;
+    let mut reservation = relay.shared.budget.open_for(holder);
+    reservation.grow_for_copy(bytes, Purpose::of_body(bytes))?;
     Ok(reservation.hold(parse::with_model(body, routed, model)))
 }
 

@@ -4,7 +4,6 @@
 //! stopping half-way. For a larger one it is reserved as the bytes come, so that whoever announces much and sends little holds
 //! little. A body that has no room when it is announced is refused at once.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -16,7 +15,7 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use tokio::time::Instant;
 
 use super::coding::Coding;
-use crate::budget::{self, Budget, Purpose, Reservation};
+use crate::budget::{Full, Purpose, Reservation};
 
 /// A client that sends nothing at all of its body for so long is not waited for.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,14 +34,19 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
 /// How much is reserved at a time.
 const GROWTH_BYTES: u64 = 64 << 10;
 
-/// Reads the whole body. The budget is charged until the last clone of the bytes is gone.
-pub async fn read(headers: &HeaderMap, body: &mut Body, budget: &Arc<Budget>, limit: u64) -> Result<Bytes, ApiError> {
+/// Reads the whole body into an empty reservation, which lasts until the last clone of the bytes is gone.
+pub async fn read(
+    headers: &HeaderMap,
+    body: &mut Body,
+    mut reservation: Reservation,
+    limit: u64,
+) -> Result<Bytes, ApiError> {
     let coding = Coding::of(headers)?;
     let announced = announced_length(headers)?;
     if announced.is_some_and(|length| length > limit) {
         return Err(too_large(limit));
     }
-    let mut reservation = begin(announced.unwrap_or(0), budget)?;
+    begin(&mut reservation, announced.unwrap_or(0))?;
     let mut bytes = BytesMut::new();
     let began = Instant::now();
     loop {
@@ -68,10 +72,9 @@ pub async fn read(headers: &HeaderMap, body: &mut Body, budget: &Arc<Budget>, li
         grow(&mut reservation, total)?;
         bytes.extend_from_slice(&data);
     }
-    let bytes = reservation.hold(bytes.freeze());
     match coding {
-        Some(coding) => coding.decode(bytes, budget, limit).await,
-        None => Ok(bytes),
+        Some(coding) => coding.decode(bytes.freeze(), reservation, limit).await,
+        None => Ok(reservation.hold(bytes.freeze())),
     }
 }
 
@@ -97,20 +100,17 @@ pub fn discard(headers: &HeaderMap, mut body: Body) {
     });
 }
 
-/// What a body of so many bytes has reserved before it comes.
-fn begin(announced: u64, budget: &Arc<Budget>) -> Result<Reservation, ApiError> {
+/// Reserves what a body of so many bytes needs before it comes.
+fn begin(reservation: &mut Reservation, announced: u64) -> Result<(), Full> {
     let purpose = Purpose::of_body(announced);
-    if purpose == Purpose::SmallBody {
-        return budget.reserve(announced, purpose).ok_or_else(budget::full);
+    match purpose {
+        Purpose::SmallBody => reservation.grow(announced, purpose),
+        Purpose::Bulk | Purpose::Passing => reservation.check(announced, purpose),
     }
-    if budget.used().saturating_add(announced) > budget.room(purpose) {
-        return Err(budget::full());
-    }
-    Ok(budget.open())
 }
 
 /// Reserves what a body of so many bytes needs.
-pub(super) fn grow(reservation: &mut Reservation, total: u64) -> Result<(), ApiError> {
+pub(super) fn grow(reservation: &mut Reservation, total: u64) -> Result<(), Full> {
     let missing = total.saturating_sub(reservation.bytes());
     if missing == 0 {
         return Ok(());
@@ -118,7 +118,7 @@ pub(super) fn grow(reservation: &mut Reservation, total: u64) -> Result<(), ApiE
     // Little by little at first: most bodies are small.
     let step = missing.max(reservation.bytes().min(GROWTH_BYTES));
     let purpose = Purpose::of_body(total);
-    if reservation.grow(step, purpose) || reservation.grow(missing, purpose) { Ok(()) } else { Err(budget::full()) }
+    reservation.grow(step, purpose).or_else(|_| reservation.grow(missing, purpose))
 }
 
 fn announced_length(headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
@@ -137,6 +137,7 @@ pub(super) fn too_large(limit: u64) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Budget;
     use http::HeaderValue;
 
     fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
@@ -145,7 +146,7 @@ mod tests {
 
     async fn code(pairs: &[(&'static str, &str)], body: &'static [u8], budget: u64) -> Result<usize, String> {
         let budget = Budget::new(budget);
-        let read = read(&headers(pairs), &mut Body::from(body), &budget, 10).await;
+        let read = read(&headers(pairs), &mut Body::from(body), budget.open(), 10).await;
         read.map(|bytes| bytes.len()).map_err(|error| error.code().to_owned())
     }
 
@@ -172,7 +173,7 @@ mod tests {
             (sent < 1 << 20).then(|| (Ok::<_, std::io::Error>(Bytes::from(vec![b' '; bytes])), sent + bytes))
         });
         let (budget, began) = (Budget::new(2 << 20), Instant::now());
-        let read = read(&HeaderMap::new(), &mut Body::from_stream(pieces), &budget, 2 << 20).await;
+        let read = read(&HeaderMap::new(), &mut Body::from_stream(pieces), budget.open(), 2 << 20).await;
         (read.map(|bytes| bytes.len()).map_err(|error| error.code().to_owned()), began.elapsed())
     }
 

@@ -306,6 +306,7 @@ fn acknowledge(provider: &Provider, link: &WorkerLink, register: &Register, acce
             heartbeat_ms: config.heartbeat_interval.as_millis() as u64,
             cold_timeout_ms: settings.cold_timeout_for(link.info.slots1).as_millis() as u64,
         }),
+        request_headers: config.request_headers.clone(),
         ..ack
     }
 }

@@ -74,6 +74,8 @@ pub struct Ack {
     pub window: u64,
     /// `duplicate`, left out when false.
     pub duplicate: bool,
+    /// `request_headers`, left out when empty.
+    pub request_headers: Vec<&'static str>,
 }
 
 impl Ack {
@@ -93,6 +95,7 @@ impl Ack {
             relay_count: 1,
             window: WINDOW,
             duplicate: false,
+            request_headers: Vec::new(),
         }
     }
 
@@ -119,6 +122,9 @@ impl Ack {
         }
         if self.duplicate {
             ack["duplicate"] = json!(true);
+        }
+        if !self.request_headers.is_empty() {
+            ack["request_headers"] = json!(self.request_headers);
         }
         ack
     }

@@ -182,8 +182,7 @@ async fn connect(
 
 fn link_of(worker: &Worker, endpoint: &Endpoint, ack: &RegisterAck, credential: Credential) -> Arc<Link> {
     let capabilities = Capabilities::from_names(&ack.capabilities).intersection(&capabilities(worker));
-    let window = ack.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes);
-    Link::new(endpoint.name(), ack.relay_id.clone(), &capabilities, window, credential)
+    Link::new(endpoint.name(), ack, &capabilities, credential)
 }
 
 /// What this worker names to relays.

@@ -75,6 +75,7 @@ impl Links {
 
 #[cfg(test)]
 mod tests {
+    use modelrelay_protocol::message::RegisterAck;
     use modelrelay_protocol::secret::Secret;
     use modelrelay_protocol::version::{Capabilities, Capability};
 
@@ -83,7 +84,8 @@ mod tests {
 
     fn link(relay_id: &str) -> Arc<Link> {
         let core1 = Capabilities::new([Capability::Core1]);
-        Link::new("test".into(), Some(relay_id.to_owned()), &core1, 1, Credential::Secret(Secret::new("secret")))
+        let ack = RegisterAck { relay_id: Some(relay_id.to_owned()), ..RegisterAck::default() };
+        Link::new("test".into(), &ack, &core1, Credential::Secret(Secret::new("secret")))
     }
 
     #[test]

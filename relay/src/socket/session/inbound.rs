@@ -16,7 +16,7 @@ use modelrelay_protocol::names::printable;
 use tracing::{debug, warn};
 
 use crate::affinity::Origin;
-use crate::budget;
+use crate::budget::Full;
 use crate::dispatch::{AttemptFailure, CancelReason, Grant, LoadFailure};
 use crate::exchange::{Head, Hold, PushError};
 use crate::provider::Provider;
@@ -252,7 +252,7 @@ fn push_failed(provider: &Provider, link: &WorkerLink, held: &Held, error: PushE
             let message = "the client left too much of the answer unread (MAX_UNREAD_BYTES)";
             (CancelReason::SlowClient, ApiError::new(ErrorKind::SlowClient, message))
         }
-        PushError::NoMemory => (CancelReason::NoMemory, budget::full()),
+        PushError::NoMemory => (CancelReason::NoMemory, Full::Budget.into()),
     };
     held.exchange().fail(error);
     provider.cancel(held.record.key, reason);

@@ -4,6 +4,7 @@ mod backend_loss;
 mod bodies;
 mod cancel;
 mod dialects;
+mod headers;
 mod keep_alive;
 mod model_details;
 mod outliers;

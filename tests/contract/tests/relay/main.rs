@@ -12,6 +12,7 @@ mod aliases;
 mod api_keys;
 mod audit;
 mod base_path;
+mod body_shares;
 mod browser;
 mod cancel;
 mod core1_bodies;

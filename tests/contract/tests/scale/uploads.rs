@@ -28,6 +28,7 @@ fn builder() -> RelayBuilder {
         .env("MAX_REQUEST_BYTES", "1Mi")
         .env("MAX_QUEUE_LEN", "4000")
         .env("QUEUE_TIMEOUT_SECS", "120")
+        .env("TRUSTED_PROXIES", "127.0.0.1")
 }
 
 /// A chat request of exactly the size.
@@ -36,8 +37,12 @@ fn body() -> Bytes {
     format!("{begin}{}{end}", "u".repeat(UPLOAD_BYTES - begin.len() - end.len())).into()
 }
 
-fn upload(body: &Bytes) -> Request {
-    Request::new("POST", "/v1/chat/completions").header("content-type", "application/json").body(body.clone())
+/// The upload of that number, from one of four clients: each may use half of the budget.
+fn upload(body: &Bytes, number: usize) -> Request {
+    Request::new("POST", "/v1/chat/completions")
+        .header("content-type", "application/json")
+        .header("x-forwarded-for", format!("198.51.100.{}", number % 4))
+        .body(body.clone())
 }
 
 fn check_overloaded(reply: &Reply) {
@@ -74,7 +79,7 @@ async fn two_thousand_uploads_at_once_stay_inside_the_memory_budget() {
     let relay = builder().start().await;
     let before = relay.usage().resident_bytes;
     let body = body();
-    let mut uploads: Vec<_> = (0..UPLOADS).map(|_| relay.begin(upload(&body))).collect();
+    let mut uploads: Vec<_> = (0..UPLOADS).map(|number| relay.begin(upload(&body, number))).collect();
     for refused in answered(&mut uploads, UPLOADS - FIT).await {
         check_overloaded(&refused);
     }
@@ -105,13 +110,13 @@ async fn two_thousand_uploads_that_break_off_leave_nothing_behind() {
     }
     let relay = builder().start().await;
     let body = body();
-    let mut uploads: Vec<_> = (0..UPLOADS).map(|_| relay.begin(upload(&body))).collect();
+    let mut uploads: Vec<_> = (0..UPLOADS).map(|number| relay.begin(upload(&body, number))).collect();
     answered(&mut uploads, UPLOADS / 2).await;
     drop(uploads);
     budget_is_free(&relay).await;
     relay.wait_for_queue_depth("local", 0).await;
     let mut worker = relay.core1_worker(&["m"], 1).await;
-    let after = relay.begin(upload(&body));
+    let after = relay.begin(upload(&body, 0));
     let job = worker.expect_request().await;
     worker.answer(&job, &json!({})).await;
     let _ = after.reply().await.with_status(200);

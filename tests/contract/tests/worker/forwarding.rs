@@ -162,6 +162,21 @@ async fn exactly_the_listed_headers_reach_the_backend() {
 }
 
 #[tokio::test]
+async fn relay_adds_headers_but_none_of_the_connection() {
+    const REFUSED: [&str; 5] = ["cookie", "host", "te", "content-length", "x-modelrelay-provider"];
+    let named = REFUSED.into_iter().chain(["x-tenant", "user-agent"]);
+    let ack = Ack { request_headers: named.clone().collect(), ..Ack::core1() };
+    let mut rig = Rig::with(&ack, 4, |worker| worker).await;
+    let asked = rig.link.ask(&named.chain(["x-other"]).fold(Ask::chat("m"), |ask, name| ask.header(name, "planted")));
+    let call = rig.backend.call().await;
+    let is_planted = |name: &str| call.head.header(name) == Some("planted");
+    assert!(is_planted("x-tenant") && is_planted("user-agent") && !is_planted("x-other"));
+    assert!(!REFUSED.into_iter().any(is_planted), "{:?}", call.head.header_names());
+    call.answer(&ok()).await;
+    rig.link.reply(&asked).await;
+}
+
+#[tokio::test]
 async fn compressed_answers_are_never_asked_for() {
     let mut rig = Rig::core1().await;
     let asked = rig.link.ask(&Ask::chat("m"));

@@ -185,9 +185,8 @@ fn a_model_may_have_further_names_and_another_one_at_its_backend() {
     );
     let aliases = |slot: usize, model: usize| slots[slot].config.models[model].aliases.join(" ");
     assert_eq!((aliases(0, 0), aliases(1, 0), aliases(1, 1)), ("qwen3 q".into(), "qwen3".into(), "gemma".into()));
-    let (qwen, gemma) = ("qwen".into(), "gemma:2b".into());
-    assert_eq!((slots[0].backend_name(&qwen), slots[1].backend_name(&qwen)), ("Qwen/Qwen3-8B", "qwen"));
-    assert_eq!(slots[1].backend_name(&gemma), "gemma:2b");
+    assert_eq!(slots[0].backend_names, BTreeMap::from([("qwen".into(), "Qwen/Qwen3-8B".to_owned())]));
+    assert_eq!(slots[1].backend_names, BTreeMap::new());
 }
 
 #[test]
@@ -203,5 +202,5 @@ fn the_documents_example_can_be_used() {
     let page = include_str!("../../../../docs/multiplexer/worker.md");
     let (_, yaml) = page.split_once("```yaml\n").unwrap();
     let slots = slots_of(yaml.split_once("```").unwrap().0);
-    assert_eq!(slots[0].backend_name(&slots[0].config.models[0].id), "Qwen/Qwen3-8B");
+    assert_eq!(slots[0].backend_names[&slots[0].config.models[0].id], "Qwen/Qwen3-8B");
 }

@@ -9,8 +9,8 @@
 //!
 //! A probe that times out changes nothing: a backend that computes may be too busy to respond.
 //!
-//! A probe that began before the last change is stale and is ignored. Otherwise a slow probe would undo what a request has
-//! found out since.
+//! A probe that began before the last change is stale and is ignored. Otherwise a slow probe would undo what a request
+//! has revealed since.
 
 #![warn(clippy::disallowed_types, clippy::iter_over_hash_type)]
 
@@ -87,7 +87,7 @@ impl Monitor {
         self.since
     }
 
-    /// Takes the result of a probe that began at `began`.
+    /// Applies the result of a probe that began at `began`.
     pub(super) fn handle_probe(&mut self, health: &Health, began: Instant, now: Instant) {
         if began < self.since {
             return;
@@ -100,7 +100,7 @@ impl Monitor {
         }
     }
 
-    /// Takes a request's failure to connect.
+    /// Applies a request's failure to connect.
     pub fn handle_refused(&mut self, why: &str, now: Instant) {
         self.enter(Condition::Gone, Some(why), now);
     }

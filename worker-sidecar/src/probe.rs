@@ -1,4 +1,5 @@
-//! The probe server: `/livez`, `/readyz`, `/backendz`, `/healthz`, `/metrics` and `/drain`, for kubelet and for people.
+//! The probe server: `/livez`, `/readyz`, `/backendz`, `/healthz`, `/metrics` and `/drain`, for kubelet and for
+//! operators.
 
 mod permission;
 mod server;
@@ -19,7 +20,7 @@ use crate::config::{ProbeAddr, SettingError};
 use crate::shutdown::{Cause, DrainState};
 use crate::worker::Worker;
 
-/// Opens the listener. The default address, when taken, gives way to a free port; one that somebody asked for does not.
+/// Opens the listener. If the default address is in use, a free port is used instead; a configured one must be free.
 pub async fn bind(probe: ProbeAddr) -> Result<TcpListener, SettingError> {
     match TcpListener::bind(probe.addr).await {
         Ok(listener) => Ok(listener),
@@ -52,16 +53,17 @@ pub async fn serve(listener: TcpListener, worker: Arc<Worker>) {
     server::serve(listener, app).await;
 }
 
-/// Ready means configured. Neither the relay nor the backend counts: restarting this Pod would mend neither.
-/// A slot whose memory cannot be freed is another matter: somebody has to look at it.
+/// Ready means configured. The state of relay and backend does not matter: restarting this Pod would fix neither. A
+/// slot whose memory cannot be freed is an exception: an operator has to intervene.
 async fn readyz(State(worker): State<Arc<Worker>>) -> (StatusCode, Json<serde_json::Value>) {
     let ready = worker.swapping.as_ref().is_none_or(|swapping| swapping.multiplexer.is_ready());
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(json!({ "ready": ready, "config_error": worker.config_error() })))
 }
 
-/// For rollouts, which must not go on to the next Pod before this one's backend has loaded its model. Once it could serve, an
-/// outage changes nothing here: relays are told of it at once, and a Pod that is unready again would only hold up a rollout.
+/// For rollouts, which must not continue with the next Pod before this one's backend has loaded its model. Once it
+/// could serve, an outage changes nothing here: relays are notified at once, and a Pod that becomes unready again would
+/// only block a rollout.
 async fn backendz(State(worker): State<Arc<Worker>>) -> (StatusCode, String) {
     let never_served = match &worker.swapping {
         Some(swapping) => swapping.never_served(),

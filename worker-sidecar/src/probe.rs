@@ -135,14 +135,14 @@ async fn metrics(State(worker): State<Arc<Worker>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], worker.metrics.render()).into_response()
 }
 
-/// Drains, and answers when nothing runs any more or the time is over. A preStop hook waits here.
+/// Drains, and responds when no request is running any more or the timeout has passed. A preStop hook waits here.
 async fn drain(State(worker): State<Arc<Worker>>, method: Method, headers: HeaderMap) -> Response {
     if let Some(why) = permission::refusal(worker.settings.drain_token.as_ref(), &method, &headers) {
         return (StatusCode::FORBIDDEN, why).into_response();
     }
     let timeout = worker.settings.shutdown_timeout;
     let order = worker.begin_drain(Cause::Probe, timeout);
-    // Whoever asks again while a drain is under way, or overdue, has time of their own.
+    // A repeated request during a drain, or after its deadline, gets a full timeout of its own.
     let deadline = order.deadline.max(Instant::now() + timeout);
     let mut unlinked = worker.unlinked.subscribe();
     let idle = unlinked.wait_for(|unlinked| *unlinked);

@@ -63,7 +63,7 @@ struct State {
     models: Advertised,
     /// The time of the last list.
     listed: Option<Instant>,
-    /// Why the last list could not be read. Logged once.
+    /// The reason why the last list could not be read. Logged once.
     list_error: Option<String>,
     /// The entries that were left out of the last list. Logged when they change.
     list_warnings: Vec<String>,
@@ -382,7 +382,7 @@ impl Catalogue {
         self.lock().advised = true;
     }
 
-    /// Logs and counts a list of models, or the failure to read one.
+    /// Logs a list of models or the failure to read one, and updates the metric.
     fn note_listing(&self, listing: Option<&Listing>) {
         let error = match listing {
             None => return,

@@ -11,9 +11,9 @@ use crate::worker::trust;
 /// The result for valid settings.
 #[derive(Debug)]
 pub struct Report {
-    /// What a run would do, one line each.
+    /// The actions of a run, one line each.
     pub plan: String,
-    /// What a run would wait for.
+    /// The conditions that a run would wait for.
     pub warnings: Vec<String>,
 }
 

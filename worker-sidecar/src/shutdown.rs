@@ -42,7 +42,7 @@ pub struct Order {
     pub deadline: Instant,
 }
 
-/// Whether the worker accepts requests.
+/// The drain state of the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainState {
     /// It accepts requests.

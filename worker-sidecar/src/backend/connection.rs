@@ -26,7 +26,7 @@ const MAX_READ_BUFFER: usize = 64 << 10;
 /// How long a connection may take to become reusable after a response.
 const REUSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why an exchange has no response.
+/// The reason why an exchange has no response.
 pub(super) enum ExchangeError {
     /// The connection ended first.
     Broken(String),

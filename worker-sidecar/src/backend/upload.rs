@@ -15,7 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use modelrelay_protocol::credit::{BodyCounter, ReceiveWindow};
 use modelrelay_protocol::rename::Renamer;
 
-/// What is wrong with a piece; its request fails.
+/// The error of a piece; its request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UploadError {
     /// It exceeds the granted credit.

@@ -3,8 +3,8 @@
 //! | condition | meaning | models advertised |
 //! |---|---|---|
 //! | unknown | not probed yet, or no result yet | no |
-//! | healthy | the last health check that was answered succeeded | yes |
-//! | not ready | the health check is answered with an error, such as 503 while a model loads | no |
+//! | healthy | the last health check with a response succeeded | yes |
+//! | not ready | the health check returns an error, such as 503 while a model loads | no |
 //! | gone | the connection is refused | no |
 //!
 //! A probe that times out changes nothing: a backend that computes may be too busy to respond.

@@ -7,7 +7,7 @@ use super::tokens;
 /// The longest part of a prompt that is repeated, in characters: an echo of a 32 MiB prompt would stream for days.
 const EXCERPT_CHARS: usize = 400;
 
-/// Why a response ended.
+/// The reason why a response ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Finish {
     /// The text was complete.

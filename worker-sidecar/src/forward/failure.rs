@@ -1,4 +1,4 @@
-//! Why a request has no response, or an incomplete one.
+//! The reason why a request has no response, or an incomplete one.
 
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::message::{WorkerError, WorkerToRelay};

@@ -46,9 +46,9 @@ pub struct Knobs {
     pub max_wait: Option<Duration>,
     /// The least time that a model stays once it is loaded, however cheap swaps are.
     pub min_residency: Duration,
-    /// Whether an idle resident is kept briefly for its next request while requests for others wait.
+    /// How long an idle resident is kept for its next request while requests for others wait.
     pub linger: Linger,
-    /// Whether the former resident is loaded again when its successor cannot be loaded.
+    /// True to load the former resident again when its successor cannot be loaded.
     pub rollback: bool,
 }
 

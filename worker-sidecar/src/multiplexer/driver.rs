@@ -121,7 +121,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
 /// The properties of a kind of driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// What is left of an unloaded model, and thus how it is loaded again.
+    /// The remains of an unloaded model, which determine how it is loaded again.
     pub leaves: Left,
     /// True if the models of a slot may be loaded at the same time: unloading one does nothing.
     pub can_coexist: bool,
@@ -164,7 +164,7 @@ impl Probed {
     }
 }
 
-/// Why a driver call failed.
+/// The reason why a driver call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DriverError {
     /// The slot's driver has no such model.
@@ -203,7 +203,7 @@ pub enum DriverError {
     Unexpected {
         /// The requested URL.
         url: String,
-        /// What is wrong with the response.
+        /// The problem with the response.
         why: String,
     },
     /// The backend's process, or a command, ended.

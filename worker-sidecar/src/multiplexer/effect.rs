@@ -135,7 +135,7 @@ pub enum Effect {
     Stopped,
 }
 
-/// Why the slot ends a lease.
+/// The reason why the slot ends a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LeaseEnd {
     /// The request ran longer than a swap waits.
@@ -160,7 +160,7 @@ impl LeaseEnd {
     }
 }
 
-/// Why an order was not executed.
+/// The reason why an order was not executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OrderError {
     /// The slot has no such model.
@@ -202,7 +202,7 @@ impl fmt::Display for OrderError {
     }
 }
 
-/// Why a slot leaves its resident, or loads into an empty slot.
+/// The reason why a slot unloads its resident, or loads into an empty slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// Requests for other models waited, and the resident was idle.

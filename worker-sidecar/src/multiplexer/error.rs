@@ -1,5 +1,5 @@
-//! Why a slot does not serve a request, and how that is reported: to a client in HTTP, to a relay by code. This is the
-//! only such table.
+//! Errors of requests that a slot does not serve, and their form: for a client in HTTP, for a relay as a code. This is
+//! the only such table.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::memory::Shortage;
 /// The most known models that an error lists.
 const NAMED_MODELS: usize = 20;
 
-/// Why a slot does not serve a request, or stopped serving it.
+/// The reason why a slot does not serve a request, or stopped serving it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SlotError {
     /// The slot has no such model.
@@ -67,7 +67,7 @@ pub enum SlotError {
     Draining,
 }
 
-/// Why a model could not be loaded.
+/// The reason why a model could not be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadFailure {
     /// The backend's process ended. Holds its last output.

@@ -37,7 +37,7 @@ pub enum Event {
     RelayJoined {
         /// The link.
         relay: RelayKey,
-        /// Whether the relay keeps waiting requests itself.
+        /// The kind of link: it determines if the relay keeps waiting requests itself.
         kind: LinkKind,
     },
     /// A relay sends no more requests over a link: those in its queue go elsewhere, those that arrived are served.
@@ -180,7 +180,7 @@ pub enum Outcome {
     Probed(Found),
 }
 
-/// What is left of an unloaded model.
+/// The remains of an unloaded model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Nothing.

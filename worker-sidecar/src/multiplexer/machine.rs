@@ -53,7 +53,7 @@ use super::config::{NEVER, SlotConfig};
 use super::effect::{Effect, News};
 use super::event::{Event, Generation, OpId, Outcome, RelayKey, RequestKey};
 
-/// A question that the driver has not answered by then is treated as failed.
+/// If the driver has not replied to a question by then, the question is treated as failed.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A probe that has not ended by then is treated as silence. The longest probe makes four calls in sequence: to an API
@@ -242,7 +242,7 @@ impl Machine {
         }
     }
 
-    /// Takes one step. Returns false if there is none.
+    /// Performs one step. Returns false if there is none.
     fn advance(&mut self) -> bool {
         if self.expire_questions() {
             return true;

@@ -89,7 +89,7 @@ pub enum Decision {
     },
 }
 
-/// Why a resident is unloaded.
+/// The reason why a resident is unloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Why {
     /// It was idle.

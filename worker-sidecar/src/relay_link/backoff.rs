@@ -30,7 +30,7 @@ pub enum EndKind {
     OtherVersion,
 }
 
-/// Counts the failures at one address.
+/// The failures at one address.
 #[derive(Clone, Debug, Default)]
 pub struct Backoff {
     admitted: bool,

@@ -77,7 +77,7 @@ impl Way<'_> {
 /// The number of characters of a relay's own message that are repeated.
 const MAX_SAID_CHARS: usize = 300;
 
-/// Why there is no WebSocket.
+/// The reason why there is no WebSocket.
 #[derive(Debug)]
 pub(super) enum DialError {
     /// 401: the relay rejected the credential.
@@ -131,7 +131,7 @@ fn said(body: &[u8]) -> String {
     if message.is_empty() { message } else { format!(": {message}") }
 }
 
-/// Why a relay does not admit this worker.
+/// The reason why a relay does not admit this worker.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// It rejected the credential.

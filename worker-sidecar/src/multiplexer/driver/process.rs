@@ -49,7 +49,7 @@ impl Process {
         {
             return Ok(());
         }
-        // What is left of an earlier attempt.
+        // Remains of an earlier attempt.
         self.children.kill(model).await?;
         let running = self.children.start(model, launch, port_of(url.as_ref()))?;
         let guard = running.kill_on_drop();

@@ -173,7 +173,7 @@ impl Server<Memory> {
         ))
     }
 
-    /// What is left of it once its memory is released.
+    /// The remains of the server once its memory is released.
     fn leaves(&self) -> Left {
         if self.state.reload_from.is_some() { Left::Emptied } else { Left::Asleep }
     }

@@ -79,7 +79,7 @@ impl SlotDriver {
             return Outcome::Preflight(Err(error.to_string()));
         }
         let Capabilities { can_coexist, returns, .. } = self.driver.capabilities();
-        // A model that is never unloaded for another takes no memory from it.
+        // A model that is never unloaded for another uses none of its memory.
         let reading = if can_coexist { Reading::default() } else { self.memory.reading(resident, returns).await };
         Outcome::Preflight(Ok(reading))
     }
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(replaced, Found::Serving("b".into()));
     }
 
-    /// Counts its measurements.
+    /// A meter that records the number of its measurements.
     #[derive(Debug, Default)]
     struct Counts(AtomicUsize);
 

@@ -119,7 +119,7 @@ impl<S> Servers<S> {
         match (launch, self.children.alive(&served.id)) {
             (Some(_), None) if kind == LoadKind::Wake => Err(ended_asleep()),
             (Some(launch), None) => {
-                // What is left of an earlier attempt.
+                // Remains of an earlier attempt.
                 self.children.kill(&served.id).await?;
                 let running = self.children.start(&served.id, launch, port_of(Some(client.base())))?;
                 let guard = running.kill_on_drop();

@@ -98,7 +98,7 @@ impl VllmSleep {
         Self { servers: Servers::new(models.into_iter().map(server), supervisor), level }
     }
 
-    /// What is left of a sleeping model.
+    /// The remains of a sleeping model.
     fn leaves(&self) -> Left {
         match self.level {
             Level::One => Left::Asleep,

@@ -118,7 +118,7 @@ impl Machine {
     }
 }
 
-/// Why a model is not loaded, before the time of the next try is known.
+/// The reason why a model is not loaded, before the time of the next try is known.
 #[derive(Clone, Debug)]
 pub(super) enum Refusal {
     Memory(memory::Shortage),

@@ -12,7 +12,7 @@ use super::ScaledModel;
 use super::api::Api;
 use super::pods::Pod;
 
-/// Advice for whoever scales a model that the multiplexer owns.
+/// Advice for third parties that scale a model which the multiplexer owns.
 pub(super) const LEAVE_ALONE: &str =
     "its replicas are the multiplexer's; remove the HorizontalPodAutoscaler, and let GitOps ignore spec.replicas";
 

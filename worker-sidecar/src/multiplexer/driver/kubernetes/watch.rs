@@ -24,7 +24,7 @@ pub(super) struct Followed<'a> {
     pods: Option<BTreeMap<String, Pod>>,
     watch: Option<Watch>,
     next_list: Instant,
-    /// Why they are currently unknown.
+    /// The reason why they are currently unknown.
     trouble: Option<DriverError>,
 }
 

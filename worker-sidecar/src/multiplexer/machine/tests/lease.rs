@@ -143,7 +143,7 @@ fn no_way_for_a_request_to_end_leaks_a_count() {
     assert_eq!(s.down(1, DownCause::Gone).len(), 6, "a closed gate, four cancels, one look at the memory");
 }
 
-// A relay no longer counts a request that it cancelled, and sends the next one right after the cancel.
+// A relay frees the place of a request that it cancelled, and sends the next one right after the cancel.
 #[test]
 fn place_of_a_cancelled_request_is_free_at_once_and_its_lease_is_not() {
     let mut s = Stage::serving("a", &["a", "b"]);

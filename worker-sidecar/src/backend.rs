@@ -10,9 +10,11 @@
 
 mod connection;
 mod idle;
+mod spare;
 mod upload;
 
 pub use connection::Answer;
+pub use spare::SpareMemory;
 pub use upload::{Upload, UploadError};
 
 use std::sync::Arc;
@@ -100,9 +102,9 @@ impl Backend {
     /// the connection.
     pub async fn send(&self, head: Request<()>, upload: &Upload) -> Result<Answer, BackendError> {
         if upload.length() <= MAX_REPLAY_BYTES
+            && upload.keep_for_replay()
             && let Some(kept) = self.idle.take()
         {
-            upload.keep_for_replay();
             match kept.exchange(clone_head(&head), upload).await {
                 Ok(answer) => {
                     upload.forget_replay();

@@ -127,6 +127,9 @@ pub struct Args {
     /// Requests to run at once [default: 1]
     #[arg(long, env = "MAX_CONCURRENCY", value_name = "N")]
     pub max_concurrency: Option<String>,
+    /// Bytes of large request bodies to hold in memory, beyond the first 256 KiB of each request [default: 64Mi]
+    #[arg(long, env = "MAX_BUFFERED_BYTES", value_name = "SIZE")]
+    pub max_buffered_bytes: Option<String>,
     /// How long running requests may take to finish after SIGTERM [default: 30]
     #[arg(long, env = "SHUTDOWN_TIMEOUT_SECS", value_name = "SECONDS")]
     pub shutdown_timeout_secs: Option<String>,
@@ -278,6 +281,7 @@ impl Args {
             &mut self.backend_engine,
             &mut self.models,
             &mut self.max_concurrency,
+            &mut self.max_buffered_bytes,
             &mut self.shutdown_timeout_secs,
             &mut self.drain_timeout,
             &mut self.probe_addr,

@@ -103,7 +103,9 @@ pub struct Settings {
     pub name: String,
     /// The WorkerPool, if any.
     pub pool: Option<String>,
-    /// The longest drain.
+    /// Bytes of large request bodies to hold, beyond the first 256 KiB of each request.
+    pub max_buffered_bytes: u64,
+    /// How long a drain may take.
     pub shutdown_timeout: Duration,
     /// The address of the probe server.
     pub probe: ProbeAddr,
@@ -233,6 +235,7 @@ impl Settings {
         let provider = mistakes.of(provider.map_or(Ok("local".to_owned()), |given| given.provider()));
         let name = mistakes.of(name.map_or_else(|| Ok(host_name()), |given| given.label()));
         let pool = mistakes.of(pool.map(|given| given.label()).transpose());
+        let max_buffered_bytes = mistakes.of(max_buffered_bytes(args, file));
         let shutdown_timeout = mistakes.of(shutdown_timeout(args, file));
         let probe = mistakes.of(probe_addr(args, file));
         let drain_token = mistakes.of(drain_token(args, file));
@@ -248,6 +251,7 @@ impl Settings {
                 provider: provider?,
                 name: name?,
                 pool: pool?,
+                max_buffered_bytes: max_buffered_bytes?,
                 shutdown_timeout: shutdown_timeout?,
                 probe: probe?,
                 drain_token: drain_token?,
@@ -409,6 +413,14 @@ fn max_concurrency(args: &Args, file: &File) -> Result<u32, SettingError> {
         (Some(text), _) => parse::concurrency("MAX_CONCURRENCY", text),
         (None, Some(number)) => parse::concurrency("maxConcurrency", &number.to_string()),
         (None, None) => Ok(1),
+    }
+}
+
+fn max_buffered_bytes(args: &Args, file: &File) -> Result<u64, SettingError> {
+    match (&args.max_buffered_bytes, file.max_buffered_bytes) {
+        (Some(text), _) => parse::size("MAX_BUFFERED_BYTES", text),
+        (None, Some(size)) => Ok(size.0),
+        (None, None) => Ok(64 << 20),
     }
 }
 

@@ -21,15 +21,14 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::{Method, Request as Head};
-use modelrelay_protocol::credit::ReceiveWindow;
 use modelrelay_protocol::dialect::Dialect;
-use modelrelay_protocol::limits::{MAX_ID_BYTES, STREAM_WINDOW_BYTES, WORKER_MAX_OUTSTANDING_BYTES};
+use modelrelay_protocol::limits::MAX_ID_BYTES;
 use modelrelay_protocol::message::{Request, WorkerError, WorkerToRelay};
 use modelrelay_protocol::paths::{Endpoint, POST_PATHS, backend_path};
 use modelrelay_protocol::rename::Renamer;
 use modelrelay_protocol::usage::UsageReader;
 
-use crate::backend::{Answer, Backend, BackendError, Upload, UploadError};
+use crate::backend::{Answer, Backend, BackendError, SpareMemory, Upload, UploadError};
 use crate::capacity::{Held, Place};
 use crate::multiplexer::actor::{Arriving, Suspicion};
 use crate::relay_link::{Link, RequestKey, Taken};
@@ -97,7 +96,7 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
             Place::AtCapacity => return refuse(WorkerError::AT_CAPACITY, "all slots are taken"),
         },
     };
-    let upload = upload_of(link, &mut request);
+    let upload = upload_of(link, &worker.spare_memory, &mut request);
     let stream = request.stream.filter(|_| link.core1).map(|stream| (stream, upload.clone()));
     let window = request.window.unwrap_or(link.window);
     let id = request.request_id.clone();
@@ -128,14 +127,13 @@ pub fn fail_upload(worker: &Worker, link: &Link, id: &str, stream: u32, error: U
     }
 }
 
-fn upload_of(link: &Arc<Link>, request: &mut Request) -> Upload {
+fn upload_of(link: &Arc<Link>, memory: &Arc<SpareMemory>, request: &mut Request) -> Upload {
     match (request.stream, request.content_length) {
         (Some(stream), Some(length)) if link.core1 => {
-            let window = ReceiveWindow::new(STREAM_WINDOW_BYTES, WORKER_MAX_OUTSTANDING_BYTES);
             let link = Arc::downgrade(link);
             Upload::new(
                 length,
-                window,
+                Arc::clone(memory),
                 Box::new(move |bytes| {
                     if let Some(link) = link.upgrade() {
                         link.return_credit(stream, bytes);

@@ -15,7 +15,7 @@ use modelrelay_platform::{readiness, scheduling};
 use modelrelay_traces::{Loss, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, SpareMemory};
 use crate::capacity::Capacity;
 use crate::catalogue::{Advertised, Catalogue, Failing};
 use crate::cli::Args;
@@ -40,6 +40,8 @@ pub struct Worker {
     pub live: ArcSwap<Live>,
     /// The current backend.
     pub backend: ArcSwap<Backend>,
+    /// Memory for large request bodies.
+    pub spare_memory: Arc<SpareMemory>,
     /// The certificates that are trusted for relays.
     pub trust: ArcSwap<Trust>,
     /// 128 random bits that identify this process to relays.
@@ -156,6 +158,7 @@ impl Worker {
         Ok(Self {
             swapping: live.slots.clone().map(start).transpose()?,
             backend: ArcSwap::from_pointee(Backend::new(live.backend.clone(), Arc::new(Trust::new(None)))),
+            spare_memory: SpareMemory::new(settings.max_buffered_bytes),
             capacity: Capacity::new(live.max_concurrency),
             live: ArcSwap::from_pointee(live),
             trust,

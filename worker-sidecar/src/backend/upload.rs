@@ -13,7 +13,10 @@ use std::time::Instant;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use modelrelay_protocol::credit::{BodyCounter, ReceiveWindow};
+use modelrelay_protocol::limits::{STREAM_WINDOW_BYTES, WORKER_MAX_OUTSTANDING_BYTES};
 use modelrelay_protocol::rename::Renamer;
+
+use super::spare::{Spare, SpareMemory};
 
 /// The error of a piece; its request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +54,10 @@ struct State {
     counted: u64,
     counter: BodyCounter,
     window: ReceiveWindow,
+    /// Its share of the memory that all requests share. A body that arrived whole has none.
+    spare: Option<Spare>,
+    /// The bytes of `spare` for sending the body again.
+    kept_spare: u64,
     /// The number of the current attempt: a body of an earlier one reads nothing any more.
     sending: u32,
     /// True if the backend has rejected the request and accepts no more of it.
@@ -61,6 +68,27 @@ struct State {
 }
 
 impl State {
+    /// Records `bytes` that the backend has read. Returns the credit to return, if any. The window grows only within
+    /// the memory that all requests share.
+    fn consume(&mut self, bytes: u64, now: Instant) -> Option<u64> {
+        let Some(spare) = &mut self.spare else { return self.window.on_consumed(bytes, now) };
+        let window = self.window.window();
+        let growth = window.min(WORKER_MAX_OUTSTANDING_BYTES.saturating_sub(window));
+        let lent = if spare.grow(growth) { growth } else { 0 };
+        self.window.set_max(window + lent);
+        let credit = self.window.on_consumed(bytes, now);
+        spare.shrink(window + lent - self.window.window());
+        credit
+    }
+
+    /// Acquires shared memory for a whole body that is longer than the initial window of every request.
+    fn take_spare_to_keep(&mut self) -> bool {
+        let bytes = if self.length > STREAM_WINDOW_BYTES { self.length } else { 0 };
+        let fits = self.spare.as_mut().is_none_or(|spare| spare.grow(bytes));
+        self.kept_spare = if fits && self.spare.is_some() { bytes } else { 0 };
+        fits
+    }
+
     fn take_in(&mut self, piece: Bytes) -> Result<(), UploadError> {
         let len = piece.len() as u64;
         self.counter.on_piece(len).map_err(|_| UploadError::TooLong)?;
@@ -85,15 +113,17 @@ impl State {
 }
 
 impl Upload {
-    /// Creates a body of `length` bytes, of which the sender may send what `window` grants.
-    pub fn new(length: u64, window: ReceiveWindow, return_credit: ReturnCredit) -> Self {
-        Self::with(length, window, Some(return_credit), VecDeque::new())
+    /// Creates a body of `length` bytes, of which the sender may send [`STREAM_WINDOW_BYTES`] at first, and more if the
+    /// backend reads fast and `memory` has room.
+    pub fn new(length: u64, memory: Arc<SpareMemory>, return_credit: ReturnCredit) -> Self {
+        let window = ReceiveWindow::new(STREAM_WINDOW_BYTES, WORKER_MAX_OUTSTANDING_BYTES);
+        Self::with(length, window, Some(memory.open()), Some(return_credit))
     }
 
     /// Creates a body that is complete.
     pub fn whole(body: Bytes) -> Self {
         let length = body.len() as u64;
-        let upload = Self::with(length, ReceiveWindow::new(length, length), None, VecDeque::new());
+        let upload = Self::with(length, ReceiveWindow::new(length, length), None, None);
         let mut state = upload.lock();
         // The length always matches.
         let _ = state.counter.on_piece(length);
@@ -109,16 +139,18 @@ impl Upload {
         Self::whole(Bytes::new())
     }
 
-    fn with(length: u64, window: ReceiveWindow, return_credit: Option<ReturnCredit>, waiting: VecDeque<Bytes>) -> Self {
+    fn with(length: u64, window: ReceiveWindow, spare: Option<Spare>, return_credit: Option<ReturnCredit>) -> Self {
         let state = State {
             length,
             renamer: None,
-            waiting,
+            waiting: VecDeque::new(),
             kept: None,
             taken: 0,
             counted: 0,
             counter: BodyCounter::new(Some(length)),
             window,
+            spare,
+            kept_spare: 0,
             sending: 0,
             stopped: false,
             is_broken: false,
@@ -183,12 +215,25 @@ impl Upload {
         self.lock().stopped = true;
     }
 
-    pub(super) fn keep_for_replay(&self) {
-        self.lock().kept = Some(Vec::new());
+    /// Keeps the pieces that the backend reads, so that they can be sent again. Returns false if there is no memory for
+    /// that.
+    #[must_use]
+    pub(super) fn keep_for_replay(&self) -> bool {
+        let mut state = self.lock();
+        let keeps = state.take_spare_to_keep();
+        state.kept = keeps.then(Vec::new);
+        keeps
     }
 
     pub(super) fn forget_replay(&self) {
-        self.lock().kept = None;
+        let mut state = self.lock();
+        // Rewound pieces wait to be sent again, and hold their memory until the request ends.
+        if state.kept.take().is_some() {
+            let bytes = std::mem::take(&mut state.kept_spare);
+            if let Some(spare) = &mut state.spare {
+                spare.shrink(bytes);
+            }
+        }
     }
 
     /// Starts again with the kept pieces.
@@ -225,7 +270,7 @@ impl Upload {
         }
         let news = state.taken.saturating_sub(state.counted);
         state.counted += news;
-        let credit = if news > 0 { state.window.on_consumed(news, Instant::now()) } else { None };
+        let credit = if news > 0 { state.consume(news, Instant::now()) } else { None };
         drop(state);
         if let (Some(bytes), Some(return_credit)) = (credit, &self.0.return_credit) {
             return_credit(bytes);
@@ -289,14 +334,15 @@ mod tests {
     fn what_is_taken_returns_credit_once() {
         let returned = Arc::new(AtomicU64::new(0));
         let sink = Arc::clone(&returned);
-        let upload = Upload::new(
+        let upload = Upload::with(
             8,
             ReceiveWindow::new(4, 4),
-            Box::new(move |bytes| {
+            None,
+            Some(Box::new(move |bytes| {
                 sink.fetch_add(bytes, Ordering::Relaxed);
-            }),
+            })),
         );
-        upload.keep_for_replay();
+        assert!(upload.keep_for_replay());
         upload.push(Bytes::from_static(b"abcd")).unwrap();
         assert_eq!(upload.push(Bytes::from_static(b"e")), Err(UploadError::Overrun));
         assert_eq!(taken(&upload).unwrap(), b"abcd");
@@ -305,9 +351,53 @@ mod tests {
         assert_eq!(returned.load(Ordering::Relaxed), 4);
     }
 
+    /// A body of 8 MiB, of which the backend has read everything that was sent.
+    fn large(memory: &Arc<SpareMemory>) -> Upload {
+        Upload::new(8 << 20, Arc::clone(memory), Box::new(|_| ()))
+    }
+
+    /// Makes the backend read `bytes` as soon as they arrive, so that the window grows if there is memory. Returns the
+    /// window.
+    fn read(upload: &Upload, bytes: usize) -> u64 {
+        for _ in 0..bytes / 65_536 {
+            upload.push(Bytes::from(vec![0; 65_536])).unwrap();
+            assert_eq!(taken(upload).map(|piece| piece.len()), Some(65_536));
+        }
+        upload.lock().window.window()
+    }
+
+    #[test]
+    fn windows_share_the_memory_for_their_growth() {
+        let memory = SpareMemory::new(STREAM_WINDOW_BYTES);
+        let first = large(&memory);
+        assert_eq!(read(&first, 4 << 20), 2 * STREAM_WINDOW_BYTES);
+        let second = large(&memory);
+        assert_eq!(read(&second, 4 << 20), STREAM_WINDOW_BYTES);
+        drop(first);
+        assert_eq!(read(&second, 4 << 20), 2 * STREAM_WINDOW_BYTES);
+    }
+
+    #[test]
+    fn window_grows_no_further_than_its_maximum() {
+        let memory = SpareMemory::new(64 << 20);
+        let upload = Upload::new(64 << 20, Arc::clone(&memory), Box::new(|_| ()));
+        assert_eq!(read(&upload, 32 << 20), WORKER_MAX_OUTSTANDING_BYTES);
+        assert!(memory.open().grow((64 << 20) + STREAM_WINDOW_BYTES - WORKER_MAX_OUTSTANDING_BYTES));
+    }
+
+    #[test]
+    fn large_body_is_kept_only_within_the_memory() {
+        let memory = SpareMemory::new(1 << 20);
+        let kept = |length| Upload::new(length, Arc::clone(&memory), Box::new(|_| ()));
+        let (first, second, small) = (kept(600 << 10), kept(600 << 10), kept(STREAM_WINDOW_BYTES));
+        assert!(first.keep_for_replay() && !second.keep_for_replay() && small.keep_for_replay());
+        first.forget_replay();
+        assert!(second.keep_for_replay());
+    }
+
     #[test]
     fn a_body_ends_at_its_length_and_never_beyond() {
-        let upload = Upload::new(4, ReceiveWindow::new(100, 100), Box::new(|_| ()));
+        let upload = Upload::with(4, ReceiveWindow::new(100, 100), None, Some(Box::new(|_| ())));
         upload.push(Bytes::from_static(b"abc")).unwrap();
         assert_eq!(upload.push(Bytes::from_static(b"de")), Err(UploadError::TooLong));
         let whole = Upload::whole(Bytes::from_static(b"xy"));
@@ -321,17 +411,18 @@ mod tests {
         let returned = Arc::new(AtomicU64::new(0));
         let sink = Arc::clone(&returned);
         let length = before.len() as u64;
-        let upload = Upload::new(
+        let upload = Upload::with(
             length,
             ReceiveWindow::new(length, length),
-            Box::new(move |bytes| {
+            None,
+            Some(Box::new(move |bytes| {
                 sink.fetch_add(bytes, Ordering::Relaxed);
-            }),
+            })),
         );
         upload.push(Bytes::from_static(&before.as_bytes()[..9])).unwrap();
         upload.rename(Renamer::new(None, "q", "long"));
         assert_eq!(upload.length(), after.len() as u64);
-        upload.keep_for_replay();
+        assert!(upload.keep_for_replay());
         let all = |upload: &Upload| std::iter::from_fn(|| taken(upload)).flatten().collect::<Vec<u8>>();
         assert_eq!(all(&upload), b"{\"n\":[],\"");
         upload.push(Bytes::from_static(&before.as_bytes()[9..])).unwrap();
@@ -351,14 +442,14 @@ mod tests {
         assert_eq!(taken(&whole).unwrap(), form);
         assert!(whole.is_sent());
         let length = form.len() as u64;
-        let pieces = Upload::new(length, ReceiveWindow::new(length, length), Box::new(|_| ()));
+        let pieces = Upload::with(length, ReceiveWindow::new(length, length), None, Some(Box::new(|_| ())));
         pieces.rename(renamer());
         assert_eq!(pieces.push(Bytes::from_static(form)), Err(UploadError::Misnamed));
     }
 
     #[test]
     fn a_stopped_body_gives_no_more() {
-        let upload = Upload::new(4, ReceiveWindow::new(100, 100), Box::new(|_| ()));
+        let upload = Upload::with(4, ReceiveWindow::new(100, 100), None, Some(Box::new(|_| ())));
         upload.push(Bytes::from_static(b"abcd")).unwrap();
         upload.stop();
         assert_eq!(taken(&upload), None);

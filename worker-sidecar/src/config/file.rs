@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use modelrelay_protocol::secret::Secret;
-use modelrelay_protocol::units::HumanDuration;
+use modelrelay_protocol::units::{ByteSize, HumanDuration};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
@@ -26,6 +26,7 @@ pub(super) struct File {
     pub(super) models: Option<Vec<String>>,
     pub(super) model_details: Option<BTreeMap<String, Map<String, Value>>>,
     pub(super) max_concurrency: Option<i64>,
+    pub(super) max_buffered_bytes: Option<ByteSize>,
     pub(super) shutdown_timeout: Option<HumanDuration>,
     pub(super) probe_listen: Option<String>,
     pub(super) drain_token: Hidden<Option<Secret>>,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use modelrelay_protocol::limits::MAX_WORKER_NAME_CHARS;
 use modelrelay_protocol::names::{is_model_name, is_unprintable};
+use modelrelay_protocol::units::parse_size;
 use url::Url;
 
 use super::{Engine, Models, SettingError};
@@ -106,6 +107,10 @@ pub(super) fn seconds(setting: &str, text: &str) -> Result<Duration, SettingErro
         Ok(seconds) if seconds <= 86_400 => Ok(Duration::from_secs(seconds)),
         Ok(_) | Err(_) => Err(SettingError::new(setting, text, "whole seconds, 0 to 86400")),
     }
+}
+
+pub(super) fn size(setting: &str, text: &str) -> Result<u64, SettingError> {
+    parse_size(text.trim()).map_err(|error| SettingError::new(setting, text, error.allowed()))
 }
 
 pub(super) fn concurrency(setting: &str, text: &str) -> Result<u32, SettingError> {

@@ -78,6 +78,7 @@ fn a_wrong_setting_names_itself_its_value_and_what_is_allowed() {
         (with(|a| a.probe_addr = Some("17990".into())), ["PROBE_ADDR", "\"17990\"", "127.0.0.1:17990"]),
         (with(|a| a.log_level = Some("loud".into())), ["LOG_LEVEL", "\"loud\"", "debug"]),
         (with(|a| a.shutdown_timeout_secs = Some("soon".into())), ["SHUTDOWN_TIMEOUT_SECS", "\"soon\"", "seconds"]),
+        (with(|a| a.max_buffered_bytes = Some("much".into())), ["MAX_BUFFERED_BYTES", "\"much\"", "256Mi"]),
         (with(|a| a.models = Some("*,a".into())), ["MODELS", "\"*,a\"", "not both"]),
     ] {
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
@@ -88,14 +89,14 @@ fn a_wrong_setting_names_itself_its_value_and_what_is_allowed() {
 fn the_file_is_read_and_variables_win_over_it() {
     let yaml = "relay: dns+http://local-workers.llm.svc:8081\nprovider: p\nname: gpu-box-1\n\
         backend: {url: 'http://127.0.0.1:9000/v1', engine: vllm, apiKeyFile: '', headers: {x-a: b}}\n\
-        models: [a, ' b ', a]\nmaxConcurrency: 4\nshutdownTimeout: 90s\nprobeListen: 0.0.0.0:17990\n";
+        models: [a, ' b ', a]\nmaxConcurrency: 4\nmaxBufferedBytes: 1Mi\nshutdownTimeout: 90s\nprobeListen: 0.0.0.0:17990\n";
     let settings = load(&args(), yaml).unwrap();
     assert!(settings.live.relay.every_address && settings.live.relay.port == 8081);
     assert_eq!(settings.live.backend.url.as_str(), "http://127.0.0.1:9000/");
     assert_eq!(settings.live.backend.engine, Engine::Vllm);
     assert_eq!(settings.live.backend.headers["x-a"], "b");
     assert_eq!(settings.live.models, Models::Fixed(vec!["a".into(), "b".into()]));
-    assert_eq!(settings.shutdown_timeout, Duration::from_secs(90));
+    assert_eq!((settings.shutdown_timeout, settings.max_buffered_bytes), (Duration::from_secs(90), 1 << 20));
     assert!(settings.probe.explicit);
 
     let over = Args { provider_name: Some("q".into()), max_concurrency: Some("7".into()), ..args() };

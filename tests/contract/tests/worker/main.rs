@@ -11,6 +11,7 @@ mod credit;
 mod drain;
 mod forwarding;
 mod links;
+mod memory;
 mod old_relay;
 mod probe;
 mod proxies;

@@ -105,7 +105,7 @@ pub struct Settings {
     pub pool: Option<String>,
     /// Bytes of large request bodies to hold, beyond the first 256 KiB of each request.
     pub max_buffered_bytes: u64,
-    /// How long a drain may take.
+    /// The longest drain.
     pub shutdown_timeout: Duration,
     /// The address of the probe server.
     pub probe: ProbeAddr,

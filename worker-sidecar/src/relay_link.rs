@@ -117,7 +117,7 @@ pub(crate) enum Next {
 }
 
 impl Link {
-    /// Creates a link with nothing to write.
+    /// A new link with nothing to write.
     pub fn new(
         relay: Arc<str>,
         relay_id: Option<String>,

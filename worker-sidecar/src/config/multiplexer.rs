@@ -71,12 +71,12 @@ pub enum DriverSettings {
 }
 
 impl SlotSettings {
-    /// Returns the backend's name for a model.
+    /// What the backend calls a model.
     pub fn backend_name<'a>(&'a self, model: &'a Model) -> &'a str {
         self.backend_names.get(model).map_or(model, String::as_str)
     }
 
-    /// Returns the ids of its models.
+    /// The ids of its models.
     pub fn models(&self) -> impl Iterator<Item = &Model> {
         self.config.models.iter().map(|model| &model.id)
     }

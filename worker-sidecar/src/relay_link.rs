@@ -69,7 +69,7 @@ pub struct Link {
     pub core1: bool,
     /// True if the relay supports a multiplexer's slots.
     pub slots1: bool,
-    /// What may be sent of each answer before credit comes.
+    /// The bytes of each response that may be sent before credit arrives.
     pub window: u64,
     /// What let it in.
     pub credential: Credential,

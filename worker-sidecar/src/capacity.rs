@@ -134,7 +134,8 @@ impl Capacity {
         self.change(|inner| inner.divider.on_message(link, Instant::now()));
     }
 
-    /// Passes unused slots on when their time is over. Sleeps without a timer while none is lent. Never returns.
+    /// Passes unused slots on when their time is over. Sleeps without a timer while no slot is handed out. Never
+    /// returns.
     pub async fn run(self: Arc<Self>) {
         loop {
             let due = self.lock().divider.next_timeout();

@@ -71,7 +71,7 @@ pub struct Machine {
     state: State,
     /// The time at which it entered this state.
     since: Instant,
-    /// The time since which no request waits and nothing is resident, or the resident is idle.
+    /// The time since which no request waits and the slot is empty or its resident idle.
     quiet_since: Option<Instant>,
     generation: Generation,
     preflight: Option<Preflight>,

@@ -4,10 +4,10 @@
 //! any client that reaches the port could exhaust the worker's memory and thereby end its running requests. So all
 //! three are limited here.
 //!
-//! When all places are in use, the oldest connection is closed in favor of the newest. If the newest had to wait or
-//! were rejected, silent connections would block kubelet's probes, and kubelet would restart a healthy worker; a probe
-//! takes milliseconds and is never the oldest. Connections with a response in progress stay: such a connection is a
-//! hook that waits at `/drain`, and the backend next to the worker is stopped when it ends.
+//! When all places are in use, the oldest connection makes way for the newest. If the newest had to wait or were
+//! rejected, silent connections would block kubelet's probes, and kubelet would restart a healthy worker; a probe takes
+//! milliseconds and is never the oldest. Connections with a response in progress stay: such a connection is a hook that
+//! waits at `/drain`, and the backend next to the worker is stopped when it ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

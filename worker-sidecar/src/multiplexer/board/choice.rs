@@ -47,7 +47,8 @@ impl Inner {
     /// A slot's state has changed: waiting requests go to the slot that is nearer now, because relays would not report
     /// them again for that.
     ///
-    /// A slot whose part names the same models is not sent again: its current part already includes later arrivals.
+    /// A slot whose part names the same models is not notified again: it already knows of the requests that were sent
+    /// to it since.
     pub(super) fn divide_again(&mut self, now: Instant) {
         let waiting: Vec<_> =
             self.relays.iter().filter(|(_, view)| !view.demand.is_empty()).map(|(relay, _)| *relay).collect();

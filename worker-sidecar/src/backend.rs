@@ -1,10 +1,9 @@
-//! The local backend as an HTTP/1.1 peer: its address, the headers that are added to its requests, and the connections
-//! to it.
+//! The local backend as an HTTP/1.1 peer: its address, the headers that are added to its requests, and the connections to it.
 //!
-//! hyper's connections are used directly and not through a client with its own pool, for three reasons: a request with
-//! a body of known length must carry exactly that `content-length`; dropping a response must close its socket at once,
-//! because that is how a backend learns of a cancel; and a kept connection that the backend has closed in the meantime
-//! must not cost a request.
+//! hyper's connections are used directly and not through a client with its own pool, for three reasons: a request with a body
+//! of known length must carry exactly that `content-length`; dropping a response must close its socket at once, because that
+//! is how a backend learns of a cancel; and a kept connection that the backend has closed in the meantime must not cost a
+//! request.
 //!
 //! No redirects, no proxy from the environment, no cookies, no decompression: clients receive the response unchanged.
 
@@ -110,8 +109,7 @@ impl Backend {
                     upload.forget_replay();
                     return Ok(answer);
                 }
-                // The backend closed it while it was idle; no part of a response arrived, so a fresh connection is
-                // used.
+                // The backend closed it while it was idle; no part of a response arrived, so a fresh connection is used.
                 Err(ExchangeError::Broken(detail)) => {
                     tracing::debug!(detail, "a kept connection was closed by the backend");
                     upload.rewind();

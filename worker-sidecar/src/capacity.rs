@@ -76,8 +76,7 @@ impl Capacity {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// The number of requests that wait for a slot at the relay behind `link`, or here if the relay does not support
-    /// grants.
+    /// The number of requests that wait for a slot at the relay behind `link`, or here if the relay does not support grants.
     pub fn waiting(&self, link: LinkId) -> u32 {
         self.lock().divider.waiting(link)
     }
@@ -134,8 +133,7 @@ impl Capacity {
         self.change(|inner| inner.divider.on_message(link, Instant::now()));
     }
 
-    /// Passes unused slots on when their time is over. Sleeps without a timer while no slot is handed out. Never
-    /// returns.
+    /// Passes unused slots on when their time is over. Sleeps without a timer while no slot is handed out. Never returns.
     pub async fn run(self: Arc<Self>) {
         loop {
             let due = self.lock().divider.next_timeout();

@@ -67,8 +67,7 @@ impl SettingError {
         Self::hidden(error.setting(), error.problem())
     }
 
-    /// Creates an error about a URL that cannot be used. The URL is repeated only if it cannot contain a password or a
-    /// token.
+    /// Creates an error about a URL that cannot be used. The URL is repeated only if it cannot contain a password or a token.
     pub(crate) fn url(setting: &str, url: &str, allowed: &str) -> Self {
         if url.contains(['@', '?', '#']) {
             Self::hidden(setting, format!("its value (not shown) is not allowed: {allowed}"))

@@ -1,9 +1,8 @@
 //! One request: from its `request` message to the last byte of its response.
 //!
-//! Each runs in its own task and owns all its resources: its slot or its lease, its backend connection, its entry on
-//! the link. A cancel aborts the task, which releases everything: the connection first, then the lease, since a model
-//! is unloaded as soon as its last lease is gone. A failure affects only its request: it is reported on the link, and
-//! the link continues.
+//! Each runs in its own task and owns all its resources: its slot or its lease, its backend connection, its entry on the link.
+//! A cancel aborts the task, which releases everything: the connection first, then the lease, since a model is unloaded as
+//! soon as its last lease is gone. A failure affects only its request: it is reported on the link, and the link continues.
 
 mod failure;
 mod frames;
@@ -70,8 +69,7 @@ struct Passed {
     answer: Option<Answer>,
 }
 
-/// Accepts a request. Never waits: a request that cannot start is rejected, or held if the relay does not support
-/// rejections.
+/// Accepts a request. Never waits: a request that cannot start is rejected, or held if the relay does not support rejections.
 pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     let refuse = |code: &str, message: &str| link.push(&failure::error_message(&request.request_id, code, message));
     if link.core1 && worker.drain.is_draining() {
@@ -312,9 +310,8 @@ impl Job {
             trace.begin_backend(&backend.settings().url, &method, self.path(), head.headers_mut());
         }
         let mut sending = Box::pin(backend.send(head, &self.upload));
-        // If this process was stopped after it had read the request, another worker may have served it since. The
-        // session ends an overdue link in a moment, and with it this task; until then nothing more of the request is
-        // sent.
+        // If this process was stopped after it had read the request, another worker may have served it since. The session ends
+        // an overdue link in a moment, and with it this task; until then nothing more of the request is sent.
         let sending = poll_fn(|cx| if self.link.is_overdue() { Poll::Pending } else { sending.as_mut().poll(cx) });
         let answer = self.unless_ended(sending).await?.map_err(Failure::from)?;
         // A copy: a borrow of the response would keep its place in the task during the check below.

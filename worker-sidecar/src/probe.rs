@@ -1,5 +1,4 @@
-//! The probe server: `/livez`, `/readyz`, `/backendz`, `/healthz`, `/metrics` and `/drain`, for kubelet and for
-//! operators.
+//! The probe server: `/livez`, `/readyz`, `/backendz`, `/healthz`, `/metrics` and `/drain`, for kubelet and for operators.
 
 mod permission;
 mod server;

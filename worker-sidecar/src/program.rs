@@ -65,8 +65,7 @@ fn check(args: &Args) -> ExitCode {
     }
 }
 
-/// Prints to standard output: help and version are command output, not a log. The reader may close the pipe before its
-/// end.
+/// Prints to standard output: help and version are command output, not a log. The reader may close the pipe before its end.
 fn say(text: &str) -> ExitCode {
     let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS

@@ -235,8 +235,7 @@ impl Swapping {
         }
     }
 
-    /// Applies new settings to the slots that exist since the start, and logs changes that take effect only at the next
-    /// start.
+    /// Applies new settings to the slots that exist since the start, and logs changes that take effect only at the next start.
     pub fn reconfigure(self: &Arc<Self>, slots: &[SlotSettings], declared: &Declared, links: &Arc<Links>) {
         *self.details.lock().unwrap_or_else(PoisonError::into_inner) = with_aliases(declared, slots);
         *self.aliases.lock().unwrap_or_else(PoisonError::into_inner) = aliases(slots);
@@ -333,8 +332,7 @@ fn with_aliases(declared: &Declared, slots: &[SlotSettings]) -> Declared {
     of_aliases.chain(own).collect()
 }
 
-/// Returns the id of each alias's model. An id is never an alias; if two models have the same alias, the first one gets
-/// it.
+/// Returns the id of each alias's model. An id is never an alias; if two models have the same alias, the first one gets it.
 fn aliases(slots: &[SlotSettings]) -> BTreeMap<String, String> {
     let models = || slots.iter().flat_map(|slot| &slot.config.models);
     let mut all = BTreeMap::new();

@@ -98,10 +98,9 @@ pub fn run_demo(args: &Args, demo: DemoArgs) -> ExitCode {
     })
 }
 
-/// Runs `work` on a single thread, which forwards more tokens than any model generates; two threads would wake each
-/// other, and each token would cost more. Slow work, such as a driver's commands, has its own threads. tokio's
-/// multi-threaded scheduler with one thread would run a link's writer after each token, while this one lets it write
-/// all tokens that are available.
+/// Runs `work` on a single thread, which forwards more tokens than any model generates; two threads would wake each other, and
+/// each token would cost more. Slow work, such as a driver's commands, has its own threads. tokio's multi-threaded scheduler
+/// with one thread would run a link's writer after each token, while this one lets it write all tokens that are available.
 fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode {
     scheduling::take_turns();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -135,8 +134,7 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
             config::watch(args, path, |settings| apply.apply(settings), |error| refuse.refuse(error)).await;
         });
     }
-    // `systemctl start` returns here, and fails if the settings are wrong. Waiting for an unavailable relay comes
-    // afterwards.
+    // `systemctl start` returns here, and fails if the settings are wrong. Waiting for an unavailable relay comes afterwards.
     readiness::report();
     worker.work(first_signal).await;
     if let Some(traces) = worker.traces.clone() {
@@ -277,8 +275,7 @@ impl Worker {
         } else {
             self.attach_to_capacity(link, registered);
         }
-        // The published ModelRelay dispatches queued requests when a list of models arrives, and not when a worker
-        // registers.
+        // The published ModelRelay dispatches queued requests when a list of models arrives, and not when a worker registers.
         let advertised = self.advertised();
         if !link.core1 && !advertised.models.is_empty() {
             link.announce(&advertised, self.load());

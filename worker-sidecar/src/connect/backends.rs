@@ -77,8 +77,7 @@ fn engine_of(listed: &Listed, port: Option<u16>) -> (Engine, &'static str) {
 }
 
 impl Found {
-    /// Formats the server as one human-readable line. Model names are untrusted, so control characters in them are
-    /// replaced.
+    /// Formats the server as one human-readable line. Model names are untrusted, so control characters in them are replaced.
     pub fn line(&self) -> String {
         let shown: Vec<String> = self.models.iter().take(MODELS_SHOWN).map(|model| marked(model)).collect();
         let models = match self.models.len().saturating_sub(MODELS_SHOWN) {

@@ -233,8 +233,7 @@ impl Machine {
             self.expire_unused();
             self.lease_held();
             self.note_idleness();
-            // The cost of a forgotten model must not affect estimates for others, so it is dropped before the next
-            // decision.
+            // The cost of a forgotten model must not affect estimates for others, so it is dropped before the next decision.
             self.forget_removed();
             if !self.advance() {
                 break;

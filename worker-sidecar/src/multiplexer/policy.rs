@@ -22,8 +22,7 @@ use super::estimate::Gaps;
 /// A resident with work stays at least this many times the swap cost: then at most a quarter of the time is swapping.
 const FLOOR_COSTS: u32 = 3;
 
-/// It stays this many times the swap cost if no other model would wait too long: then at most a ninth of the time is
-/// swapping.
+/// It stays this many times the swap cost if no other model would wait too long: then at most a ninth of the time is swapping.
 const TENURE_COSTS: u32 = 8;
 
 /// Without a setting, a model may wait the longer of this ...
@@ -177,8 +176,7 @@ pub fn longest_wait(knobs: &Knobs, busy: bool, candidates: &[Candidate], index: 
     }
 }
 
-/// Returns the assumed duration of a drain: a timeout long enough for the longest responses is no estimate of the usual
-/// ones.
+/// Returns the assumed duration of a drain: a timeout long enough for the longest responses is no estimate of the usual ones.
 pub fn usual_drain(knobs: &Knobs) -> Duration {
     knobs.drain_timeout.min(LONGEST_USUAL_DRAIN)
 }

@@ -86,8 +86,7 @@ impl Multiplexer {
         self.tell_all(|| Event::RelayLost { relay });
     }
 
-    /// A request arrived, which its relay received at `at`. It is queued when this returns; dropping the future cancels
-    /// it.
+    /// A request arrived, which its relay received at `at`. It is queued when this returns; dropping the future cancels it.
     pub fn arrive(&self, relay: RelayKey, model: &str, at: Instant) -> Arriving {
         let request = RequestKey(self.next_key());
         let Some(place) = self.board.enter(relay, model, now()) else {

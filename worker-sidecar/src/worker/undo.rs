@@ -44,9 +44,8 @@ async fn backend_returned(worker: &Worker) {
     }
 }
 
-/// Returns when at least one of the slots' backends has gone and all of them have returned, loaded or not; never, if no
-/// driver can detect their absence. The worker's own children are ignored: they live in the worker's own container, and
-/// end with it.
+/// Returns when at least one of the slots' backends has gone and all of them have returned, loaded or not; never, if no driver
+/// can detect their absence. The worker's own children are ignored: they live in the worker's own container, and end with it.
 async fn come_back(drivers: &[Arc<SlotDriver>]) {
     let strangers = |driver: &Arc<SlotDriver>| {
         let models = driver.driver().models().into_iter().filter(|model| !driver.driver().owns(model));

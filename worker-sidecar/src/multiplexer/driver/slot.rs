@@ -51,8 +51,7 @@ impl SlotDriver {
         self.memory.measure_once().await;
     }
 
-    /// For [`Effect::Forget`](crate::multiplexer::effect::Effect::Forget). A model that is in the configuration again
-    /// is kept.
+    /// For [`Effect::Forget`](crate::multiplexer::effect::Effect::Forget). A model that is in the configuration again is kept.
     pub fn forget(&self, model: &Model) {
         self.driver.forget(model);
         if !self.knows(model) {

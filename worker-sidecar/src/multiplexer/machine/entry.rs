@@ -1,5 +1,4 @@
-//! One model of a slot: its waiting requests, the division of its capacity among the relays, and what is known about
-//! it.
+//! One model of a slot: its waiting requests, the division of its capacity among the relays, and what is known about it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -106,7 +106,6 @@ impl State {
         self.models.clone().with_failing(|model| failing.contains(model))
     }
 
-    /// Returns the time between two lists.
     fn list_interval(&self) -> Duration {
         if self.models.models.is_empty() { FIRST_LIST_INTERVAL } else { LIST_INTERVAL }
     }
@@ -402,7 +401,6 @@ impl Catalogue {
     }
 }
 
-/// Logs the warnings that are new.
 fn warn_of_new(known: &mut Vec<String>, warnings: Vec<String>) {
     for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
         tracing::warn!("{warning}");

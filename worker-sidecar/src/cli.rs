@@ -58,7 +58,6 @@ struct Cli {
     instead: Option<Instead>,
 }
 
-/// The subcommand's name.
 const CHECK: &str = "check";
 
 #[derive(Debug, Subcommand)]

@@ -83,12 +83,10 @@ impl Outliers {
         self.0.values().filter_map(until).min()
     }
 
-    /// True while the model is ejected.
     pub(super) fn is_ejected(&self, model: &str) -> bool {
         self.0.get(model).is_some_and(|record| matches!(record.state, State::Ejected(_)))
     }
 
-    /// The number of ejected models.
     pub(super) fn ejected(&self) -> usize {
         self.0.values().filter(|record| matches!(record.state, State::Ejected(_))).count()
     }

@@ -29,7 +29,6 @@ pub(super) struct Questions<'a> {
     runtime: &'a Runtime,
 }
 
-/// The chosen backend.
 struct Chosen {
     url: Url,
     engine: Engine,

@@ -46,7 +46,6 @@ pub(super) async fn detokenize(body: Result<Bytes, BytesRejection>) -> Result<Js
     Ok(Json(json!({"prompt": text})))
 }
 
-/// Returns the number of tokens in `text`.
 pub(super) fn count(text: &str) -> usize {
     pieces(text).count()
 }

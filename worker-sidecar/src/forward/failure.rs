@@ -103,7 +103,6 @@ impl Failure {
     }
 }
 
-/// Returns the `error` message about a request.
 pub(super) fn error_message(request_id: &str, code: &str, message: &str) -> WorkerToRelay {
     WorkerToRelay::Error(WorkerError {
         request_id: Some(request_id.to_owned()),

@@ -67,7 +67,6 @@ pub(super) struct SlotHandle {
 #[derive(Clone, Debug)]
 pub(super) struct Mailbox(mpsc::WeakUnboundedSender<Message>);
 
-/// The state of the task.
 struct SlotTask {
     index: usize,
     machine: Machine,

@@ -221,7 +221,6 @@ impl Board {
         self.lock().id(name)
     }
 
-    /// The slots that have this model.
     pub(super) fn slots_of(&self, model: &str) -> Vec<usize> {
         self.lock().slots_of(model).collect()
     }

@@ -21,7 +21,6 @@ use crate::multiplexer::error::LoadFailure;
 use crate::multiplexer::estimate::LoadKind;
 use crate::multiplexer::event::{DownCause, Event, Found, Generation, OpId, Outcome};
 
-/// The error of a driver that panicked.
 const PANICKED: &str = "its driver panicked";
 
 /// One call.

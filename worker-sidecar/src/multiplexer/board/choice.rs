@@ -23,7 +23,6 @@ enum Standing {
 }
 
 impl Inner {
-    /// Returns the slot for one request.
     pub(super) fn choose(&self, relay: RelayKey, model: &Model, now: Instant) -> Option<usize> {
         self.slots_of(model).min_by_key(|slot| {
             let taken = self.taken(*slot, model);

@@ -208,7 +208,6 @@ fn everything() -> Value {
     json!({})
 }
 
-/// Returns the key of `--admin-api-key`.
 fn admin_key(launch: &Launch) -> Option<Key> {
     const ARGUMENT: &str = "--admin-api-key";
     let joined = launch.command.iter().find_map(|word| word.strip_prefix(ARGUMENT)?.strip_prefix('='));

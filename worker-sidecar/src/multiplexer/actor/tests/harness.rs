@@ -234,12 +234,10 @@ impl RelaySink for Sink {
 }
 
 impl Sink {
-    /// Returns all announcements of models.
     pub(super) fn announced(&self) -> Vec<Vec<Model>> {
         self.models.lock().unwrap().clone()
     }
 
-    /// Returns the newest grant.
     pub(super) fn grant_now(&self) -> Grant {
         self.grants.lock().unwrap().last().cloned().expect("a grant")
     }

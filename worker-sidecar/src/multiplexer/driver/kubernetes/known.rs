@@ -21,7 +21,6 @@ pub(super) const LEAVE_ALONE: &str =
 pub(super) struct Known {
     /// How its readiness is checked.
     pub(super) served: Served,
-    /// The Deployment's name.
     pub(super) deployment: String,
     given: Option<Url>,
     /// Never held over an await.
